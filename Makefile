@@ -1,0 +1,44 @@
+# `make demo` and `make test` need nothing but Python 3.11+ and make.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test lint bench reproduce audit docs clean
+
+demo: $(VENV)/.installed
+	$(PY) -m isthmus.demo
+
+test: lint
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2
+
+lint: $(VENV)/.installed-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: $(VENV)/.installed-dev
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+
+reproduce:
+	@echo "make reproduce: the papers' experiments are not part of this version yet" >&2; exit 1
+
+audit:
+	@echo "make audit: the privacy mechanisms, and so their audit, are not part of this version yet" >&2; exit 1
+
+docs:
+	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
+	$(PIP) -e ".[test,lint]"
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,86 @@
+"""Isthmus: training with low-dimensional gradients.
+
+Every gradient is carried from R^d through a narrow space R^m, clipped, noised or sent there, and lifted
+back to R^d or onto a constraint set.  The names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus import algorithms as algorithms
+    from isthmus import privacy as privacy
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "sets": [
+        "Box",
+        "ConvexHull",
+        "Ellipsoid",
+        "FromLMO",
+        "FromProjection",
+        "GroupBall",
+        "L1Ball",
+        "L2Ball",
+        "LInfBall",
+        "LowRank",
+        "LpBall",
+        "NuclearBall",
+        "Product",
+        "Simplex",
+        "Subspace",
+        "Whole",
+    ],
+    "sketches": [
+        "Blocks",
+        "Coordinates",
+        "CountSketch",
+        "GaussianSketch",
+        "Identity",
+        "Kronecker",
+        "KroneckerSubspace",
+        "Nice",
+        "PublicSubspace",
+        "RademacherSketch",
+        "Residual",
+        "SRHT",
+        "SparseJL",
+    ],
+    "objectives": [
+        "Hinge",
+        "Huber",
+        "LeastSquares",
+        "Logistic",
+        "Poisson",
+        "SmoothHinge",
+        "Softmax",
+        "TorchObjective",
+    ],
+    "gradients.module": ["ModuleObjective"],
+    "lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
+    "solve": ["minimize"],
+    "driver": ["TorchDriver"],
+    "_validate": ["InvalidInput"],
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ["algorithms", "privacy"]
+
+__all__ = sorted([*_HOME_OF, *_MODULES])
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used (so that `import isthmus` does not import torch)."""
+    if name in _MODULES:
+        return importlib.import_module(f"isthmus.{name}")
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(f"isthmus.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,44 @@
+"""`Bounded`: a clipped sum that carries its bound, the only thing a mechanism accepts.
+
+A clip yields weights; the one function that reads per-example values (`isthmus.pipeline.measure`) turns
+them into a `Bounded`.  Whatever stands between the clip and the noise states how it grows the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from isthmus import _validate
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """`value = sum_i c_i v_i` with `||c_i v_i||_ord <= bound` for every record i.
+
+    Adding or removing one record moves `value` by at most `bound` in the norm `ord`.  `bound` is infinite
+    when nothing was clipped.  `radius`, where a step before the noise needs it, bounds one record's share
+    of the value in absolute size.
+
+    >>> import torch
+    >>> a, b = Bounded(torch.ones(2), 2, 1.0), Bounded(torch.ones(2), 2, 1.0)
+    >>> (a + b).value.tolist(), (a + b).bound, a.through(torch.zeros(3), gain=2.0).bound
+    ([2.0, 2.0], 1.0, 2.0)
+    """
+
+    value: Tensor
+    ord: float
+    bound: float
+    radius: float = math.inf
+
+    def __add__(self, other: Bounded) -> Bounded:
+        """The sum over two disjoint sets of records: a record is in one of them, so the bound stays."""
+        _validate.check(other.ord == self.ord, "ord", other.ord, f"add sums clipped in one norm, here {self.ord}")
+        _validate.check(other.bound == self.bound, "bound", other.bound, f"add sums of one bound, here {self.bound}")
+        return replace(self, value=self.value + other.value)
+
+    def through(self, value: Tensor, gain: float) -> Bounded:
+        """The image of the value under a linear map whose `ord -> ord` norm is at most `gain`."""
+        return Bounded(value, self.ord, self.bound * gain)

@@ -1,0 +1,20 @@
+"""Per-example gradients and codes, factored and never materialised.
+
+| kind | rows | held as |
+|---|---|---|
+| `Dense(Y)` | y_i | the matrix |
+| `Glm(r, X)` | r_i x_i | residuals and data, dense or CSR |
+| `Outer(a, b)` | vec(sum_t b_it a_it') | layer inputs and output gradients |
+| `Stack(items)` | leaves side by side | the leaves |
+| `Difference(a, b)` | a_i - b_i | factors where it can |
+| `Grouped(rows, size)` | means of consecutive rows | factors where it can |
+| `ResidualRows(rows, codes, sketch)` | g_i - Phi^+ Phi g_i | rows and codes |
+| `Lazy(chunk, n, d)` | whatever a function returns | the function |
+"""
+
+from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
+from isthmus.gradients.outer import Glm, Outer
+from isthmus.gradients.residual import ResidualRows
+from isthmus.gradients.stack import Stack
+
+__all__ = ["Dense", "Difference", "Glm", "Grouped", "Lazy", "Outer", "ResidualRows", "Rows", "Stack"]

@@ -1,0 +1,315 @@
+"""Rows: n vectors of some R^d, held in whatever form is cheapest.  The one type for gradients AND codes.
+
+What the library asks of per-example gradients is small: their norms (to clip them), one weighted sum (to
+use them) and their codes through a sketch.  None of these needs the n x d matrix, so a kind of rows keeps
+its factors and answers from them.  `dense()` builds the matrix, as the slow reference.
+
+`Rows.norms` never lies below the true norm: a clip that divides by it keeps its promise in floating point.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
+from isthmus.sketches.base import Sketch
+from isthmus.space import Space
+
+if TYPE_CHECKING:
+    from isthmus.gradients.outer import Outer
+    from isthmus.gradients.residual import ResidualRows
+    from isthmus.gradients.stack import Stack
+
+
+class Rows(ABC):
+    """n vectors g_1, ..., g_n of R^d.
+
+    A kind supplies `n`, `d`, `dtype`, `device`, `norm_bounds`, `sum`, `part` and `dense`; everything else
+    follows, and kinds override it where their factors allow something cheaper.
+
+    >>> rows = Dense(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+    >>> rows.n, rows.d, rows.sum(torch.tensor([1.0, 2.0]))
+    (2, 2, tensor([3., 6.]))
+    """
+
+    n: int
+    d: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        """`(lower, upper)` with lower_i <= ||g_i|| <= upper_i, float64."""
+
+    @abstractmethod
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        """sum_i c_i g_i, a vector of R^d: the only reduction there is (c = 1 when no weights are given)."""
+
+    @abstractmethod
+    def part(self, lo: int, hi: int) -> Rows:
+        """The rows lo, ..., hi - 1."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The n x d matrix: a slow reference, for tests, public data and small chunks."""
+
+    def norms(self, ord: float = 2) -> Tensor:
+        """||g_i||_ord for ord 1, 2 or inf: shape (n,), float32 or better.
+
+        Guarantees:
+          * never below the true norm of the row that `sum` adds up, whatever the dtype of the factors;
+          * `C / norms` may be rounded once more and cast: a reserve of `RESERVE` roundings is included;
+          * a zero row has norm exactly 0; a row with NaN or infinite entries has norm infinity.
+        """
+        upper = self.norm_bounds(ord)[1]
+        return _rounding.round_up(upper * (1 + _rounding.RESERVE * _rounding.unit(self.dtype)), self.dtype)
+
+    def leaves(self) -> list[tuple[str, Rows]]:
+        """The named pieces these rows are made of, side by side."""
+        return [("w", self)]
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        """The codes Phi[:, lo:lo+d] g_i."""
+        codes = [sketch.rows(self.part(*span).dense(), lo) for span in self.spans()]
+        return Dense(torch.cat(codes) if codes else self._zeros(0, sketch.m))
+
+    def plus(self, others: Sequence[Rows]) -> Rows:
+        """Row-wise sum with rows of the same space (codes of leaves that share one code space)."""
+        total = self.dense()
+        for other in others:
+            self._check_alike(other)
+            total = total + other.dense()
+        return Dense(total)
+
+    def minus(self, other: Rows) -> Rows:
+        """Row-wise difference g_i - h_i."""
+        self._check_alike(other)
+        return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() - other.part(lo, hi).dense())
+
+    def grouped(self, size: int) -> Rows:
+        """Micro-batches: row j is the mean of rows j*size, ..., (j+1)*size - 1; a remainder is a smaller group."""
+        _validate.positive_int(size=size)
+
+        def means(lo: int, hi: int) -> Tensor:
+            groups = [self.part(j * size, min((j + 1) * size, self.n)) for j in range(lo, hi)]
+            return torch.stack([group.sum() / group.n for group in groups])
+
+        return Lazy(means, -(-self.n // size), self.d, dtype=self.dtype, device=self.device)
+
+    def scaled(self, factor: float) -> Rows:
+        """Every row times a number."""
+        return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
+
+    def residual(self, codes: Rows, sketch: Sketch) -> ResidualRows:
+        """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
+        from isthmus.gradients.residual import ResidualRows
+
+        return ResidualRows(self, codes, sketch)
+
+    @staticmethod
+    def stack(items: Sequence[tuple[str, Rows]]) -> Stack:
+        """Named rows side by side."""
+        from isthmus.gradients.stack import Stack
+
+        return Stack(items)
+
+    @staticmethod
+    def with_factors(a: Any, b: Tensor) -> Outer:
+        """Rows vec(sum_t b_t a_t') from their factors."""
+        from isthmus.gradients.outer import Outer
+
+        return Outer(a, b)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Row ranges whose dense form stays near `CHUNK_BYTES`."""
+        return row_spans(self.n, self.d * self.dtype.itemsize)
+
+    def _chunkwise(self, chunk: Callable[[int, int], Tensor]) -> Rows:
+        return Lazy(chunk, self.n, self.d, dtype=self.dtype, device=self.device)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def _weights(self, weights: Tensor | None) -> Tensor:
+        """The weights in the working dtype; ones where none are given."""
+        if weights is None:
+            return torch.ones(self.n, dtype=self.dtype, device=self.device)
+        _validate.shape((self.n,), weights=weights)
+        return weights.to(dtype=self.dtype, device=self.device)
+
+    def _check_alike(self, other: Rows) -> None:
+        same = (other.n, other.d) == (self.n, self.d)
+        _validate.check(same, "rows (n, d)", (other.n, other.d), f"give rows with (n, d) = {(self.n, self.d)}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, d={self.d}, {str(self.dtype).removeprefix('torch.')})"
+
+
+class Dense(Rows):
+    """Rows held as an n x d tensor.
+
+    >>> Dense(torch.tensor([[3.0, 4.0]])).norms()
+    tensor([5.0000])
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        _validate.check(values.ndim == 2, "values.shape", tuple(values.shape), "give an n x d tensor")
+        self.values = values.detach()
+        self.n, self.d = values.shape
+        self.dtype, self.device = _rounding.working(values.dtype), values.device
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        return _rounding.matrix_bounds(self.values, ord)
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return self.values.sum(0, dtype=self.dtype)
+        with _rounding.exact_products(self.device):
+            return self._weights(weights) @ self.dense()
+
+    def part(self, lo: int, hi: int) -> Dense:
+        return Dense(self.values[lo:hi])
+
+    def dense(self) -> Tensor:
+        return self.values.to(self.dtype)
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Dense:
+        return Dense(sketch.rows(self.dense(), lo))
+
+    def minus(self, other: Rows) -> Rows:
+        self._check_alike(other)
+        return Dense(self.dense() - other.values) if isinstance(other, Dense) else super().minus(other)
+
+    def grouped(self, size: int) -> Dense:
+        _validate.positive_int(size=size)
+        whole = self.n - self.n % size
+        means = self.values[:whole].view(-1, size, self.d) if whole else self.values.new_zeros(0, 1, self.d)
+        rest = [self.values[whole:].mean(0, keepdim=True, dtype=self.dtype)] if whole < self.n else []
+        return Dense(torch.cat([means.mean(1, dtype=self.dtype), *rest]))
+
+    def scaled(self, factor: float) -> Dense:
+        return Dense(self.dense() * factor)
+
+
+class Lazy(Rows):
+    """Rows that a function produces a chunk at a time: never more than about `CHUNK_BYTES` of them at once.
+
+    Args:
+        chunk: `(lo, hi) -> (hi - lo, d)` tensor, the rows lo, ..., hi - 1; called as often as needed.
+        n, d: how many rows, of what length.
+        space: the named leaves of R^d, when `leaves()` should tell them apart.
+        dtype, device: of the tensors `chunk` returns (below float32 the rows are raised to float32).
+
+    The last chunk is remembered, so that the leaves of a batch that fits in one are computed once.
+
+    >>> rows = Lazy(lambda lo, hi: torch.arange(lo, hi).float()[:, None] * torch.ones(3), n=4, d=3)
+    >>> rows.sum(), rows.norms(1)
+    (tensor([6., 6., 6.]), tensor([0.0000, 3.0000, 6.0000, 9.0000]))
+    """
+
+    def __init__(
+        self,
+        chunk: Callable[[int, int], Tensor],
+        n: int,
+        d: int,
+        *,
+        space: Space | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        _validate.non_negative_int(n=n)
+        _validate.positive_int(d=d)
+        if space is not None:
+            _validate.check(space.d == d, "space.d", space.d, f"give a space of dimension d = {d}")
+        self.chunk, self.n, self.d, self.space = chunk, n, d, space
+        self.dtype, self.device = _rounding.working(dtype), torch.device(device)
+        self._width = d
+        self._last: tuple[tuple[int, int], Tensor] | None = None
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        _rounding.check_ord(ord)
+        return join_bounds([_rounding.matrix_bounds(self._rows(*span), ord) for span in self.spans()], self.device)
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        c, total = self._weights(weights), self._zeros(self.d)
+        with _rounding.exact_products(self.device):
+            for lo, hi in self.spans():
+                total += c[lo:hi] @ self._rows(lo, hi)
+        return total
+
+    def part(self, lo: int, hi: int) -> Lazy:
+        return self._derived(lambda i, j: self._rows(lo + i, lo + j), hi - lo, self.d, self.space)
+
+    def dense(self) -> Tensor:
+        return torch.cat([self._rows(*span) for span in self.spans()]) if self.n else self._zeros(0, self.d)
+
+    def leaves(self) -> list[tuple[str, Rows]]:
+        if self.space is None:
+            return [("w", self)]
+        if len(self.space.leaves) == 1:
+            return [(self.space.leaves[0].name, self)]
+        return [(leaf.name, self._columns(leaf.start, leaf.start + leaf.size)) for leaf in self.space.leaves]
+
+    def spans(self) -> list[tuple[int, int]]:
+        return row_spans(self.n, self._width * self.dtype.itemsize)
+
+    def _columns(self, lo: int, hi: int) -> Lazy:
+        piece = self._derived(lambda i, j: self._rows(i, j)[:, lo:hi], self.n, hi - lo, None)
+        piece._width = self._width
+        return piece
+
+    def _derived(self, chunk: Callable[[int, int], Tensor], n: int, d: int, space: Space | None) -> Lazy:
+        return Lazy(chunk, n, d, space=space, dtype=self.dtype, device=self.device)
+
+    def _rows(self, lo: int, hi: int) -> Tensor:
+        if self._last is None or self._last[0] != (lo, hi):
+            values = self.chunk(lo, hi).detach()
+            _validate.shape((hi - lo, self.d), chunk=values)
+            self._last = (lo, hi), values.to(self.dtype)
+        return self._last[1]
+
+
+def Difference(a: Rows, b: Rows) -> Rows:
+    """Rows a_i - b_i, with exact norms: factored kinds stay factored, leaves are taken one by one.
+
+    >>> one, two = Dense(torch.tensor([[1.0, 2.0]])), Dense(torch.tensor([[1.0, -2.0]]))
+    >>> Difference(one, two).norms()
+    tensor([4.0000])
+    """
+    return a.minus(b)
+
+
+def Grouped(rows: Rows, size: int) -> Rows:
+    """Micro-batches: the means of `size` consecutive rows, the last of them possibly over fewer.
+
+    >>> Grouped(Dense(torch.tensor([[1.0], [3.0], [7.0]])), 2).dense()
+    tensor([[2.],
+            [7.]])
+    """
+    return rows.grouped(size)
+
+
+def row_spans(n: int, row_bytes: int, limit: int = CHUNK_BYTES) -> list[tuple[int, int]]:
+    """Ranges that cover 0..n-1, each of at most `limit` bytes (but at least one row).
+
+    >>> row_spans(5, 40, limit=100)
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    step = max(1, limit // max(1, row_bytes))
+    return [(lo, min(lo + step, n)) for lo in range(0, n, step)]
+
+
+def join_bounds(parts: list[Bounds], device: torch.device) -> Bounds:
+    """Bounds of consecutive rows, one after the other."""
+    if not parts:
+        empty = torch.zeros(0, dtype=torch.float64, device=device)
+        return empty, empty
+    lows, highs = zip(*parts, strict=True)
+    return torch.cat(lows), torch.cat(highs)

@@ -1,0 +1,185 @@
+"""Factored rows: g_i = vec(sum_t b_it a_it'), the per-example gradient of a linear layer or of a linear model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import _products, _rounding
+from isthmus.gradients._rounding import Bounds
+from isthmus.gradients.base import Dense, Rows, join_bounds
+from isthmus.matrix import Matrix, dtype_of, is_sparse, rmatmul, to_dense
+from isthmus.sketches.base import Sketch
+
+
+class Outer(Rows):
+    """Rows g_i = vec(sum_t b_it a_it') of R^(q p), laid out row-major as a q x p matrix.
+
+    A linear layer with inputs a (p numbers) and output gradients b (q numbers) at T positions has these
+    per-example gradients; a linear model is q = T = 1.  The n x qp matrix is never built:
+
+      * norms: ||a|| ||b|| for T = 1, else ghost products or the q x p sums, whichever is cheaper, in chunks;
+      * sum: one matrix product;
+      * codes: `sketch.rows(a)` times b when q = T = 1, else `sketch.outer`.
+
+    Args:
+        a: (n, p) or (n, T, p) tensor, or an (n, p) CSR matrix, which is never densified.
+        b: (n, q) or (n, T, q) tensor; its dtype, raised to float32 at least, is that of the results.
+
+    >>> rows = Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    >>> rows.sum(), rows.norms(1)
+    (tensor([3., 6., 4., 8.]), tensor([21.0000]))
+    """
+
+    def __init__(self, a: Matrix, b: Tensor) -> None:
+        ndims = (2,) if is_sparse(a) else (2, 3)
+        _validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
+        _validate.check(
+            b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1]),
+            "b.shape",
+            tuple(b.shape),
+            f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
+        )
+        self.a, self.b = a if is_sparse(a) else a.detach(), b.detach()
+        self.n, self.p, self.q = a.shape[0], a.shape[-1], b.shape[-1]
+        self.positions = 1 if a.ndim == 2 else a.shape[1]
+        self.d = self.p * self.q
+        self.dtype, self.device = _rounding.working(b.dtype), b.device
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        _rounding.check_ord(ord)
+        if self.positions == 1:
+            return _rounding.product(self._factor_bounds(ord), _rounding.matrix_bounds(self._flat(self.b), ord))
+        work = _rounding.working(self.a.dtype, self.b.dtype)
+        step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
+        spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
+        parts = [_products.bounds(self.a[lo:hi], self.b[lo:hi], ord, work) for lo, hi in spans]
+        return join_bounds(parts, self.device)
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        b = self._wide(self.b)
+        if weights is not None:
+            b = b * self._weights(weights).view(-1, *[1] * (b.ndim - 1))
+        with _rounding.exact_products(self.device):
+            if is_sparse(self.a):
+                return rmatmul(self.a, b).T.reshape(-1)
+            return rmatmul(self._flat(self.a), self._flat(b)).T.reshape(-1)
+
+    def part(self, lo: int, hi: int) -> Outer:
+        return Outer(self.a[lo:hi], self.b[lo:hi])
+
+    def dense(self) -> Tensor:
+        a, b = to_dense(self.a).to(self.dtype), self._wide(self.b)
+        with _rounding.exact_products(self.device):
+            rule = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
+            return torch.einsum(rule, b, a).reshape(self.n, self.d)
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        a = self.a if is_sparse(self.a) else self.a.to(_rounding.working(self.a.dtype))
+        if self.q == 1 and self.positions == 1:
+            return Outer(sketch.rows(self._flat(a), lo), self._flat(self.b))
+        return Dense(sketch.outer(a, self._wide(self.b), lo))
+
+    def plus(self, others: Sequence[Rows]) -> Rows:
+        mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
+        positions = sum(rows.positions for rows in mates)
+        if len(mates) <= len(others) or positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) for r in mates):
+            return super().plus(others)
+        return _joined(mates)
+
+    def minus(self, other: Rows) -> Rows:
+        self._check_alike(other)
+        if not isinstance(other, Outer) or not self._same_shape(other):
+            return super().minus(other)
+        if _same(self.a, other.a):
+            return Outer(self.a, self._wide(self.b) - other.b)
+        if not is_sparse(self.a) and not is_sparse(other.a):
+            return _joined([self, other.scaled(-1.0)])
+        if is_sparse(self.a) and is_sparse(other.a):
+            return _sparse_rows(self._times(1) - other._times(1), self)
+        return super().minus(other)
+
+    def grouped(self, size: int) -> Rows:
+        _validate.positive_int(size=size)
+        groups = -(-self.n // size)
+        counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
+        if self.n % size:
+            counts[-1] = self.n % size
+        share = counts.repeat_interleave(size)[: self.n].view(-1, *[1] * (self.b.ndim - 1))
+        b = self._wide(self.b) / share
+        if is_sparse(self.a):
+            return _sparse_rows(Outer(self.a, b)._times(size), self)
+        return Outer(_fold(self.a, size, groups), _fold(b, size, groups))
+
+    def scaled(self, factor: float) -> Outer:
+        return Outer(self.a, self._wide(self.b) * factor)
+
+    def _factor_bounds(self, ord: float) -> Bounds:
+        low, high = _rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)
+        return low.to(self.device), high.to(self.device)
+
+    def _wide(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+    def _flat(self, x: Any) -> Any:
+        return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+
+    def _same_shape(self, other: Outer) -> bool:
+        return (other.n, other.p, other.q) == (self.n, self.p, self.q)
+
+    def _times(self, size: int) -> sp.csr_array:
+        """The sums of `size` consecutive sparse rows, as a CSR matrix with q p columns."""
+        groups = -(-self.n // size)
+        rows = (np.arange(self.n) // size)[:, None] * self.q + np.arange(self.q)
+        examples = np.repeat(np.arange(self.n), self.q)
+        values = self._wide(self.b).cpu().numpy().ravel()
+        mix = sp.csr_array((values, (rows.ravel(), examples)), shape=(groups * self.q, self.n))
+        return sp.csr_array((mix @ self.a).tocoo().reshape((groups, self.d)).tocsr())
+
+
+def Glm(r: Tensor, X: Matrix) -> Outer:
+    """The per-example gradients g_i = r_i x_i of a linear model with residuals r_i = dl_i / d margin.
+
+    >>> Glm(torch.tensor([2.0, -1.0]), sp.csr_array([[1.0, 0.0], [0.0, 3.0]])).sum()
+    tensor([ 2., -3.])
+    """
+    _validate.shape((X.shape[0],), r=r)
+    return Outer(X, r[:, None])
+
+
+def _joined(rows: Sequence[Outer]) -> Outer:
+    """The row-wise sum of factored rows, by laying their positions one after the other."""
+    dtype = _rounding.working(*(r.a.dtype for r in rows))
+    a = [r.a.to(dtype).reshape(r.n, r.positions, r.p) for r in rows]
+    b = [r._wide(r.b).reshape(r.n, r.positions, r.q) for r in rows]
+    return Outer(torch.cat(a, dim=1), torch.cat(b, dim=1))
+
+
+def _fold(x: Tensor, size: int, groups: int) -> Tensor:
+    """(n, ..., k) to (groups, size * T, k), with zeros for the rows a last group lacks."""
+    missing = groups * size - x.shape[0]
+    x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+    positions = size if x.ndim == 2 else size * x.shape[1]
+    return x.reshape(groups, positions, x.shape[-1])
+
+
+def _sparse_rows(values: sp.csr_array, like: Outer) -> Outer:
+    """Rows held as a CSR matrix: one factor is 1."""
+    return Outer(values, torch.ones(values.shape[0], 1, dtype=like.dtype, device=like.device))
+
+
+def _same(x: Matrix, y: Matrix) -> bool:
+    """Whether two factors hold the same numbers."""
+    if x is y:
+        return True
+    if is_sparse(x) != is_sparse(y) or tuple(x.shape) != tuple(y.shape) or dtype_of(x) != dtype_of(y):
+        return False
+    if not is_sparse(x):
+        return torch.equal(x, y)
+    return all(np.array_equal(getattr(x, k), getattr(y, k)) for k in ("indptr", "indices", "data"))

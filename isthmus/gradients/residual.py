@@ -1,0 +1,90 @@
+"""What a tight sketch loses of each row."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients._rounding import Bounds
+from isthmus.gradients.base import Rows
+from isthmus.sketches.base import Sketch
+
+
+class ResidualRows(Rows):
+    """Rows r_i = g_i - Phi^+ c_i for a tight sketch (Phi Phi' = norm^2 I) and codes c_i = Phi g_i.
+
+    Phi^+ Phi is an orthogonal projector, so by Pythagoras ||r||^2 = ||g||^2 - ||c||^2 / norm^2, and no
+    n x d matrix is needed.  In floating point the difference cancels.  Let the computed code be
+    c = Phi g + e with ||e|| <= eta norm ||g||.  The row that `sum` adds is g - Phi^+ c, and
+
+        ||g - Phi^+ c||^2 = ||g||^2 - ||c||^2 / norm^2 + 2 <Phi g, e> / norm^2 + 2 ||e||^2 / norm^2
+                         <= ||g||^2 - ||c||^2 / norm^2 + (2 eta + 2 eta^2) ||g||^2.
+
+    The two norms enter as certified bounds (||g|| from above, ||c|| from below).  The codes' own error is
+    covered by a guard of 2 eps (4 + log2 d) ||g||^2 under the root, eps of the coarser dtype of rows and
+    codes: at least the 8 eps that measurements ask for, and enough for eta <= (3 + log2 d) eps, that is for
+    every pairwise or blocked sum and for a sketch that is tight to a few eps.  It is at least (8 eps)^(1/2)
+    of ||g|| (0.1 % in float32), so a residual is never found smaller than that.
+
+    >>> from isthmus.gradients import Dense
+    >>> class Half(Sketch):
+    ...     d, m, tight, norm = 2, 1, True, 1.0
+    ...     def rows(self, x, lo=0):
+    ...         return x[:, :1]
+    ...     def adjoint(self, y):
+    ...         return torch.cat([y, 0 * y])
+    >>> g = Dense(torch.tensor([[3.0, 4.0]], dtype=torch.float64))
+    >>> r = ResidualRows(g, g.through(Half()), Half())
+    >>> r.norms(), r.sum()
+    (tensor([4.0000], dtype=torch.float64), tensor([0., 4.], dtype=torch.float64))
+    """
+
+    def __init__(self, rows: Rows, codes: Rows, sketch: Sketch) -> None:
+        _validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: others have no cheap pseudo-inverse")
+        expected = (rows.n, sketch.m)
+        found = (codes.n, codes.d)
+        _validate.check(found == expected, "codes (n, d)", found, f"give the codes of these rows: {expected}")
+        self.rows, self.codes, self.sketch = rows, codes, sketch
+        self.n, self.d, self.dtype, self.device = rows.n, rows.d, rows.dtype, rows.device
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        _rounding.check_ord(ord)
+        if ord != 2:
+            return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense()).norm_bounds(ord)
+        (rows_low, rows_high), (codes_low, codes_high) = self.rows.norm_bounds(), self.codes.norm_bounds()
+        norm = self.sketch.norm
+        low = rows_low * _left(codes_high / norm / rows_low, -self.guard())
+        high = rows_high * _left(codes_low / norm / rows_high, self.guard()) * (1 + 2.0**-48)
+        return torch.where(rows_low == 0, 0.0, low), torch.where(rows_high == 0, 0.0, high)
+
+    def guard(self) -> float:
+        """The share of ||g||^2 added under the root."""
+        eps = max(torch.finfo(rows.dtype).eps for rows in (self.rows, self.codes))
+        return 2 * eps * (4 + math.log2(max(self.d, 2)))
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        return self.rows.sum(weights) - self.sketch.pinv(self.codes.sum(weights)).to(self.dtype)
+
+    def part(self, lo: int, hi: int) -> ResidualRows:
+        return ResidualRows(self.rows.part(lo, hi), self.codes.part(lo, hi), self.sketch)
+
+    def dense(self) -> Tensor:
+        if self.n == 0:
+            return self._zeros(0, self.d)
+        lifted = torch.stack([self.sketch.pinv(code) for code in self.codes.dense()])
+        return self.rows.dense() - lifted.to(self.dtype)
+
+    def scaled(self, factor: float) -> ResidualRows:
+        return ResidualRows(self.rows.scaled(factor), self.codes.scaled(factor), self.sketch)
+
+    def grouped(self, size: int) -> ResidualRows:
+        return ResidualRows(self.rows.grouped(size), self.codes.grouped(size), self.sketch)
+
+
+def _left(share: Tensor, guard: float) -> Tensor:
+    """sqrt(1 - share^2 + guard), the part of a unit vector outside the captured share, not below 0."""
+    return ((1 - share) * (1 + share) + guard).clamp_min(0.0).sqrt()

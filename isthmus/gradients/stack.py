@@ -1,0 +1,71 @@
+"""Leaves side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients._rounding import Bounds
+from isthmus.gradients.base import Rows
+from isthmus.sketches.base import Sketch
+
+
+class Stack(Rows):
+    """Named rows side by side: g_i = (g_i^1, ..., g_i^L), the layers of a network.
+
+    >>> from isthmus.gradients import Dense
+    >>> rows = Stack([("a", Dense(torch.tensor([[3.0]]))), ("b", Dense(torch.tensor([[0.0, 4.0]])))])
+    >>> rows.d, rows.norms(), rows.sum()
+    (3, tensor([5.0000]), tensor([3., 0., 4.]))
+    """
+
+    def __init__(self, items: Sequence[tuple[str, Rows]]) -> None:
+        _validate.check(len(items) > 0, "items", items, "give at least one (name, rows)")
+        self.items = list(items)
+        self.n, self.d = self.items[0][1].n, sum(piece.d for _, piece in self.items)
+        for name, piece in self.items:
+            _validate.check(piece.n == self.n, f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
+        self.dtype = _rounding.working(*(piece.dtype for _, piece in self.items))
+        self.device = self.items[0][1].device
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        return _rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
+
+    def sum(self, weights: Tensor | None = None) -> Tensor:
+        return torch.cat([piece.sum(weights).to(self.dtype) for _, piece in self.items])
+
+    def part(self, lo: int, hi: int) -> Stack:
+        return self._each(lambda piece: piece.part(lo, hi))
+
+    def dense(self) -> Tensor:
+        return torch.cat([piece.dense().to(self.dtype) for _, piece in self.items], dim=1)
+
+    def leaves(self) -> list[tuple[str, Rows]]:
+        return list(self.items)
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        codes = []
+        for _, piece in self.items:
+            codes.append(piece.through(sketch, lo))
+            lo += piece.d
+        return codes[0].plus(codes[1:]) if len(codes) > 1 else codes[0]
+
+    def minus(self, other: Rows) -> Rows:
+        self._check_alike(other)
+        if not isinstance(other, Stack) or [(k, r.d) for k, r in self.items] != [(k, r.d) for k, r in other.items]:
+            return super().minus(other)
+        pairs = zip(self.items, other.items, strict=True)
+        return Stack([(name, mine.minus(theirs)) for (name, mine), (_, theirs) in pairs])
+
+    def grouped(self, size: int) -> Stack:
+        return self._each(lambda piece: piece.grouped(size))
+
+    def scaled(self, factor: float) -> Stack:
+        return self._each(lambda piece: piece.scaled(factor))
+
+    def _each(self, change: Callable[[Rows], Rows]) -> Stack:
+        return Stack([(name, change(piece)) for name, piece in self.items])

@@ -1,0 +1,181 @@
+"""The path eps -> 0 of the regularised problem, whose end is the minimiser nearest to the start.
+
+    w(eps) = argmin_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
+
+||w(eps) - w0|| grows to the distance of the nearest minimiser, and f(w(eps)) falls to f*.  Each point of the path
+starts the next; an engine (active set or Newton) solves one point.  Phi is scaled to unit norm, so that eps has no
+unit.  The path ends when the certificate and the last move are small enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from isthmus.lifts._active import Coordinates, Piece, Shape, Weights, active_set
+from isthmus.lifts._jacobians import linearisation
+from isthmus.lifts._newton import Dual, newton
+from isthmus.lifts._operators import Array, Operator
+from isthmus.sets import ConvexHull, ConvexSet, L1Ball, Simplex
+
+SMALLEST = 1e-10
+"""The path never goes below this eps: rounding would win."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """min_{w in C} ||Phi w - v||^2 near w0, in the units of a unit-norm Phi."""
+
+    constraint: ConvexSet
+    phi: Operator
+    v: Array
+    w0: Array
+
+    @property
+    def reference(self) -> float:
+        """What tolerances are relative to: ||v||^2, or ||Phi w0||^2 for a zero target."""
+        return float(self.v @ self.v) or float(np.sum((self.v - self.phi.forward(self.w0)) ** 2))
+
+    def certificate(self, w: Array, residual: Array) -> float:
+        """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w).
+
+        With g = max_{s in C} <Phi' r, s - w>, f* >= (||r||^2 - g)_+^2 / ||r||^2.
+        """
+        f = float(residual @ residual)
+        if f == 0 or not self.constraint.can("support"):
+            return f
+        pull = self.phi.adjoint(residual)
+        gap = max(0.0, self.constraint.support(torch.from_numpy(pull)) - float(pull @ w))
+        return gap * (2 - gap / f) if gap < f else f
+
+
+@dataclass(frozen=True)
+class PathEnd:
+    """Where the path ended: the point, its multiplier mu = (v - Phi w)/eps, and how it got there."""
+
+    w: Array
+    mu: Array
+    eps: float
+    residual: Array
+    certificate: float
+    iterations: int
+    converged: bool
+
+
+class Engine(Protocol):
+    """One point of the path after the other; `stage` gives (w, mu, iterations, solved)."""
+
+    first: float
+    factor: float
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]: ...
+
+
+class ActiveEngine:
+    """The active-set engine, for l1 balls, simplices and hulls."""
+
+    factor = 1e-2
+
+    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
+        self._problem, self.first = problem, first
+        constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
+        self._vertices: Array | None = None
+        if isinstance(constraint, ConvexHull):
+            rows = constraint.vertices.cpu().numpy()
+            images = np.stack([phi.forward(row) for row in rows])
+            self._vertices = rows
+            self._pieces: Coordinates | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
+            pull = images @ (v - images.mean(0))
+            self._piece = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
+        else:
+            shape = Shape(float(getattr(constraint, "radius")), isinstance(constraint, L1Ball))  # noqa: B009
+            self._pieces = Coordinates(shape, phi, v, w0)
+            multiplier = v - phi.forward(w0) if mu is None else mu
+            self._piece = shape.start(w0 + phi.adjoint(multiplier))
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from the last piece."""
+        self._piece, z, tau, used, solved = active_set(self._pieces, self._piece, eps, budget)
+        w = self._pieces.shape.point(z, tau)
+        if self._vertices is None:
+            return w, getattr(self._pieces, "mu"), used, solved  # noqa: B009
+        w = w @ self._vertices
+        return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
+
+
+class NewtonEngine:
+    """The dual Newton engine, for every convex set with a projection."""
+
+    factor = 1e-1
+
+    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
+        self.first = first
+        self._dual = Dual(linearisation(problem.constraint), problem.phi, problem.v, problem.w0)
+        self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
+        self._size = problem.reference**0.5
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from the last multiplier."""
+        residual = float(np.linalg.norm(self._dual.v - self._point.image))
+        loose = 1e-3 * min(residual, eps * float(np.linalg.norm(self._point.mu)) or residual)
+        start = self._point
+        found, used, solved = newton(self._dual, start, eps, max(loose, 1e-11 * self._size), budget)
+        self._point = found if solved else start
+        return found.w, found.mu, used, solved
+
+
+def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
+    """The engine of a set; `careful` starts further from eps = 0 and relies on the projection only."""
+    if isinstance(problem.constraint, (L1Ball, Simplex, ConvexHull)) and not careful:
+        return ActiveEngine(problem, mu, 1e-4)
+    return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
+
+
+def nearest(problem: Problem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None) -> PathEnd:
+    """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
+    end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
+    if end.converged:
+        return end
+    again = follow(problem, engine(problem, None, None, True), tol, max_iter)
+    chosen = again if again.converged or again.certificate < end.certificate else end
+    return replace(chosen, iterations=end.iterations + again.iterations)
+
+
+def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
+    """Follow the path until f - f* <= tol ||v||^2 and the point has settled to sqrt(tol) of its move."""
+    eps, factor, used = run.first, run.factor, 0
+    last: Array | None = None
+    best: PathEnd | None = None
+    while True:
+        w, mu, count, solved = run.stage(eps, min(60, max_iter - used))
+        used += count
+        residual = problem.v - problem.phi.forward(w)
+        end = PathEnd(w, mu, eps, residual, np.inf, used, False)
+        if solved and last is not None and _settled(problem, w, last, tol):
+            bound = problem.certificate(w, residual)
+            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference)
+            if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
+                return PathEnd(w, mu, eps, residual, bound, used, True)
+        if best is None or solved or float(residual @ residual) < float(best.residual @ best.residual):
+            best = end
+        if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and factor > 0.5):
+            bound = min(best.certificate, problem.certificate(best.w, best.residual))
+            return PathEnd(best.w, best.mu, best.eps, best.residual, bound, used, False)
+        if solved:
+            last, eps = w, max(eps * factor, SMALLEST)
+        else:
+            eps, factor = eps / factor**0.5, factor**0.5
+
+
+def _settled(problem: Problem, w: Array, last: Array, tol: float) -> bool:
+    move = float(np.linalg.norm(w - problem.w0))
+    rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
+    return float(np.linalg.norm(w - last)) <= tol**0.5 * move + rounding
+
+
+def _images_agree(problem: Problem, w: Array, last: Array, tol: float) -> bool:
+    change = problem.phi.forward(w - last)
+    return float(change @ change) <= tol * problem.reference

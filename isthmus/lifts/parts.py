@@ -1,0 +1,159 @@
+"""The lift slot of a pipeline: from a released code y in R^m back to R^d or onto the constraint set.
+
+Every lift is called as `lift(sketch, y, w, eta)` and returns a `Lifted` (or None: nothing to step with).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.lifts.cosamp import cosamp
+from isthmus.lifts.project_lift import solve_lift
+from isthmus.sets import ConvexSet
+from isthmus.sketches.base import Sketch
+
+Step = float | Tensor
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A direction g of R^d (the update is w - eta g) and, where the lift has one, the next point itself.
+
+    The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.
+
+    >>> import torch
+    >>> Lifted(torch.ones(2)).point is None
+    True
+    """
+
+    direction: Tensor
+    point: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """Phi' y: for any sketch.
+
+    >>> import torch
+    >>> from isthmus.sketches import CountSketch
+    >>> Adjoint()(CountSketch(2).draw(4), torch.ones(2), torch.zeros(4), 0.1).direction.shape
+    torch.Size([4])
+    """
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Lift a code."""
+        return Lifted(sketch.adjoint(y))
+
+
+@dataclass(frozen=True)
+class Pinv:
+    """Phi^+ y: for tight sketches; Phi^+ Phi is an orthogonal projector.
+
+    >>> import torch
+    >>> from isthmus.sketches import CountSketch
+    >>> sketch, g = CountSketch(4).draw(4), torch.arange(4.0)
+    >>> bool(torch.allclose(Pinv()(sketch, sketch.forward(g), g, 0.1).direction, g))
+    True
+    """
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Lift a code."""
+        return Lifted(sketch.pinv(y))
+
+
+@dataclass(frozen=True)
+class Unbiased:
+    """Phi^+ y / coverage: its mean over the sketch is the gradient itself; for tight sketches.
+
+    >>> import torch
+    >>> from isthmus.sketches import CountSketch
+    >>> sketch, y = CountSketch(2).draw(4), torch.ones(2)
+    >>> bool(torch.allclose(Unbiased()(sketch, y, torch.zeros(4), 0.1).direction, 2 * sketch.pinv(y)))
+    True
+    """
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Lift a code."""
+        coverage = sketch.coverage
+        full = sketch.pinv(y)
+        return Lifted(full / (coverage.to(full) if isinstance(coverage, Tensor) else coverage))
+
+
+@dataclass(frozen=True)
+class ProjectAndLift:
+    """w+ in C with Phi w+ the projection of Phi w - eta y onto Phi C, near w (`isthmus.lifts.solve_lift`).
+
+    A step for each coordinate (a vector eta, tight sketches) has the target Phi (w - eta Phi^+ y).  The defaults are
+    those of an optimisation loop, where a more exact solve does not help.
+
+    >>> import torch
+    >>> from isthmus.sets import L1Ball
+    >>> from isthmus.sketches import CountSketch
+    >>> lifted = ProjectAndLift(L1Ball(1.0))(CountSketch(2).draw(4), torch.ones(2), torch.zeros(4), 0.5)
+    >>> lifted.point is not None and L1Ball(1.0).contains(lifted.point)
+    True
+    """
+
+    constraint: ConvexSet
+    pick: str = "nearest"
+    tol: float = 1e-2
+    max_iter: int = 50
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("nearest", "min_gauge"), pick=self.pick)
+        _validate.positive(tol=self.tol)
+        _validate.positive_int(max_iter=self.max_iter)
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Lift a code onto the set."""
+        if isinstance(eta, Tensor) and eta.numel() > 1:
+            target = sketch.forward(w - eta * sketch.pinv(y))
+        else:
+            target = sketch.forward(w) - eta * y
+        point = solve_lift(self.constraint, sketch, target, w, self.pick, tol=self.tol, max_iter=self.max_iter).point
+        return Lifted((w - point) / eta, point)
+
+
+@dataclass(frozen=True)
+class CoSaMP:
+    """The k-sparse decode of y (`isthmus.lifts.cosamp`).
+
+    >>> import torch
+    >>> from isthmus.sketches import Identity
+    >>> CoSaMP(1)(Identity().draw(3), torch.tensor([0.0, 2.0, 1.0]), torch.zeros(3), 0.1).direction
+    tensor([0., 2., 0.])
+    """
+
+    k: int
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(k=self.k)
+        if self.iterations is not None:
+            _validate.positive_int(iterations=self.iterations)
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Decode a code."""
+        return Lifted(cosamp(sketch, y, self.k, self.iterations))
+
+
+@dataclass(frozen=True)
+class Discard:
+    """No direction: for releases that only feed an adaptive clip.
+
+    >>> Discard()(None, None, None, 0.1) is None
+    True
+    """
+
+    def __call__(self, sketch: Sketch | None, y: Tensor | None, w: Tensor | None, eta: Step) -> None:
+        """Drop a code."""
+        return None
+
+
+adjoint = Adjoint()
+pinv = Pinv()
+unbiased = Unbiased()
+discard = Discard()

@@ -1,0 +1,154 @@
+"""Data matrices: a dense tensor or a SciPy CSR matrix behind one small set of functions.
+
+CSR is never densified.  Products with it run in SciPy on memory shared with the tensors, which is some
+forty times faster on a CPU than torch's own sparse products.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+
+Matrix: TypeAlias = Any
+"""A dense tensor, or a SciPy csr_array or csr_matrix."""
+
+CHUNK_BYTES = 1 << 26
+"""Converted copies of a dense matrix stay near this size."""
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether `x` is a SciPy sparse matrix."""
+    return sp.issparse(x)
+
+
+def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
+    """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
+
+    Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
+    """
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        _validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
+    if not sp.issparse(x):
+        dense = _validate.as_tensor(name, x, ndim=2)
+        return dense if dtype is None else dense.to(dtype)
+    _validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
+    csr = x if x.format == "csr" else x.tocsr()
+    _validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
+    wanted = np.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else csr.dtype
+    if wanted.kind != "f" or wanted.itemsize < 4:
+        wanted = np.dtype(np.float32)
+    elif wanted.itemsize > 8:
+        wanted = np.dtype(np.float64)
+    csr = csr if csr.dtype == wanted else csr.astype(wanted)
+    if not np.isfinite(csr.data).all():
+        bad = int((~np.isfinite(csr.data)).sum())
+        raise _validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
+    return canonical(csr)
+
+
+def dtype_of(x: Matrix) -> torch.dtype:
+    """The torch dtype of a dense or CSR matrix."""
+    return getattr(torch, x.dtype.name) if sp.issparse(x) else x.dtype
+
+
+def take(x: Matrix, index: Tensor) -> Matrix:
+    """Some rows, in the given order."""
+    return x[index.cpu().numpy()] if sp.issparse(x) else x[index]
+
+
+def matmul(x: Matrix, w: Tensor) -> Tensor:
+    """X w, for a vector or a matrix w, in the dtype of w.
+
+    >>> matmul(torch.eye(2, dtype=torch.float32), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    if sp.issparse(x):
+        return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
+    if x.dtype == w.dtype:
+        return x @ w
+    parts = [x[lo:hi].to(w.dtype) @ w for lo, hi in _row_chunks(x)]
+    return torch.cat(parts) if parts else w.new_zeros((0, *w.shape[1:]))
+
+
+def rmatmul(x: Matrix, r: Tensor) -> Tensor:
+    """X' r, for a vector or a matrix r, in the dtype of r.
+
+    >>> rmatmul(sp.csr_array([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([1.0, 1.0]))
+    tensor([3., 3.])
+    """
+    if sp.issparse(x):
+        return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
+    if x.dtype == r.dtype:
+        return x.T @ r
+    total = r.new_zeros((x.shape[1], *r.shape[1:]))
+    for lo, hi in _row_chunks(x):
+        total += x[lo:hi].to(r.dtype).T @ r[lo:hi]
+    return total
+
+
+def columns(x: Matrix, lo: int, hi: int) -> Matrix:
+    """The columns lo..hi-1."""
+    return x if lo == 0 and hi == x.shape[1] else x[:, lo:hi]
+
+
+def row_norms(x: Matrix, ord: float = 2) -> Tensor:
+    """The l1, l2 or linf norm of each row, not yet rounded up: in float64 when sparse, else in float32 or better.
+
+    >>> row_norms(sp.csr_array([[3.0, -4.0], [0.0, 0.0]]), 1)
+    tensor([7., 0.], dtype=torch.float64)
+    """
+    if not sp.issparse(x):
+        return torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+    x = canonical(x)
+    magnitude = np.abs(x.data).astype(np.float64, copy=False)
+    largest = _reduce_rows(np.maximum, magnitude, x.indptr)
+    if ord == np.inf:
+        return torch.from_numpy(largest)
+    if ord == 1:
+        return torch.from_numpy(_reduce_rows(np.add, magnitude, x.indptr))
+    scale = np.where((largest > 1e-140) & (largest < 1e140) | (largest == 0), 1.0, largest)
+    if (scale != 1.0).any():
+        magnitude = magnitude / np.repeat(scale, np.diff(x.indptr))
+    return torch.from_numpy(scale * np.sqrt(_reduce_rows(np.add, magnitude * magnitude, x.indptr)))
+
+
+def canonical(x: sp.csr_array | sp.csr_matrix) -> sp.csr_array | sp.csr_matrix:
+    """The same CSR matrix with no entry stored twice (a copy only where one was)."""
+    if x.has_canonical_format:
+        return x
+    x = x.copy()
+    x.sum_duplicates()
+    return x
+
+
+def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
+    """A dense tensor: for tests, public data and chunks under a stated limit."""
+    dense = torch.from_numpy(x.toarray()) if sp.issparse(x) else x
+    return dense if dtype is None else dense.to(dtype)
+
+
+def _reduce_rows(ufunc: np.ufunc, values: np.ndarray, indptr: np.ndarray) -> np.ndarray:
+    """A reduction of the stored values of each CSR row; 0 for an empty one."""
+    out = np.zeros(len(indptr) - 1)
+    full = np.diff(indptr) > 0
+    if full.any():
+        out[full] = ufunc.reduceat(values, indptr[:-1][full])
+    return out
+
+
+def _row_chunks(x: Tensor) -> list[tuple[int, int]]:
+    """Row ranges whose converted copy stays near `CHUNK_BYTES`."""
+    step = max(1, CHUNK_BYTES // (8 * max(1, x.shape[1])))
+    return [(lo, min(lo + step, x.shape[0])) for lo in range(0, x.shape[0], step)]
+
+
+def _numpy(w: Tensor) -> np.ndarray:
+    """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
+    w = w.detach().cpu()
+    return (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()

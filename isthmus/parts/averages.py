@@ -1,0 +1,123 @@
+"""Averages: what a run returns beside its last iterate; one of them also replaces the iterate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.randomness import generator
+
+Memo = dict[str, Any]
+
+
+class Average(Protocol):
+    """Observes the iterates w_1, w_2, ... after each round."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """The state before the first round."""
+        ...
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The new state, and the iterate to go on from."""
+        ...
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The averaged point."""
+        ...
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last iterate."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """Nothing changes."""
+        return memo, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The iterate."""
+        return w
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """sum_t eta_t w_t / sum_t eta_t, from round `start` on (a per-coordinate step counts by its mean).
+
+    >>> memo = Weighted().init(torch.zeros(1), 0)
+    >>> for t, (w, eta) in enumerate([(1.0, 1.0), (4.0, 2.0)]):
+    ...     memo, _ = Weighted().observe(memo, torch.tensor([w]), eta, t)
+    >>> Weighted().output(memo, torch.zeros(1))
+    tensor([3.])
+    """
+
+    start: int = 0
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """An empty mean."""
+        return {"mean": w.clone(), "weight": 0.0}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The running weighted mean."""
+        if t < self.start:
+            return memo, w
+        step = float(eta.mean()) if isinstance(eta, Tensor) else float(eta)
+        weight = memo["weight"] + step
+        mean = torch.lerp(memo["mean"], w, step / weight) if weight > 0 else w.clone()
+        return {"mean": mean, "weight": weight}, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The mean, or the iterate when nothing was averaged yet."""
+        return memo["mean"] if memo["weight"] > 0 else w
+
+
+@dataclass(frozen=True)
+class UniformRandom:
+    """One of the iterates w_1..w_T, each with the same probability (a reservoir of one)."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """Nothing chosen yet."""
+        return {"choice": w.clone(), "seed": seed}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """Take w with probability 1/(t+1)."""
+        if generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1:
+            memo = {"choice": w.clone(), "seed": memo["seed"]}
+        return memo, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The chosen iterate."""
+        return memo["choice"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Every K rounds the iterate is replaced by the mean of the last K: inner loops restarted at their average."""
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(rounds=self.rounds)
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """An empty inner mean."""
+        return {"mean": w.clone(), "output": w.clone()}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The mean of this inner loop; at its end, the iterate."""
+        inner = t % self.rounds
+        mean = w.clone() if inner == 0 else torch.lerp(memo["mean"], w, 1 / (inner + 1))
+        if inner + 1 == self.rounds:
+            return {"mean": mean, "output": mean}, mean
+        return {"mean": mean, "output": memo["output"]}, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The average of the last inner loop that ended."""
+        return memo["output"]

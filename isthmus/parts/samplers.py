@@ -1,0 +1,129 @@
+"""Samplers: which records a round looks at, and the public constant its sum is divided by.
+
+The divisor is never the size of the drawn batch.  The samplers here draw from public randomness and are
+for runs that are not private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.randomness import generator, key
+
+
+class Sampler(Protocol):
+    """Chooses the records of a round."""
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor | None:
+        """Indices into the client's records, or None for all of them."""
+        ...
+
+    def divisor(self, n: int) -> float:
+        """The public constant that the sum is divided by."""
+        ...
+
+    def rounds(self, n: int) -> int:
+        """How many rounds make an epoch."""
+        ...
+
+    def event(self, event: Any) -> Any:
+        """The accounting event of one round, from the event of its releases."""
+        ...
+
+
+class _PublicDraws:
+    """Sampling that any machine can rebuild amplifies nothing: the event stays what it was."""
+
+    def event(self, event: Any) -> Any:
+        """The event unchanged."""
+        return event
+
+
+@dataclass(frozen=True)
+class Full(_PublicDraws):
+    """Every record, every round.
+
+    >>> Full().draw(10, 0, None, "0") is None, Full().divisor(10)
+    (True, 10.0)
+    """
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> None:
+        """All records."""
+        return None
+
+    def divisor(self, n: int) -> float:
+        """n."""
+        return float(n)
+
+    def rounds(self, n: int) -> int:
+        """One."""
+        return 1
+
+
+@dataclass(frozen=True)
+class _Batches(_PublicDraws):
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(batch_size=self.batch_size)
+
+    def divisor(self, n: int) -> float:
+        """The batch size."""
+        return float(self.batch_size)
+
+    def rounds(self, n: int) -> int:
+        """ceil(n / batch size)."""
+        return -(-n // self.batch_size)
+
+
+@dataclass(frozen=True)
+class Uniform(_Batches):
+    """`batch_size` records drawn independently and uniformly: an unbiased gradient oracle."""
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+        """Indices, with repetition."""
+        return torch.from_numpy(generator(keys.seed, t, "uniform", client).integers(0, n, self.batch_size))
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(_Batches):
+    """A fresh subset of `batch_size` different records each round."""
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+        """Indices, all different."""
+        _validate.at_most(n, "the number of records", batch_size=self.batch_size)
+        draws = generator(keys.seed, t, "subset", client).choice(n, self.batch_size, replace=False, shuffle=False)
+        return torch.from_numpy(draws)
+
+
+@dataclass(frozen=True)
+class Shuffle(_Batches):
+    """Batches from a new permutation of the records every pass; a batch may reach into the next pass.
+
+    >>> from isthmus.pipeline import Keys
+    >>> two = [Shuffle(3).draw(4, t, Keys(0), "0") for t in range(4)]
+    >>> sorted(torch.cat(two)[:4].tolist())
+    [0, 1, 2, 3]
+    """
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+        """The next `batch_size` entries of the endless stream of permutations."""
+        start, pieces = t * self.batch_size, []
+        stop = start + self.batch_size
+        while start < stop:
+            turn, offset = divmod(start, n)
+            take = min(n - offset, stop - start)
+            pieces.append(_permutation(key(keys.seed, turn, "shuffle", client), n)[offset : offset + take])
+            start += take
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+@lru_cache(maxsize=8)
+def _permutation(seed: int, n: int) -> Tensor:
+    return torch.from_numpy(generator(seed).permutation(n))

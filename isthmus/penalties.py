@@ -1,0 +1,173 @@
+"""Penalties: the part of an objective that does not look at data.
+
+A penalty has a value, the gradient of its smooth (l2) part, and its proximal map.  There are two sound ways
+to use one, and mixing them counts the l2 part twice:
+
+* step along the DATA gradient, then `prox` (the whole penalty); what the pipeline does;
+* step along `objective.gradient` (data and l2 part), then `prox_rest` (the l1 part).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+
+
+class Penalty(ABC):
+    """R(w) = smooth(w) + rest(w), with rest the part that has no gradient everywhere."""
+
+    @abstractmethod
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+
+    @abstractmethod
+    def gradient(self, w: Tensor) -> Tensor:
+        """The gradient of the smooth part."""
+
+    @abstractmethod
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """argmin_v R(v) + sum_j (v_j - w_j)^2 / (2 eta_j); eta is a number or one a coordinate."""
+
+    @abstractmethod
+    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """The same for the non-smooth part alone."""
+
+
+@dataclass(frozen=True)
+class ElasticNet(Penalty):
+    """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2).
+
+    >>> ElasticNet(l1=1.0, l2=1.0).prox(torch.tensor([3.0, -0.5]), 1.0)
+    tensor([1., -0.])
+    """
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(l1=self.l1, l2=self.l2)
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return float(self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum())
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """l2 w."""
+        return self.l2 * w
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold, then shrink."""
+        return self.prox_rest(w, eta) / (1 + eta * self.l2)
+
+    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold at eta l1."""
+        return soft_threshold(w, eta * self.l1) if self.l1 else w
+
+
+@dataclass(frozen=True)
+class L2Penalty(Penalty):
+    """(lam / 2) ||w||^2; prox(w) = w / (1 + eta lam).
+
+    >>> L2Penalty(1.0).prox(torch.tensor([3.0]), 0.5)
+    tensor([2.])
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(lam=self.lam)
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return float(self.lam / 2 * w.square().sum())
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """lam w."""
+        return self.lam * w
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Shrink."""
+        return w / (1 + eta * self.lam)
+
+    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """w: all of it is smooth."""
+        return w
+
+
+@dataclass(frozen=True)
+class L1Penalty(Penalty):
+    """lam ||w||_1; prox(w)_j = sign(w_j) max(|w_j| - eta lam, 0).  It has no smooth part.
+
+    >>> L1Penalty(1.0).prox(torch.tensor([3.0, -0.5]), torch.tensor([1.0, 0.1]))
+    tensor([ 2.0000, -0.4000])
+    """
+
+    lam: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(lam=self.lam)
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return float(self.lam * w.abs().sum())
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(w)
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold."""
+        return soft_threshold(w, eta * self.lam)
+
+    prox_rest = prox
+
+
+@dataclass(frozen=True)
+class NoPenalty(Penalty):
+    """Zero.
+
+    >>> NoPenalty().value(torch.ones(2))
+    0.0
+    """
+
+    def value(self, w: Tensor) -> float:
+        """0."""
+        return 0.0
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros_like(w)
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """w."""
+        return w
+
+    prox_rest = prox
+
+
+def penalty_of(l1: float = 0.0, l2: float = 0.0) -> Penalty:
+    """The penalty l1 ||w||_1 + (l2 / 2) ||w||^2, as the plainest type that holds it.
+
+    >>> penalty_of(l2=0.1), penalty_of()
+    (L2Penalty(lam=0.1), NoPenalty())
+    """
+    _validate.non_negative(l1=l1, l2=l2)
+    if l1 and l2:
+        return ElasticNet(l1, l2)
+    if l1:
+        return L1Penalty(l1)
+    return L2Penalty(l2) if l2 else NoPenalty()
+
+
+def soft_threshold(w: Tensor, threshold: float | Tensor) -> Tensor:
+    """sign(w) max(|w| - threshold, 0), coordinate by coordinate.
+
+    >>> soft_threshold(torch.tensor([3.0, -1.0]), 2.0)
+    tensor([1., -0.])
+    """
+    return torch.sign(w) * (w.abs() - threshold).clamp_min(0.0)

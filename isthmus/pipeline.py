@@ -1,0 +1,507 @@
+"""Read this first: the pipeline, its round and the only loop.
+
+    where the data is                        over the wire              where the noise is
+    [rows -> encode -> clip -> sum -> codec]  -> add over physical ->  [noise -> lift -> update -> average]
+     per-example      R^d -> R^m                batches, ranks, clients          R^m -> C in R^d
+     gradients, factored, never materialised
+
+Every algorithm is one filling of these slots; the plain case is the general case with identities in them.
+A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a stage a list of `Release`s
+(each one encode, clip, mechanism and lift).  A step of the algorithm is a **round**:
+
+    open_round   bind every encoder: public things only
+    contribute   sample, take per-example rows, `measure` them: where the data is
+    (add)        messages are a monoid: physical batches, ranks and clients add up
+    close_stage  charge the ledger, release, lift: where the noise is
+    advance      update, average, adapt: post-processing of what was released
+
+`step` strings them together and `run` repeats `step`; a user's own torch loop calls the same five.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.bounded import Bounded
+from isthmus.lifts import Lifted, pinv
+from isthmus.parts.aggregators import Aggregator, Client
+from isthmus.parts.averages import Average, Last
+from isthmus.parts.samplers import Sampler
+from isthmus.parts.sources import Source, current
+from isthmus.parts.updates import Step, Update
+from isthmus.privacy.mechanisms import Exact, Mechanism
+from isthmus.randomness import key
+from isthmus.sketches import Encoder, Identity, Sketch
+from isthmus.space import Space
+from isthmus.state import Held, State
+
+StepSize = Callable[[int], float | Tensor]
+
+
+# ---------------------------------------------------------------- what fills the slots
+
+
+@dataclass(frozen=True)
+class Release:
+    """One value that leaves the data: encode, clip, (between,) mechanism, lift."""
+
+    name: str = "gradient"
+    encode: Encoder = field(default_factory=Identity)
+    clip: Any = None
+    between: tuple[Callable[[Bounded], Bounded], ...] = ()
+    mechanism: Mechanism = field(default_factory=Exact)
+    lift: Any = pinv
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Releases that look at ONE sample of the data, every `every` rounds."""
+
+    sampler: Sampler
+    releases: Sequence[Release] = (Release(),)
+    name: str = "main"
+    every: int = 1
+    source: Source = current
+
+    @property
+    def private(self) -> bool:
+        return any(release.mechanism.private for release in self.releases)
+
+
+class Codec(Protocol):
+    """Real bytes and back, unbiased, with `E||decode - v||^2 <= chi(m) ||v||^2`."""
+
+    def encode(self, v: Tensor, seed: int) -> bytes: ...
+    def decode(self, data: bytes, like: Tensor) -> Tensor: ...
+    def chi(self, m: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost."""
+
+    codec: Codec | None = None
+    feedback: bool = False
+
+
+class Ledger(Protocol):
+    """Is charged before anything private is released."""
+
+    def charge(self, stage: Stage, t: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """An algorithm: stages of releases, a step rule `t -> eta` (t from 0), an update and an average.
+
+    Unsound fillings are refused when it is built.
+    """
+
+    stages: Sequence[Stage]
+    step: StepSize
+    update: Update = field(default_factory=Step)
+    average: Average = field(default_factory=Last)
+    wire: Wire = field(default_factory=Wire)
+    stop: Callable[[Round, State, State], bool] | None = None
+
+    def __post_init__(self) -> None:
+        _check_sound(self)
+
+    @property
+    def private(self) -> bool:
+        """Whether any release hides its data behind noise."""
+        return any(stage.private for stage in self.stages)
+
+    @cached_property
+    def encoders(self) -> dict[int, str]:
+        """The slot of every encoder, nested ones included: where its state is kept."""
+        slots: dict[int, str] = {}
+        for stage in self.stages:
+            for release in stage.releases:
+                for path, encoder in _nested(release.encode, f"{stage.name}/{release.name}"):
+                    slots.setdefault(id(encoder), path)
+        return slots
+
+
+# ---------------------------------------------------------------- what travels
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The randomness of a run: a public seed, and a secret source of noise (operating-system entropy)."""
+
+    seed: int = 0
+    noise: Any = None
+
+    def __post_init__(self) -> None:
+        _validate.non_negative_int(seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a holder of data sends in a round: bounded sums that add up, and their public divisor."""
+
+    values: Mapping[str, Bounded]
+    divisor: float
+    dims: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Message) -> Message:
+        values = {name: value + other.values[name] for name, value in self.values.items()}
+        return Message(
+            values, self.divisor + other.divisor, self.dims + other.dims, self.bytes + other.bytes
+        )
+
+    def normalised(self) -> Message:
+        """Means instead of sums: every sender counts the same."""
+        scale = self.divisor
+        values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
+        return replace(self, values=values, divisor=1.0)
+
+    def map(self, total: Callable[[Tensor], Tensor]) -> Message:
+        """Every number through `total` (an all-reduce)."""
+        counts = total(torch.tensor([self.divisor, self.dims, self.bytes], dtype=torch.float64))
+        values = {name: replace(b, value=total(b.value)) for name, b in self.values.items()}
+        return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
+
+
+class Context:
+    """What an encoder may look at when it is bound; an encoder is bound once a round, however often it is asked."""
+
+    def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any]) -> None:
+        self._round, self._slots, self._parts = round, slots, parts
+        self._bound: dict[int, Sketch] = {}
+        self.changed: dict[str, Any] = {}
+        self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
+
+    @property
+    def w(self) -> Tensor:
+        """The iterate."""
+        return self._round.w
+
+    def rows(self, data: Any) -> Any:
+        """Per-example gradients at the iterate on public data."""
+        return self._round.public_rows(self._round.w, data)
+
+    def bind(self, encoder: Encoder) -> Sketch:
+        """The map of this round."""
+        if id(encoder) not in self._bound:
+            slot = self._slots[id(encoder)]
+            self._bound[id(encoder)], state = encoder.bind(self, self._parts.get(slot))
+            if state is not None:
+                self.changed[slot] = state
+        return self._bound[id(encoder)]
+
+
+@dataclass
+class Round:
+    """Everything that is fixed while a round lasts."""
+
+    pipe: Pipeline
+    space: Space
+    t: int
+    epoch: int
+    seed: int
+    eta: float | Tensor
+    read: Callable[[], Tensor]
+    public_rows: Callable[[Tensor, Any], Any]
+    held: dict[str, Held]
+    sketches: dict[str, Sketch] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def w(self) -> Tensor:
+        """The iterate, read at most once."""
+        return self.read()
+
+    @property
+    def active(self) -> list[Stage]:
+        """The stages of this round."""
+        return [stage for stage in self.pipe.stages if self.t % stage.every == 0]
+
+
+# ---------------------------------------------------------------- the five functions
+
+
+def measure(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any = None) -> Bounded:
+    """The only code that reads per-example values: the clipped sum of codes, with its bound.
+
+    With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).
+    """
+    clip = release.clip
+    if clip is None:
+        return Bounded(sketch.forward_sum(rows), 2, math.inf)
+    share = clip.total(bound)
+    if release.between:  # stays in R^d: encoded when the stage closes
+        return Bounded(weighted_sum(rows, clip.weights(rows, bound)), clip.ord, share, radius=share)
+    if clip.before:
+        total = Bounded(weighted_sum(rows, clip.weights(rows, bound)), clip.ord, share)
+        return total.through(sketch.forward(total.value), sketch.gain(clip.ord))
+    codes = sketch.encode(rows) if codes is None else codes
+    return Bounded(weighted_sum(codes, clip.weights(codes, bound)), clip.ord, share)
+
+
+def open_round(
+    pipe: Pipeline,
+    state: State,
+    *,
+    space: Space,
+    seed: int,
+    epoch: int,
+    read: Callable[[], Tensor],
+    public_rows: Callable[[Tensor, Any], Any],
+    eta: float | Tensor | None = None,
+) -> Round:
+    """Bind every encoder of the round's stages and look up every clip bound: public things only."""
+    step = pipe.step(state.t) if eta is None else eta
+    round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
+    context = Context(round, pipe.encoders, state.parts)
+    for stage, release, slot in slots(round.active):
+        round.sketches[slot] = context.bind(release.encode)
+        if release.clip is not None:
+            round.bounds[slot] = state.parts.get(f"{slot}/clip", release.clip.init())
+    round.parts = context.changed
+    return round
+
+
+def contribute(
+    round: Round, stage: Stage, client: Client, keys: Keys, memory: dict[str, Any], physical: int | None = None
+) -> Message:
+    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
+    n = client.problem.n
+    index = stage.sampler.draw(n, round.t, keys, client.role)
+    total: Message | None = None
+    for part in _physical_batches(index, n, physical):
+        rows = stage.source(client.problem, round.w, part, round.held)
+        message = fragment(round, stage, rows)
+        total = message if total is None else total + message
+    assert total is not None
+    return _send(round, stage, replace(total, divisor=stage.sampler.divisor(n)), client, memory)
+
+
+def close_stage(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None) -> dict[str, Tensor]:
+    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
+    if stage.private:
+        if ledger is None:
+            _validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
+        ledger.charge(stage, round.t)
+    released, lifted = {}, []
+    for _, release, slot in slots([stage]):
+        sketch, bounded = round.sketches[slot], message.values[release.name]
+        for transform in release.between:
+            bounded = transform(bounded)
+        if release.between:
+            bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
+        released[release.name] = release.mechanism.release(bounded, keys.noise) / message.divisor
+        result = release.lift(sketch, released[release.name], round.w, round.eta)
+        lifted += [] if result is None else [result]
+    round.held[stage.name] = Held(round.w, tuple(lifted))
+    return released
+
+
+def advance(round: Round, state: State, released: Mapping[str, Mapping[str, Tensor]], sent: Sequence[Message]) -> State:
+    """Post-processing of what was released: update, average, the next clip bounds."""
+    pipe = round.pipe
+    lifted = [piece for stage in pipe.stages if stage.name in round.held for piece in round.held[stage.name].lifted]
+    update, w = pipe.update.apply(state.update, round.w, lifted, round.eta)
+    average, w = pipe.average.observe(state.average, w, round.eta, round.t)
+    parts = {**state.parts, **round.parts}
+    for stage, release, slot in slots(round.active):
+        if release.clip is not None:
+            parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], released[stage.name])
+    return replace(
+        state,
+        w=w,
+        t=round.t + 1,
+        update=update,
+        average=average,
+        parts=parts,
+        held={stage.name: round.held[stage.name] for stage in pipe.stages if stage.every > 1},
+        dims=state.dims + sum(message.dims for message in sent),
+        bytes=state.bytes + sum(message.bytes for message in sent),
+    )
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run needs beside its pipeline: where the data is, its space, and how long an epoch is."""
+
+    aggregator: Aggregator
+    space: Space
+    keys: Keys
+    public_rows: Callable[[Tensor, Any], Any]
+    per_epoch: int = 1
+    physical: int | None = None
+    ledger: Ledger | None = None
+
+
+def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
+    """The state before the first round."""
+    return State(w=w, update=pipe.update.init(w), average=pipe.average.init(w, seed))
+
+
+def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
+    """One round."""
+    keys = setting.keys
+    round = open_round(
+        pipe,
+        state,
+        space=setting.space,
+        seed=keys.seed,
+        epoch=state.t // setting.per_epoch,
+        read=lambda: state.w,
+        public_rows=setting.public_rows,
+    )
+    memory, released, sent = dict(state.memory), {}, []
+    for stage in round.active:
+
+        def answer(client: Client, stage: Stage = stage) -> Message:
+            return contribute(round, stage, client, keys, memory, setting.physical)
+
+        message = setting.aggregator.collect(answer, state.t, keys.seed)
+        released[stage.name] = close_stage(round, stage, message, keys, setting.ledger)
+        sent.append(message)
+    return round, advance(round, replace(state, memory=memory), released, sent)
+
+
+def run(
+    pipe: Pipeline,
+    state: State,
+    steps: int,
+    setting: Setting,
+    observe: Callable[[State, float], bool] = lambda state, seconds: False,
+) -> tuple[State, Tensor | None, str]:
+    """The only loop: rounds until `state.t == steps`, a stop rule fires, or an observer asks to stop.
+
+    Returns the final state, the point found and a status.  A pipeline with a stop rule that never fired
+    found no point: None, never silently the last iterate.
+    """
+    began = time.perf_counter()
+    while state.t < steps:
+        round, new = step(pipe, state, setting)
+        if pipe.stop is not None and pipe.stop(round, state, new):
+            return new, state.w, "stopped"  # the point before the step, but the round that told us was released
+        state = new
+        if observe(state, time.perf_counter() - began):
+            return state, state.w if pipe.stop is None else None, "interrupted"
+    return state, state.w if pipe.stop is None else None, "finished" if pipe.stop is None else "none found"
+
+
+# ---------------------------------------------------------------- small helpers
+
+
+def slots(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Release, str]]:
+    """Every release with its slot `stage/release`."""
+    for stage in stages:
+        for release in stage.releases:
+            yield stage, release, f"{stage.name}/{release.name}"
+
+
+def fragment(round: Round, stage: Stage, rows: Any, codes: Mapping[str, Any] | None = None) -> Message:
+    """The message of one physical batch; its divisor is set once for the whole stage."""
+    values = {}
+    for _, release, slot in slots([stage]):
+        if round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+            values[release.name] = Bounded(rows.sum(), 2, math.inf)
+        else:
+            given = None if codes is None else codes.get(release.name)
+            values[release.name] = measure(release, round.sketches[slot], round.bounds.get(slot, math.inf), rows, given)
+    return Message(values, 0.0)
+
+
+def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """sum_i c_i v_i, with one weight a record or one a record and leaf."""
+    if isinstance(weights, Mapping):
+        return torch.cat([leaf.sum(weights[name]) for name, leaf in rows.leaves()])
+    return rows.sum(weights)
+
+
+def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Any]) -> Message:
+    """Feedback and codec, and the count of what goes over the wire."""
+    wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
+    for _, release, slot in slots([stage]):
+        sketch, bounded = round.sketches[slot], values[release.name]
+        value, name = bounded.value, f"{client.name}/{slot}"
+        if wire.feedback:
+            kept = memory.get(name)
+            corrected = value if kept is None else value + kept * (message.divisor / round.eta)
+            value = sketch.forward(corrected)
+        dims += value.numel()
+        if wire.codec is None:
+            size += value.numel() * value.element_size()
+        else:
+            data = wire.codec.encode(value, key(round.seed, round.t, "codec", client.role, slot))
+            size += len(data)
+            value = wire.codec.decode(data, value)
+        if wire.feedback:
+            if wire.codec is not None:  # an unbiased codec is a contraction only after this shrink
+                value = value / (1 + wire.codec.chi(value.numel()))
+            memory[name] = (corrected - sketch.pinv(value)) * (round.eta / message.divisor)
+        values[release.name] = replace(bounded, value=value)
+    return replace(message, values=values, dims=dims, bytes=size)
+
+
+def _physical_batches(index: Tensor | None, n: int, physical: int | None) -> list[Tensor | None]:
+    count = n if index is None else len(index)
+    if physical is None or count <= physical:
+        return [index]
+    return list((torch.arange(n) if index is None else index).split(physical))
+
+
+def _nested(encoder: Any, path: str) -> Iterator[tuple[str, Encoder]]:
+    """An encoder and the encoders among its fields."""
+    yield path, encoder
+    if is_dataclass(encoder):
+        for item in fields(encoder):
+            value = getattr(encoder, item.name)
+            if isinstance(value, Encoder):
+                yield from _nested(value, f"{path}.{item.name}")
+
+
+def _check_sound(pipe: Pipeline) -> None:
+    """Refuse fillings that could break their own guarantee or cannot work."""
+    names = [stage.name for stage in pipe.stages]
+    _validate.check(len(names) > 0, "stages", names, "give at least one stage")
+    _validate.check(len(set(names)) == len(names), "stages", names, "give each stage its own name")
+    for stage in pipe.stages:
+        _validate.positive_int(every=stage.every)
+        releases = [release.name for release in stage.releases]
+        _validate.check(len(releases) > 0, "releases", releases, f"give stage {stage.name!r} at least one release")
+        _validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
+        for release in stage.releases:
+            _check_release(pipe, release)
+
+
+def _check_release(pipe: Pipeline, release: Release) -> None:
+    where = f"release {release.name!r}"
+    noisy, wire = release.mechanism.private, pipe.wire
+    clip = release.clip
+    _validate.check(not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing")
+    _validate.check(
+        not noisy or clip.ord in release.mechanism.ords,
+        "ord",
+        getattr(clip, "ord", None),
+        f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
+    )
+    _validate.check(
+        not (noisy and wire.codec), "codec", wire.codec,
+        f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
+    )
+    _validate.check(
+        not (wire.feedback and (noisy or clip is not None)), "feedback", True,
+        f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
+    )
+    _validate.check(not release.between or clip is not None, "between", release.between, f"{where}: needs a clip")

@@ -1,0 +1,258 @@
+"""What a sketch is: a recipe (`Encoder`) that draws a linear map (`Sketch`) for each round.
+
+An encoder is frozen and holds no arrays: `(kind, m)`.  With `(seed, t)` it draws `Phi: R^d -> R^m`, the
+same on every machine, for every dtype and however the work is chunked.  The matrix is never sent and
+never part of a checkpoint; small ones may keep a working copy while their round lasts.
+
+A sketch is **tight** when `Phi Phi' = norm^2 I`.  Random tight sketches have `norm^2 = d/m`, so that they
+keep lengths on average and a clip bound or a step keeps its meaning when m changes; public ones have
+norm 1.  For a tight sketch `pinv(y) = Phi' y / norm^2` is the pseudo-inverse, and `pinv(forward(v))` is an
+orthogonal projector with `E[pinv forward] = coverage`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from numbers import Integral
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate, randomness
+from isthmus.matrix import Matrix, columns, is_sparse, to_dense
+from isthmus.space import Space, as_space
+
+Size = int | float | Callable[[int], int]
+"""A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
+
+CHUNK_BYTES = 1 << 26
+"""Temporary buffers of one call stay near this size."""
+CACHE_BYTES = 1 << 28
+"""A sketch keeps a working copy of its matrix for its round only below this size."""
+
+
+class CodeRows(Protocol):
+    """What a sketch asks of rows (see `isthmus.gradients.Rows`)."""
+
+    n: int
+    d: int
+
+    def leaves(self) -> list[tuple[str, Any]]: ...
+    def through(self, sketch: Sketch, lo: int) -> Any: ...
+
+
+class Context(Protocol):
+    """What an encoder may look at when it is bound: public things only."""
+
+    space: Space
+    t: int
+    epoch: int
+    seed: int
+
+    @property
+    def w(self) -> Tensor: ...
+    def rows(self, data: Any) -> Any: ...
+    def bind(self, encoder: Encoder) -> Sketch: ...
+
+
+class Sketch(ABC):
+    """A linear map Phi: R^d -> R^m, fixed for a round."""
+
+    space: Space
+    d: int
+    m: int
+    tight: bool = False
+    coverage: float | Tensor = 1.0
+    leafwise: bool = True
+    """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
+
+    @cached_property
+    def norm(self) -> float:
+        """||Phi||_2, or a certified upper bound of it; here that of a random tight sketch, sqrt(d/m)."""
+        return round_up(math.sqrt(self.d / self.m))
+
+    @abstractmethod
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """Phi[:, lo:lo+k] applied to each row of an n x k block (dense or CSR): n x m, dense."""
+
+    @abstractmethod
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v."""
+        return self.rows(v.unsqueeze(0)).squeeze(0)
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """Phi^+ y, for tight sketches."""
+        if not self.tight:
+            raise TypeError(
+                f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
+                "`project_and_lift`, or draw it with scaling='tight'"
+            )
+        return self.adjoint(y) / self.norm**2
+
+    def gain(self, ord: float) -> float:
+        """A certified bound of max ||Phi v||_ord / ||v||_ord: never below the true one."""
+        if ord == 2:
+            return self.norm
+        _validate.one_of((1, 2, math.inf), ord=ord)
+        return round_up(self._matrix_gain(ord), 64 + max(self.d, self.m))
+
+    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+        """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q).
+
+        Sparse `a` is never densified: code = sum_j b_j Phi[:, lo + jp :] a.  Dense products are built in
+        chunks of rows of about `CHUNK_BYTES`.
+        """
+        p, q = a.shape[-1], b.shape[-1]
+        if a.ndim == 2 and (q == 1 or is_sparse(a)):
+            parts = (self.rows(a, lo + j * p) * b[:, j : j + 1] for j in range(q))
+            return sum(parts, b.new_zeros(()))
+        chunk = max(1, CHUNK_BYTES // (8 * p * q))
+        equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
+        codes = [b.new_zeros(0, self.m)]
+        for start in range(0, a.shape[0], chunk):
+            stop = start + chunk
+            product = torch.einsum(equation, b[start:stop], to_dense(a[start:stop], b.dtype))
+            codes.append(self.rows(product.reshape(-1, q * p), lo))
+        return torch.cat(codes)
+
+    def leaf(self, name: str, rows: Any) -> Any:
+        """The piece of the code that one leaf gives (called inside a backward pass)."""
+        return rows.through(self, self.space[name].start)
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """One code from the pieces of all leaves: here they share one code space and add up."""
+        first, *rest = pieces.values()
+        return first.plus(rest) if rest else first
+
+    def encode(self, rows: Any) -> Any:
+        """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
+        pieces = rows.leaves()
+        if len(pieces) == 1 and rows.d == self.d:
+            only = self.space.leaves[0].name
+            return self.leaf(only, rows) if len(self.space.leaves) == 1 else rows.through(self, 0)
+        return self.join({name: self.leaf(name, piece) for name, piece in pieces})
+
+    def forward_sum(self, rows: Any) -> Tensor:
+        """Phi sum_i g_i: the sum is encoded, never the rows."""
+        return self.forward(rows.sum())
+
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The m x d matrix, for tests and for small problems."""
+        return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
+
+    def block(self, lo: int, hi: int) -> Tensor:
+        """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
+        return self.rows(torch.eye(hi - lo, dtype=torch.float64), lo).T
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """Column ranges whose `block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
+        width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
+        return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
+
+    def _matrix_gain(self, ord: float) -> float:
+        """The induced norm from the matrix itself, a chunk of columns at a time."""
+        worst, row_sums = 0.0, torch.zeros(self.m, dtype=torch.float64)
+        for lo, hi in self.chunks():
+            block = self.block(lo, hi).abs()
+            worst = max(worst, float(block.sum(0).max()))
+            row_sums += block.sum(1)
+        return worst if ord == 1 else float(row_sums.max())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(m={self.m}, d={self.d})"
+
+
+class Encoder(ABC):
+    """A frozen recipe for sketches."""
+
+    @abstractmethod
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """The map of this round and what the encoder wants to remember (public things only)."""
+
+
+@dataclass(frozen=True)
+class Random(Encoder):
+    """An encoder that is drawn from `(seed, t)` alone; one map serves `refresh` rounds in a row."""
+
+    refresh: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(refresh=self.refresh)
+
+    @abstractmethod
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map that a key stands for; t (the first round that uses it) only matters to a rule t -> m."""
+
+    def draw(self, space: Space | int, *, seed: int = 0, t: int = 0) -> Sketch:
+        """The map of round t for a space (or a dimension d)."""
+        whole = isinstance(seed, Integral) and not isinstance(seed, bool)
+        _validate.check(whole, "seed", seed, "give an integer")
+        _validate.non_negative_int(t=t)
+        first = t - t % self.refresh
+        return self.build(as_space(space), randomness.key(seed, first // self.refresh, type(self).__name__), first)
+
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """Draw the map of the context's round."""
+        return self.draw(context.space, seed=context.seed, t=context.t), None
+
+
+def resolve(m: Size, d: int, t: int = 0) -> int:
+    """The number of rows a `Size` stands for; m > d is refused.
+
+    >>> resolve(0.1, 250), resolve(lambda t: 10 * (t + 1), 250, t=2)
+    (25, 30)
+    """
+    if callable(m):
+        size: float = m(t)
+    elif isinstance(m, float) and m < 1:
+        _validate.positive(m=m)
+        size = max(1, round(m * d))
+    else:
+        size = m
+    _validate.positive_int(m=size)  # type: ignore[arg-type]
+    _validate.at_most(d, "the dimension d", m=size)
+    return int(size)
+
+
+def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
+    """A clear error for a vector of the wrong length."""
+    _validate.check(v.shape == (size,), f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
+
+
+def check_block(sketch: Sketch, x: Matrix, lo: int) -> int:
+    """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
+    _validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
+    hi = lo + x.shape[1]
+    _validate.check(0 <= lo and hi <= sketch.d, "columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
+    return hi
+
+
+def round_up(value: float, ulps: int = 64) -> float:
+    """A float a little above `value`: rounding errors of its computation do not make it a lower bound."""
+    return value * (1 + ulps * 2.0**-52)
+
+
+__all__ = [
+    "CACHE_BYTES",
+    "CHUNK_BYTES",
+    "Context",
+    "Encoder",
+    "Random",
+    "Size",
+    "Sketch",
+    "as_space",
+    "check_block",
+    "check_vector",
+    "columns",
+    "is_sparse",
+    "resolve",
+    "round_up",
+]

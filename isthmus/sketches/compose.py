@@ -1,0 +1,119 @@
+"""Encoders made of encoders: what a sketch lost, and a schedule of sketches over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.matrix import Matrix, to_dense
+from isthmus.sketches.base import Context, Encoder, Sketch, check_block, round_up
+from isthmus.sketches.identity import IdentityMap, stack
+
+
+@dataclass(frozen=True, eq=False)
+class Residual(Encoder):
+    """v -> v - Phi^+ Phi v, what a tight sketch loses: the projector on the complement of its row space (m = d).
+
+    It shares the round's map with other uses of the same `encoder` object, because the context binds it once.
+
+    >>> import torch
+    >>> from isthmus.sketches import Coordinates
+    >>> rest = ResidualMap(Coordinates(2).draw(5))
+    >>> round(float(rest.forward(torch.ones(5)).sum()), 6)
+    3.0
+    """
+
+    encoder: Encoder
+
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """The residual of the map that the context binds for the inner encoder."""
+        return ResidualMap(context.bind(self.encoder)), None
+
+
+class ResidualMap(Sketch):
+    """The projector I - Phi^+ Phi; it is its own adjoint and pseudo-inverse."""
+
+    leafwise = False
+
+    def __init__(self, inner: Sketch):
+        _validate.check(inner.tight, "encoder", inner, "the residual needs a tight sketch")
+        self.inner, self.space, self.d, self.m = inner, inner.space, inner.d, inner.d
+        self.norm = round_up(1.0, 1 << 12)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """v - Phi^+ Phi v."""
+        return v - self.inner.pinv(self.inner.forward(v))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """The same as `forward`: a projector is symmetric."""
+        return self.forward(y)
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """The same as `forward`: a projector is its own pseudo-inverse."""
+        return self.forward(y)
+
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """Residuals of dense rows, one pseudo-inverse a row."""
+        check_block(self, x, lo)
+        whole = IdentityMap(self.space).rows(to_dense(x), lo)
+        codes = self.inner.rows(x, lo)
+        for i in range(len(whole)):
+            whole[i] -= self.inner.pinv(codes[i])
+        return whole
+
+    def gain(self, ord: float) -> float:
+        """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
+        if ord == 2:
+            return self.norm
+        _validate.one_of((1, float("inf")), ord=ord)
+        return round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
+
+    def leaf(self, name: str, rows: Any) -> Any:
+        """The rows themselves: the residual needs all leaves."""
+        return rows
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """The residual of all leaves."""
+        return self.encode(stack(pieces))
+
+    def encode(self, rows: Any, codes: Any = None) -> Any:
+        """Residual rows; `codes` are those of the inner sketch where the caller has them."""
+        return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Progressive(Encoder):
+    """A schedule over training: `(until, encoder)` is used while `epoch < until`, the last one for ever after.
+
+    >>> from isthmus.sketches import CountSketch, Identity
+    >>> schedule = Progressive([(2, CountSketch(10)), (10, Identity())])
+    >>> [type(schedule.at(epoch)).__name__ for epoch in (0, 2, 99)]
+    ['CountSketch', 'Identity', 'Identity']
+    """
+
+    schedule: Sequence[tuple[float, Encoder]]
+
+    def __post_init__(self) -> None:
+        _validate.check(len(self.schedule) > 0, "schedule", self.schedule, "give (until, encoder) pairs")
+        ends = [until for until, _ in self.schedule]
+        increasing = all(a < b for a, b in zip(ends, ends[1:], strict=False))
+        _validate.check(increasing, "schedule", ends, "give increasing ends")
+
+    def at(self, epoch: int) -> Encoder:
+        """The encoder of an epoch."""
+        return self.schedule[self._index(epoch)][1]
+
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
+        index = self._index(context.epoch)
+        inner = state["inner"] if state and state["index"] == index else None
+        sketch, inner = self.schedule[index][1].bind(context, inner)
+        return sketch, {"index": index, "inner": inner}
+
+    def _index(self, epoch: int) -> int:
+        ends = (until for until, _ in self.schedule)
+        return next((i for i, until in enumerate(ends) if epoch < until), len(self.schedule) - 1)

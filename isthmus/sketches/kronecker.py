@@ -1,0 +1,175 @@
+"""Kronecker sketches: a small projection on each side of every weight matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate, randomness
+from isthmus.matrix import Matrix, dtype_of, is_sparse, matmul
+from isthmus.sketches.base import Random, Sketch, check_block, check_vector, round_up
+from isthmus.sketches.identity import stack
+from isthmus.space import Leaf, Space
+
+Ranks = Mapping[str, tuple[int, int]]
+"""Per-leaf ranks {leaf name: (rank_out, rank_in)}."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Random):
+    """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
+
+    P_out (rank_out x q) and P_in (rank_in x p) have orthonormal, uniformly distributed rows; ranks are capped at the
+    leaf's sizes, and `ranks` sets those of single leaves.  A gradient sum_t b_t a_t' has the code
+    sum_t (P_out b_t)(P_in a_t)': the codes stay factored.  Phi Phi' = (d/m) I; a coordinate is covered with
+    rank_out rank_in / (q p) of its own leaf.
+
+    >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
+    >>> sketch.m, sketch.code_space.shape("hidden")
+    (4, (1, 2))
+    """
+
+    rank_in: int
+    rank_out: int
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranks(self.rank_in, self.rank_out, self.ranks)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        factors, shares = {}, []
+        for leaf in space.leaves:
+            (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+            factors[leaf.name] = (
+                random_rows(r_out, q, randomness.key(key, leaf.name, "out")),
+                random_rows(r_in, p, randomness.key(key, leaf.name, "in")),
+            )
+            shares.append(r_out * r_in / (q * p))
+        sketch = KroneckerMap(space, factors)
+        sketch.rescale(math.sqrt(space.d / sketch.m))
+        sketch.coverage = shares[0]
+        if len(set(shares)) > 1:
+            sizes = torch.tensor([leaf.size for leaf in space.leaves])
+            sketch.coverage = torch.tensor(shares, dtype=torch.float64).repeat_interleave(sizes)
+        return sketch
+
+
+class KroneckerMap(Sketch):
+    """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
+
+    tight = True
+
+    def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
+        self.space, self.d, self.factors = space, space.d, dict(factors)
+        self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
+        self.m = self.code_space.d
+        self.rescale(scale)
+
+    def rescale(self, scale: float) -> None:
+        """Set the common scale of all leaves, which is the norm."""
+        self.scale = scale
+        eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
+        self.norm = round_up(scale) * (1 + 64 * eps)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """P_out V P_in' for each leaf V."""
+        check_vector(self, v, "v", self.d)
+        return self.rows(v.unsqueeze(0)).squeeze(0)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of each leaf."""
+        check_vector(self, y, "y", self.m)
+        parts = []
+        for name, (left, right) in self.factors.items():
+            code = self.code_space.view(y, name)
+            parts.append((self.scale * left.to(y).T @ code @ right.to(y)).reshape(-1))
+        return torch.cat(parts)
+
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """Codes of rows; a leaf that the block covers in part is completed with zeros."""
+        hi = check_block(self, x, lo)
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        for leaf in self.space.leaves:
+            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
+            if left < right:
+                part = _padded(x[:, left - lo : right - lo], left - leaf.start, leaf.size)
+                code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
+        return code
+
+    def _leaf_rows(self, leaf: Leaf, part: Matrix, like: Tensor) -> Tensor:
+        (q, p), (left, right) = matrix_shape(leaf), (factor.to(like) for factor in self.factors[leaf.name])
+        inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
+        return (self.scale * (left @ inner)).reshape(len(inner), len(left) * len(right))
+
+    def leaf(self, name: str, rows: Any) -> Any:
+        """The code of one leaf: again an outer product where the rows are one."""
+        if not is_outer(rows):
+            leaf = self.space[name]
+            return rows.through(KroneckerMap(Space.of({name: leaf.shape}), {name: self.factors[name]}, self.scale), 0)
+        left, right = (factor.to(rows.b) for factor in self.factors[name])
+        a = matmul(rows.a, right.T) if is_sparse(rows.a) else rows.a.to(rows.b.dtype) @ right.T
+        return rows.with_factors(a, rows.b @ (self.scale * left).T)
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """The codes of the leaves side by side."""
+        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
+
+    def _matrix_gain(self, ord: float) -> float:
+        """Induced norms of Kronecker products multiply; leaves do not mix."""
+        dim = 0 if ord == 1 else 1
+        sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
+        return self.scale * max(float(left * right) for left, right in sides)
+
+
+def is_outer(rows: Any) -> bool:
+    """Whether rows are held as factors a, b of sums of outer products."""
+    return hasattr(rows, "a") and hasattr(rows, "b")
+
+
+def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+    """A leaf as a q x p matrix; a vector is one row."""
+    q = leaf.shape[0] if len(leaf.shape) > 1 else 1
+    return q, leaf.size // q
+
+
+def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:
+    """(rank_out, rank_in) of a leaf, capped at its sizes."""
+    (q, p), (r_out, r_in) = matrix_shape(leaf), (ranks or {}).get(leaf.name, (rank_out, rank_in))
+    return min(q, r_out), min(p, r_in)
+
+
+def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
+    """All ranks are integers >= 1."""
+    _validate.positive_int(rank_in=rank_in, rank_out=rank_out)
+    for name, (r_out, r_in) in (ranks or {}).items():
+        _validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
+
+
+def random_rows(rank: int, size: int, key: int) -> Tensor:
+    """rank x size with orthonormal, uniformly distributed rows, float64."""
+    return orthonormal(torch.from_numpy(randomness.generator(key).standard_normal((size, rank)))).T
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Orthonormal columns with the same span, by QR with a positive diagonal (unique)."""
+    q, r = torch.linalg.qr(columns)
+    return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
+
+
+def _padded(part: Any, before: int, size: int) -> Matrix:
+    if part.shape[1] == size:
+        return part
+    if is_sparse(part):
+        wide = part.copy()
+        wide.resize(part.shape[0], size)
+        wide.indices = wide.indices + before
+        return wide
+    return torch.nn.functional.pad(part, (before, size - before - part.shape[1]))

@@ -1,0 +1,229 @@
+"""Sketches that pick coordinates: random subsets, random blocks, and the samplings of block coordinate descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.matrix import Matrix, dtype_of, is_sparse, to_dense
+from isthmus.sketches import base
+from isthmus.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
+from isthmus.sketches.bijections import Permutation
+from isthmus.space import Space
+
+
+class SelectionMap(Sketch):
+    """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I."""
+
+    tight = True
+
+    def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
+        self.space, self.d, self.m = space, space.d, len(index)
+        self.index, self.scale, self.coverage = index, scale, coverage
+        self.norm = scale if scale == 1.0 else round_up(scale, 4)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """scale * v[index]."""
+        check_vector(self, v, "v", self.d)
+        return v[self.index.to(v.device)] * self.scale
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """y * scale in its places, zero elsewhere."""
+        check_vector(self, y, "y", self.m)
+        out = y.new_zeros(self.d)
+        out[self.index.to(y.device)] = y * self.scale
+        return out
+
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """The chosen columns of the block."""
+        places, local = self._inside(lo, check_block(self, x, lo))
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        code[:, places] = to_dense(x[:, local.numpy() if is_sparse(x) else local.to(device)]) * self.scale
+        return code
+
+    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+        """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
+        p = a.shape[-1]
+        places, local = self._inside(lo, lo + p * b.shape[-1])
+        left, right = local // p, local % p
+        code = b.new_zeros(b.shape[0], self.m)
+        step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
+        for start in range(0, b.shape[0], step):
+            rows = slice(start, start + step)
+            read = a[rows][:, right.numpy()] if is_sparse(a) else a[rows][..., right.to(b.device)]
+            product = b[rows][..., left.to(b.device)] * to_dense(read, b.dtype)
+            code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
+        return code
+
+    def _inside(self, lo: int, hi: int) -> tuple[slice, Tensor]:
+        """Which codes columns lo..hi-1 feed, and from which of them."""
+        first, last = torch.searchsorted(self.index, torch.tensor([lo, hi])).tolist()
+        return slice(first, last), self.index[first:last] - lo
+
+    def gain(self, ord: float) -> float:
+        """The scale, for every norm."""
+        _validate.one_of((1, 2, math.inf), ord=ord)
+        return self.norm
+
+
+@dataclass(frozen=True)
+class Coordinates(Random):
+    """m random coordinates times sqrt(d/m): Phi Phi' = (d/m) I and E[Phi' Phi] = I.
+
+    >>> sorted(Coordinates(4).draw(4).forward(torch.arange(4.0)).tolist())
+    [0.0, 1.0, 2.0, 3.0]
+    """
+
+    m: Size
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        m = resolve(self.m, space.d, t)
+        return SelectionMap(space, Permutation(key, space.d).first(m), math.sqrt(space.d / m), m / space.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Nice(Random):
+    """x -> x[U] / C_U for a uniformly random tau-subset U: the tau-nice sampling.
+
+    `bounds` are per-coordinate bounds c_j and C_U = sqrt(sum_{j in U} c_j^2), so that a gradient with
+    |g_j| <= c_j has a code of length at most 1; without them C_U = 1.  Coverage is tau / d.
+
+    >>> sketch = Nice(2, bounds=[3.0, 3.0, 3.0]).draw(3)
+    >>> sketch.m, round(sketch.norm * 18**0.5, 9), round(sketch.coverage, 3)
+    (2, 1.0, 0.667)
+    """
+
+    tau: int
+    bounds: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive_int(tau=self.tau)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The subset of a key."""
+        _validate.at_most(space.d, "the dimension d", tau=self.tau)
+        chosen = Permutation(key, space.d).first(self.tau)
+        bound = 1.0
+        if self.bounds is not None:
+            bound = float(_positive("bounds", self.bounds, space.d)[chosen].square().sum().sqrt())
+        return SelectionMap(space, chosen, 1 / bound, self.tau / space.d)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Random):
+    """x -> x[S] / C_S for one block S of a partition of [0, d), drawn with probability p_S.
+
+    `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices and leaf names that together
+    hold every coordinate once.  `bounds` are the C_S (default 1), `probs` the p_S (default uniform); both are
+    public.  The map is tight with norm 1/C_S, and the coverage of a coordinate is the p_S of its block, so that
+    pinv / coverage is unbiased.
+
+    >>> sketch = Blocks([slice(0, 2), slice(2, 6)], bounds=[1.0, 2.0], probs=[0.0001, 0.9999]).draw(6)
+    >>> sketch.m, sketch.norm * 2 > 1 - 1e-9, sketch.coverage.tolist()[0]
+    (4, True, 0.0001)
+    """
+
+    blocks: int | Sequence[Any]
+    bounds: Any = None
+    probs: Any = None
+    _known: dict[Space, _Partition] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.blocks, (int, np.integer)):
+            _validate.positive_int(blocks=self.blocks)
+        count = self.count
+        _validate.check(count > 0, "blocks", self.blocks, "give at least one block")
+        if self.bounds is not None:
+            _positive("bounds", self.bounds, count)
+        if self.probs is not None:
+            total = float(_positive("probs", self.probs, count).sum())
+            _validate.check(abs(total - 1) < 1e-6, "sum(probs)", total, "give probabilities that sum to 1")
+
+    @property
+    def count(self) -> int:
+        """The number of blocks."""
+        return int(self.blocks) if isinstance(self.blocks, (int, np.integer)) else len(self.blocks)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The block of a key."""
+        if space not in self._known:
+            self._known[space] = _Partition.of(space, self)
+        known = self._known[space]
+        drawn = known.pick(key / 2.0**64)
+        bound = 1.0 if self.bounds is None else float(_positive("bounds", self.bounds, self.count)[drawn])
+        return SelectionMap(space, known.block(drawn), 1 / bound, known.coverage)
+
+
+@dataclass(frozen=True, eq=False)
+class _Partition:
+    """Blocks resolved in a space; equal blocks are ranges and hold no arrays."""
+
+    d: int
+    count: int
+    blocks: list[Tensor] | None
+    cumulative: Tensor | None
+    coverage: float | Tensor
+
+    @staticmethod
+    def of(space: Space, recipe: Blocks) -> _Partition:
+        count = recipe.count
+        _validate.at_most(space.d, "the dimension d", blocks=count)
+        blocks = None if isinstance(recipe.blocks, (int, np.integer)) else _resolve(space, recipe.blocks)
+        if recipe.probs is None:
+            return _Partition(space.d, count, blocks, None, 1 / count)
+        probs = _positive("probs", recipe.probs, count)
+        probs = probs / probs.sum()
+        known = _Partition(space.d, count, blocks, probs.cumsum(0), 1.0)
+        coverage = torch.empty(space.d, dtype=torch.float64)
+        for i in range(count):
+            coverage[known.block(i)] = probs[i]
+        return _Partition(space.d, count, blocks, known.cumulative, coverage)
+
+    def block(self, i: int) -> Tensor:
+        if self.blocks is not None:
+            return self.blocks[i]
+        return torch.arange(i * self.d // self.count, (i + 1) * self.d // self.count)
+
+    def pick(self, uniform: float) -> int:
+        if self.cumulative is None:
+            return min(int(uniform * self.count), self.count - 1)
+        return min(int(torch.searchsorted(self.cumulative, uniform, right=True)), self.count - 1)
+
+
+def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
+    """Sorted index tensors that cover [0, d) once."""
+    found = []
+    for block in blocks:
+        if isinstance(block, (str, slice)):
+            where = space.slice(block) if isinstance(block, str) else block
+            found.append(torch.arange(space.d)[where])
+        else:
+            found.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
+        _validate.check(len(found[-1]) > 0, "blocks", block, "give blocks that are not empty")
+    whole = torch.cat(found)
+    _validate.check(
+        int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"indices are 0 to {space.d - 1}"
+    )
+    times = torch.bincount(whole, minlength=space.d)
+    _validate.check(int(times.max()) == 1, "blocks", blocks, "blocks overlap: give each coordinate to one block")
+    _validate.check(int(times.min()) == 1, "blocks", blocks, f"blocks leave out {int((times == 0).sum())} coordinates")
+    return found
+
+
+def _positive(name: str, values: Any, count: int) -> Tensor:
+    """A float64 vector of `count` positive numbers."""
+    tensor = _validate.as_tensor(name, values, ndim=1).to(torch.float64)
+    _validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers")
+    _validate.check(bool((tensor > 0).all()), name, values, "give numbers > 0")
+    return tensor

@@ -1,0 +1,209 @@
+"""The front door of optimisation: a recipe, bound to a problem, run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from isthmus import _validate
+from isthmus.parts.aggregators import Aggregator, Local
+from isthmus.penalties import NoPenalty, Penalty
+from isthmus.pipeline import Keys, Pipeline, Setting, run, start
+from isthmus.result import Result
+from isthmus.sets import ConvexSet, Whole
+from isthmus.space import Space
+from isthmus.state import State
+
+Callback = Callable[[dict[str, Any], State], bool | None]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The public facts a recipe is bound to."""
+
+    constraint: ConvexSet
+    penalty: Penalty
+    space: Space
+    n: int
+    steps: int | None
+    epochs: float | None
+
+    @property
+    def d(self) -> int:
+        return self.space.d
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named algorithm with its arguments: frozen, and without any data until it is bound."""
+
+    name: str
+    build: Callable[[Binding], Pipeline] = field(repr=False, compare=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def bind(self, binding: Binding) -> Pipeline:
+        """The pipeline for these public facts."""
+        return self.build(binding)
+
+
+def minimize(
+    objective: Any,
+    recipe: Recipe | Pipeline,
+    constraint: ConvexSet | None = None,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    seed: int = 0,
+    x0: Any = None,
+    resume: State | None = None,
+    callbacks: Iterable[Callback] = (),
+    record: int | str | None = "epoch",
+    progress: bool | None = None,
+    physical_batch_size: int | None = None,
+    clients: Sequence[Any] | Aggregator | None = None,
+    ledger: Any = None,
+) -> Result:
+    """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
+
+    objective   anything with `n`, `space`, `penalty`, `rows(w, index)` and `loss(w)`
+    recipe      `isthmus.algorithms.comp_sgd(...)` and the like, or a ready `Pipeline`
+    steps       how many rounds; or `epochs`, how many passes over the data
+    seed        public randomness: sketches, and batches of runs that are not private
+    x0          where to start; by default the point of C nearest to 0
+    resume      the state of an earlier result: goes on to the same `steps` as if never interrupted
+    callbacks   called with (record, state) at each record; return True to stop
+    record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
+    progress    a progress bar; None shows it on a terminal
+    clients     objectives of several holders of data, or an aggregator; the objective is then their whole
+
+    >>> from isthmus import LeastSquares, L1Ball, algorithms
+    >>> X = torch.eye(4, dtype=torch.float64)
+    >>> found = minimize(LeastSquares(X, X @ torch.tensor([1.0, 0, 0, 0]).double()),
+    ...                  algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
+    >>> [round(v, 3) for v in found.x.tolist()]
+    [0.5, 0.0, 0.0, 0.0]
+    """
+    constraint = Whole() if constraint is None else constraint
+    space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
+    _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
+    pipe = recipe
+    if isinstance(recipe, Recipe):
+        pipe = recipe.bind(Binding(constraint, penalty, space, objective.n, steps, epochs))
+    _validate.check(isinstance(pipe, Pipeline), "recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
+    per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
+    rounds = steps if steps is not None else round(epochs * per_epoch)
+    setting = Setting(
+        aggregator=_aggregator(objective, clients),
+        space=space,
+        keys=Keys(seed),
+        public_rows=lambda w, data: objective.on(data).rows(w),
+        per_epoch=per_epoch,
+        physical=physical_batch_size,
+        ledger=ledger,
+    )
+    state = resume if resume is not None else start(pipe, _start_point(objective, constraint, x0), seed)
+    _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
+    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state)
+    with watch:
+        state, x, status = run(pipe, state, rounds, setting, watch)
+    return Result(
+        x=x,
+        average=pipe.average.output(state.average, state.w),
+        status=status,
+        history=tuple(watch.history),
+        privacy=None,
+        dims=state.dims,
+        bytes=state.bytes,
+        seconds=watch.seconds,
+        state=state,
+    )
+
+
+class _Watch:
+    """Records, callbacks and the progress bar; its own time does not count as the run's."""
+
+    def __init__(
+        self, objective: Any, pipe: Pipeline, rounds: int, per_epoch: int, record: Any, callbacks: Any, progress: Any, state: State
+    ) -> None:
+        self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
+        self.every = per_epoch if record == "epoch" else record
+        self.callbacks, self.history, self.aside = callbacks, [], 0.0
+        self.seconds = 0.0
+        disable = None if progress is None else not progress
+        self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
+        if self.every is not None and state.t == 0:
+            self.history.append(self._record(state))
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.close()
+
+    def __call__(self, state: State, seconds: float) -> bool:
+        self.seconds = seconds - self.aside
+        self.bar.update(1)
+        if self.every is None or (state.t % self.every and state.t != self.rounds):
+            return False
+        began = time.perf_counter()
+        record = self._record(state)
+        self.history.append(record)
+        if "loss" in record:
+            self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
+        stop = any([callback(record, state) for callback in self.callbacks])
+        self.aside += time.perf_counter() - began
+        return stop
+
+    def _record(self, state: State) -> dict[str, Any]:
+        record = {
+            "t": state.t,
+            "epoch": state.t / self.per_epoch,
+            "seconds": self.seconds,
+            "dims": state.dims,
+            "bytes": state.bytes,
+        }
+        if not self.pipe.private:
+            record["loss"] = float(self.objective.loss(state.w))
+        return record
+
+
+def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
+    d = objective.space.d
+    if x0 is None:
+        zero = torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64))
+        return constraint.project(zero)
+    w = _validate.as_tensor("x0", x0, ndim=1)
+    _validate.shape((d,), x0=w)
+    _validate.check(bool(constraint.contains(w)), "x0", w, f"start inside {constraint}; `constraint.project(x0)` is")
+    return w.clone()
+
+
+def _aggregator(objective: Any, clients: Any) -> Aggregator:
+    from isthmus.parts.aggregators import Clients
+
+    if clients is None:
+        return Local(objective)
+    if hasattr(clients, "collect"):
+        return clients
+    return Clients(list(clients))
+
+
+def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
+    _validate.check((steps is None) != (epochs is None), "steps, epochs", (steps, epochs), "give one of the two")
+    if steps is not None:
+        _validate.positive_int(steps=steps)
+    else:
+        _validate.positive(epochs=epochs)
+    if physical is not None:
+        _validate.positive_int(physical_batch_size=physical)
+    if record not in (None, "epoch"):
+        _validate.positive_int(record=record)
+    _validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
+    dim = getattr(constraint, "dim", None)
+    _validate.check(dim is None or dim == d, "constraint", constraint, f"it lives in R^{dim}, the objective in R^{d}")

@@ -1,0 +1,22 @@
+"""Every test computes in float64 unless it says otherwise, on one thread, from its own fixed generator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240229)
+
+
+@pytest.fixture
+def draws() -> torch.Generator:
+    return torch.Generator().manual_seed(20240229)
