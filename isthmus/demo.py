@@ -6,8 +6,6 @@ what it reached, how many gradient numbers it used, and how long it took.
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -24,7 +22,9 @@ def main() -> None:
     x, y = load_digits(return_X_y=True)
     x = torch.from_numpy(x / 16.0)
     x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)  # the bias is the weight of a constant
-    x_train, x_test, y_train, y_test = train_test_split(x, torch.from_numpy(y), test_size=0.3, random_state=0, stratify=y)
+    x_train, x_test, y_train, y_test = train_test_split(
+        x, torch.from_numpy(y), test_size=0.3, random_state=0, stratify=y
+    )
     train, test = Softmax(x_train, y_train, classes=10), Softmax(x_test, y_test, classes=10)
     d = train.space.d
     print(f"scikit-learn digits: {train.n} records, {d} parameters, l1 ball of radius {RADIUS:g}, {EPOCHS} epochs\n")
@@ -38,14 +38,14 @@ def main() -> None:
     print_table(results, test)
 
 
-def print_table(results: dict[str, Result], test: Softmax, out: object = sys.stdout) -> None:
+def print_table(results: dict[str, Result], test: Softmax) -> None:
     """One line a run: loss, accuracy, gradient numbers, bytes, seconds."""
-    print(f"{'':32}{'loss':>8}{'test acc':>10}{'numbers':>12}{'bytes':>12}{'seconds':>9}", file=out)
+    print(f"{'':32}{'loss':>8}{'test acc':>10}{'numbers':>12}{'bytes':>12}{'seconds':>9}")
     for name, result in results.items():
         accuracy = test.accuracy(result.x)
         loss = result.history[-1]["loss"]
         line = f"{name:32}{loss:8.4f}{accuracy:10.4f}{result.dims:12,}{result.bytes:12,}{result.seconds:9.2f}"
-        print(line, file=out)
+        print(line)
 
 
 if __name__ == "__main__":

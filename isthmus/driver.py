@@ -76,9 +76,9 @@ class TorchDriver:
         self.n, self.loss, self.reduction, self.keys, self.ledger = n, loss, reduction, Keys(seed, noise), ledger
         self.pipe = replace(pipe, update=Delegate(self._give))
         self.state = start(self.pipe, self.layers.pack(), seed)
-        self._reduce, self._round, self._sum, self._busy = reduce, None, None, False
-        self._round: Round | None
-        self._sum: Message | None
+        self._reduce, self._busy = reduce, False
+        self._round: Round | None = None
+        self._sum: Message | None = None
         self._batch = 0
         self._rows: dict[str, list[Any]] = {}
         self._codes: dict[str, dict[str, list[Any]]] = {}
@@ -151,14 +151,18 @@ class TorchDriver:
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
         weight = next(self.layers.parameters())
-        shapes = [(leaf.name, *leaf.shape) for leaf in self.layers.space.leaves]
-        empty = [(name, Outer(weight.new_zeros(0, p), weight.new_zeros(0, q))) for name, q, p in shapes]
+        empty = []
+        for leaf in self.layers.space.leaves:
+            q, p = leaf.shape
+            empty.append((leaf.name, Outer(weight.new_zeros(0, p), weight.new_zeros(0, q))))
         return fragment(round, self.stage, Stack(empty))
 
     def _public_rows(self, w: Tensor, data: Any) -> Stack:
         """Per-example gradients on public data; `data` is (x, y), or ((x, y), loss)."""
         pair, loss = data if callable(data[1]) else (data, self.loss)
-        _validate.check(loss is not None, "loss", loss, "a public subspace needs the loss: pass loss= to it or to the driver")
+        _validate.check(
+            loss is not None, "loss", loss, "a public subspace needs the loss: pass loss= to it or to the driver"
+        )
         return captured(self.layers, loss, pair[0], pair[1], self.reduction)
 
     def _give(self, direction: Tensor) -> None:

@@ -19,7 +19,11 @@ from isthmus import _validate
 
 
 class Penalty(ABC):
-    """R(w) = smooth(w) + rest(w), with rest the part that has no gradient everywhere."""
+    """R(w) = smooth(w) + rest(w), with rest the part that has no gradient everywhere.
+
+    >>> isinstance(L1Penalty(0.1), Penalty)
+    True
+    """
 
     @abstractmethod
     def value(self, w: Tensor) -> float:

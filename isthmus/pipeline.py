@@ -32,7 +32,7 @@ from torch import Tensor
 
 from isthmus import _validate
 from isthmus.bounded import Bounded
-from isthmus.lifts import Lifted, pinv
+from isthmus.lifts import pinv
 from isthmus.parts.aggregators import Aggregator, Client
 from isthmus.parts.averages import Average, Last
 from isthmus.parts.samplers import Sampler
@@ -157,9 +157,7 @@ class Message:
 
     def __add__(self, other: Message) -> Message:
         values = {name: value + other.values[name] for name, value in self.values.items()}
-        return Message(
-            values, self.divisor + other.divisor, self.dims + other.dims, self.bytes + other.bytes
-        )
+        return Message(values, self.divisor + other.divisor, self.dims + other.dims, self.bytes + other.bytes)
 
     def normalised(self) -> Message:
         """Means instead of sums: every sender counts the same."""
@@ -266,7 +264,7 @@ def open_round(
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
     context = Context(round, pipe.encoders, state.parts)
-    for stage, release, slot in slots(round.active):
+    for _, release, slot in slots(round.active):
         round.sketches[slot] = context.bind(release.encode)
         if release.clip is not None:
             round.bounds[slot] = state.parts.get(f"{slot}/clip", release.clip.init())
@@ -289,7 +287,9 @@ def contribute(
     return _send(round, stage, replace(total, divisor=stage.sampler.divisor(n)), client, memory)
 
 
-def close_stage(round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None) -> dict[str, Tensor]:
+def close_stage(
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None
+) -> dict[str, Tensor]:
     """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
     if stage.private:
         if ledger is None:
@@ -423,10 +423,21 @@ def fragment(round: Round, stage: Stage, rows: Any, codes: Mapping[str, Any] | N
 
 
 def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
-    """sum_i c_i v_i, with one weight a record or one a record and leaf."""
+    """sum_i c_i v_i, with one weight a record or one a record and leaf.
+
+    A record whose value is not finite has weight 0 and is left out: it cannot spoil the sum of the others.
+    """
     if isinstance(weights, Mapping):
-        return torch.cat([leaf.sum(weights[name]) for name, leaf in rows.leaves()])
-    return rows.sum(weights)
+        return torch.cat([weighted_sum(leaf, weights[name]) for name, leaf in rows.leaves()])
+    total = rows.sum(weights)
+    if bool(torch.isfinite(total).all()):
+        return total
+    total = torch.zeros_like(total)  # 0 * inf is not 0: add the others only, in chunks
+    for lo, hi in rows.spans():
+        c = weights[lo:hi].to(total)
+        values = rows.part(lo, hi).dense().masked_fill((c == 0)[:, None], 0.0)
+        total += c @ values.to(total)
+    return total
 
 
 def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Any]) -> Message:
@@ -489,7 +500,9 @@ def _check_release(pipe: Pipeline, release: Release) -> None:
     where = f"release {release.name!r}"
     noisy, wire = release.mechanism.private, pipe.wire
     clip = release.clip
-    _validate.check(not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing")
+    _validate.check(
+        not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
+    )
     _validate.check(
         not noisy or clip.ord in release.mechanism.ords,
         "ord",
@@ -497,11 +510,15 @@ def _check_release(pipe: Pipeline, release: Release) -> None:
         f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
     )
     _validate.check(
-        not (noisy and wire.codec), "codec", wire.codec,
+        not (noisy and wire.codec),
+        "codec",
+        wire.codec,
         f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
     )
     _validate.check(
-        not (wire.feedback and (noisy or clip is not None)), "feedback", True,
+        not (wire.feedback and (noisy or clip is not None)),
+        "feedback",
+        True,
         f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
     )
     _validate.check(not release.between or clip is not None, "between", release.between, f"{where}: needs a clip")

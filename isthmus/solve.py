@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from isthmus import _validate
-from isthmus.parts.aggregators import Aggregator, Local
+from isthmus.parts.aggregators import Aggregator, Clients, Local
 from isthmus.penalties import NoPenalty, Penalty
 from isthmus.pipeline import Keys, Pipeline, Setting, run, start
 from isthmus.result import Result
@@ -92,12 +92,9 @@ def minimize(
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    pipe = recipe
-    if isinstance(recipe, Recipe):
-        pipe = recipe.bind(Binding(constraint, penalty, space, objective.n, steps, epochs))
-    _validate.check(isinstance(pipe, Pipeline), "recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
+    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs))
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
-    rounds = steps if steps is not None else round(epochs * per_epoch)
+    rounds = steps if steps is not None else round((epochs or 0) * per_epoch)
     setting = Setting(
         aggregator=_aggregator(objective, clients),
         space=space,
@@ -125,11 +122,28 @@ def minimize(
     )
 
 
+def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
+    """The pipeline of a recipe, or the one that was given."""
+    if isinstance(recipe, Recipe):
+        return recipe.bind(binding)
+    if not isinstance(recipe, Pipeline):
+        _validate.refuse("recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
+    return recipe
+
+
 class _Watch:
     """Records, callbacks and the progress bar; its own time does not count as the run's."""
 
     def __init__(
-        self, objective: Any, pipe: Pipeline, rounds: int, per_epoch: int, record: Any, callbacks: Any, progress: Any, state: State
+        self,
+        objective: Any,
+        pipe: Pipeline,
+        rounds: int,
+        per_epoch: int,
+        record: Any,
+        callbacks: Any,
+        progress: Any,
+        state: State,
     ) -> None:
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
         self.every = per_epoch if record == "epoch" else record
@@ -156,9 +170,9 @@ class _Watch:
         self.history.append(record)
         if "loss" in record:
             self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
-        stop = any([callback(record, state) for callback in self.callbacks])
+        answers = [callback(record, state) for callback in self.callbacks]  # every callback is called
         self.aside += time.perf_counter() - began
-        return stop
+        return any(answers)
 
     def _record(self, state: State) -> dict[str, Any]:
         record = {
@@ -185,8 +199,6 @@ def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
 
 
 def _aggregator(objective: Any, clients: Any) -> Aggregator:
-    from isthmus.parts.aggregators import Clients
-
     if clients is None:
         return Local(objective)
     if hasattr(clients, "collect"):

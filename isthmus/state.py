@@ -68,7 +68,7 @@ class State:
         try:
             with safe_open(path, framework="pt") as file:
                 header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
             _validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
             tree = _unpack(json.loads(header["tree"]), tensors)
         except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
@@ -108,4 +108,3 @@ def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         held = _unpack(tree["@held"], tensors)
         return Held(held["w"], tuple(Lifted(**item) for item in held["lifted"]))
     return {key: _unpack(item, tensors) for key, item in tree.items()}
-

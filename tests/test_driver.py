@@ -128,10 +128,13 @@ def test_plain_and_clip_before_and_per_layer_through_a_torch_loop() -> None:
     torch.testing.assert_close(before, reference(sketched), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("releases, direction, seed", [
-    ((Release(encode=KRONECKER, clip=Clip(BOUND)),), kronecker_direction, 5),
-    (embedding(), embedding_direction, 0),
-])
+@pytest.mark.parametrize(
+    "releases, direction, seed",
+    [
+        ((Release(encode=KRONECKER, clip=Clip(BOUND)),), kronecker_direction, 5),
+        (embedding(), embedding_direction, 0),
+    ],
+)
 def test_the_same_pipelines_through_our_loop(releases: Any, direction: Any, seed: int) -> None:
     """`minimize` on all the records, in physical batches, equals the direct loop on all the records."""
     x, y = data(BATCH, 50)
@@ -227,11 +230,14 @@ def test_several_positions_and_a_reused_layer() -> None:
     assert bool((rows.norms() >= expected.norm(dim=1)).all())
 
 
-@pytest.mark.parametrize("module, text", [
-    (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "BatchNorm1d"),
-    (nn.Conv2d(1, 1, 1), "Conv2d"),
-    (nn.ReLU(), "at least one trainable"),
-])
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "BatchNorm1d"),
+        (nn.Conv2d(1, 1, 1), "Conv2d"),
+        (nn.ReLU(), "at least one trainable"),
+    ],
+)
 def test_modules_it_cannot_take_are_refused(module: nn.Module, text: str) -> None:
     with pytest.raises(isthmus.InvalidInput, match=text):
         ModuleObjective(module, nn.functional.mse_loss, (torch.ones(1, 3), torch.ones(1, 3)))

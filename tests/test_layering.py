@@ -28,6 +28,7 @@ LAYERS = [
     "pipeline",
     "result",
     "solve",
+    "theory",
     "driver",
     "algorithms",
     "demo",
@@ -51,7 +52,9 @@ def imports_of(path: Path) -> list[str]:
 
 
 def test_every_module_has_its_layer() -> None:
-    found = {p.stem if p.is_file() else p.name for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    found = {
+        p.stem if p.is_file() else p.name for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
+    }
     assert found - {"__init__"} == set(LAYERS)
 
 
@@ -72,5 +75,5 @@ def test_imports_point_up_the_list_only() -> None:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, isthmus; dir(isthmus); assert 'torch' not in sys.modules; isthmus.L1Ball; assert 'torch' in sys.modules"
+    code = "import sys, isthmus; dir(isthmus); assert 'torch' not in sys.modules; isthmus.L1Ball; sys.modules['torch']"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,11 +15,25 @@ from torch import Tensor
 import isthmus
 from isthmus import LeastSquares, Logistic, minimize
 from isthmus.bounded import Bounded
+from isthmus.gradients import Dense
 from isthmus.lifts import adjoint, discard
 from isthmus.parts import AgainstAnchor, AllReduce, Client, Clients, Full, Restart, Shuffle, Step, Uniform, Weighted
-from isthmus.pipeline import Keys, Message, Pipeline, Release, Stage, Wire, close_stage, contribute, measure, open_round, start
+from isthmus.pipeline import (
+    Keys,
+    Message,
+    Pipeline,
+    Release,
+    Stage,
+    Wire,
+    close_stage,
+    contribute,
+    measure,
+    open_round,
+    start,
+)
 from isthmus.privacy import Clip
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity
+from isthmus.sketches.identity import IdentityMap
 from isthmus.space import Space
 
 LR = 0.2
@@ -105,7 +119,9 @@ def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice() -> None:
         return Message({"g": Bounded(value, 2, 1.0)}, 1.0)
 
     clients = Clients([0, 1, 2, 3], per_round=3)
-    means = [float(m.values["g"].value / m.divisor) for m in (clients.collect(contribute_one, t, 0) for t in range(4000))]
+    means = [
+        float(m.values["g"].value / m.divisor) for m in (clients.collect(contribute_one, t, 0) for t in range(4000))
+    ]
     assert abs(np.mean(means) - 1.5) < 4 * np.sqrt(1.25 / 3 / 4000)
     assert any(visit == 1 for _, visit in seen) and len({role for role, _ in seen}) > 4
 
@@ -142,7 +158,7 @@ def test_two_real_ranks_equal_one_process() -> None:
 
 
 def test_variance_reduction_is_two_stages() -> None:
-    """An anchor every K rounds plus differences against it, restarted at the inner average: equals the written-out loop."""
+    """An anchor every K rounds plus differences against it, restarted at the inner average, by hand."""
     rounds, objective = 4, problem()
     pipe = Pipeline(
         [
@@ -241,12 +257,17 @@ def test_noise_scales_with_the_bound_after_the_sketch() -> None:
         assert bounded.bound == pytest.approx(0.3 * factor, rel=1e-12)
 
 
-@pytest.mark.parametrize("encode", [Identity(), CountSketch(5), GaussianSketch(5), GaussianSketch(5, scaling="jl"), Coordinates(5)])
+@pytest.mark.parametrize(
+    "encode", [Identity(), CountSketch(5), GaussianSketch(5), GaussianSketch(5, scaling="jl"), Coordinates(5)]
+)
 @pytest.mark.parametrize("ord", [1, 2, float("inf")])
 @pytest.mark.parametrize("before", [False, True])
 def test_one_outlier_moves_the_sum_by_at_most_the_bound(encode: Any, ord: float, before: bool) -> None:
     objective = problem()
-    huge = LeastSquares(torch.cat([objective.X, 1e3 * torch.ones(1, 12).double()]), torch.cat([objective.y, torch.tensor([1e3]).double()]))
+    huge = LeastSquares(
+        torch.cat([objective.X, 1e3 * torch.ones(1, 12).double()]),
+        torch.cat([objective.y, torch.tensor([1e3]).double()]),
+    )
     w = torch.ones(12, dtype=torch.float64)
     release = Release(encode=encode, clip=Clip(0.3, ord=ord, before=before), lift=adjoint)
     sketch = encode.draw(Space.flat(12), seed=0, t=0) if hasattr(encode, "draw") else encode.bind(_Flat(), None)[0]
@@ -258,6 +279,17 @@ def test_one_outlier_moves_the_sum_by_at_most_the_bound(encode: Any, ord: float,
 
 class _Flat:
     space, t, epoch, seed = Space.flat(12), 0, 0, 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e308])
+def test_a_record_that_is_not_finite_is_left_out(bad: float) -> None:
+    values = torch.ones(5, 3, dtype=torch.float64)
+    values[2, 1] = bad
+    release = Release(clip=Clip(0.5))
+    bounded = measure(release, IdentityMap(Space.flat(3)), 0.5, Dense(values))
+    expected = 4 * 0.5 / 3**0.5
+    assert bounded.value[0] == pytest.approx(expected, rel=1e-12)
+    assert torch.isfinite(bounded.value).all()
 
 
 def test_between_acts_on_the_sum_in_the_wide_space() -> None:
@@ -314,10 +346,18 @@ def test_a_stop_rule_returns_its_point_or_none() -> None:
         (lambda: Pipeline([Stage(Full(), [])], constant), "at least one release"),
         (lambda: Pipeline([Stage(Full(), [Release(), Release()])], constant), "its own name"),
         (lambda: Pipeline([Stage(Full(), [Release(mechanism=Shift(1.0))])], constant), "clip=None.*adds noise"),
-        (lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0, ord=1), mechanism=Shift(1.0))])], constant), "ord=1.*norms"),
-        (lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0))])], constant, wire=Wire(feedback=True)), "feedback=True.*no bound"),
         (
-            lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(1.0))])], constant, wire=Wire(Halves())),
+            lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0, ord=1), mechanism=Shift(1.0))])], constant),
+            "ord=1.*norms",
+        ),
+        (
+            lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0))])], constant, wire=Wire(feedback=True)),
+            "feedback=True.*no bound",
+        ),
+        (
+            lambda: Pipeline(
+                [Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(1.0))])], constant, wire=Wire(Halves())
+            ),
             "codec=.*before central noise",
         ),
         (lambda: Pipeline([Stage(Full(), [Release(between=(lambda b: b,))])], constant), "between=.*needs a clip"),
@@ -338,7 +378,9 @@ def test_unsound_fillings_are_refused_when_built(build: Any, text: str) -> None:
 
 def test_feedback_needs_a_tight_sketch() -> None:
     pipe = Pipeline(
-        [Stage(Full(), [Release(encode=GaussianSketch(4, scaling="jl"), lift=adjoint)])], constant, wire=Wire(feedback=True)
+        [Stage(Full(), [Release(encode=GaussianSketch(4, scaling="jl"), lift=adjoint)])],
+        constant,
+        wire=Wire(feedback=True),
     )
     with pytest.raises(TypeError, match="not tight"):
         minimize(problem(), pipe, steps=2)

@@ -11,9 +11,10 @@ import pytest
 import isthmus
 
 FRONT_DOORS = (
-    "L1Ball L2Ball LInfBall Box LpBall Simplex ConvexHull Subspace NuclearBall LowRank GroupBall Ellipsoid Product Whole "
-    "Identity GaussianSketch RademacherSketch SparseJL CountSketch SRHT Coordinates Blocks Nice Kronecker PublicSubspace "
-    "KroneckerSubspace Logistic Softmax LeastSquares Hinge SmoothHinge Huber Poisson minimize project_and_lift algorithms"
+    "L1Ball L2Ball LInfBall Box LpBall Simplex ConvexHull Subspace NuclearBall LowRank GroupBall Ellipsoid Product "
+    "Whole Identity GaussianSketch RademacherSketch SparseJL CountSketch SRHT Coordinates Blocks Nice Kronecker "
+    "PublicSubspace KroneckerSubspace Logistic Softmax LeastSquares Hinge SmoothHinge Huber Poisson minimize "
+    "project_and_lift algorithms"
 ).split()
 
 
@@ -51,5 +52,7 @@ def test_public_classes_and_functions_are_documented(module: str) -> None:
             missing += [] if inspect.getdoc(value) else [name]
             protocol = getattr(value, "_is_protocol", False)
             methods = [] if protocol else [m for m in vars(value).items() if inspect.isfunction(m[1])]
-            missing += [f"{name}.{m}" for m, _ in methods if not m.startswith("_") and not inspect.getdoc(getattr(value, m))]
+            missing += [
+                f"{name}.{m}" for m, _ in methods if not m.startswith("_") and not inspect.getdoc(getattr(value, m))
+            ]
     assert not missing

@@ -11,8 +11,8 @@ import torch
 
 import isthmus
 from isthmus import L1Ball, LeastSquares, Logistic, algorithms, minimize
-from isthmus.pipeline import Pipeline, Stage
 from isthmus.parts import Full, UniformRandom
+from isthmus.pipeline import Pipeline, Stage
 from isthmus.state import State
 
 RECIPES = {
@@ -34,7 +34,9 @@ def test_a_resumed_run_is_the_run(name: str, tmp_path: Path) -> None:
     """Stopped anywhere, written to disk, read back and resumed: the same to the bit."""
     recipe, ball = RECIPES[name], L1Ball(2.0)
     whole = minimize(objective(), recipe, ball, steps=30, seed=7)
-    half = minimize(objective(), recipe, ball, steps=30, seed=7, record=1, callbacks=[lambda record, state: record["t"] == 13])
+    half = minimize(
+        objective(), recipe, ball, steps=30, seed=7, record=1, callbacks=[lambda record, state: record["t"] == 13]
+    )
     assert half.status == "interrupted" and half.state.t == 13
     half.state.save(tmp_path / "run.state")
     again = minimize(objective(), recipe, ball, steps=30, seed=7, resume=State.load(tmp_path / "run.state"))

@@ -12,13 +12,13 @@ from typing import Any
 
 from isthmus import _validate
 from isthmus.lifts import ProjectAndLift, pinv
-from isthmus.solve import Binding, Recipe
 from isthmus.parts import Full, Shuffle, Step, Weighted
 from isthmus.parts.samplers import Sampler
 from isthmus.pipeline import Pipeline, Release, Stage, StepSize, Wire
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, Encoder
 from isthmus.sketches.base import Size
+from isthmus.solve import Binding, Recipe
 
 StepRule = float | Callable[[int], float]
 

@@ -8,6 +8,7 @@ With M = sum_t ||a_t|| ||b_t||, u the unit roundoff and gamma_k = k u / (1 - k u
   cancels has ||g|| << M, so the error is added UNDER the root: sqrt(S + k u M^2) is never too small.
   Inner products are cut in `BLOCK` columns, hence k = min(p, BLOCK) + p / BLOCK + the same of q + 8; the
   T^2 terms are added in float64.
+  Rows whose enclosure is wider than a factor `LOOSE` are done again by the direct route.
 * **direct**: the q x p entries are dot products of length T, off by gamma_T sum_t |b_t||a_t|', so the norm
   of any ord is off by gamma_T M_ord, which is added to it.
 
@@ -27,6 +28,8 @@ from isthmus.gradients._rounding import CHUNK_BYTES, Bounds, gamma
 
 BLOCK = 512
 """Columns of one inner product; more are added block by block."""
+LOOSE = 1.25
+"""A ghost norm known less well than within this factor is computed directly."""
 
 
 def cheaper_ghost(t: int, p: int, q: int) -> bool:
@@ -48,14 +51,16 @@ def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHU
     >>> bool(low <= 12**0.5 <= high)
     True
     """
-    lowest = 100 if work == torch.float32 else 900
-    scale_a, scale_b = _rounding.power_of_two(a, lowest), _rounding.power_of_two(b, lowest)
+    limit_exponent = 100 if work == torch.float32 else 900
+    (most_a, scale_a), (most_b, scale_b) = (_rounding.power_of_two(x, limit_exponent) for x in (a, b))
+    zero = (most_a == 0) | (most_b == 0)
     a = a.to(work) / scale_a.to(work)[:, None, None]
     b = b.to(work) / scale_b.to(work)[:, None, None]
     with _rounding.exact_products(a.device):
-        ghost = ord == 2 and cheaper_ghost(a.shape[1], a.shape[2], b.shape[2])
-        low, high = _ghost(a, b, limit) if ghost else _direct(a, b, ord, limit)
-    zero = (a == 0).flatten(1).all(1) | (b == 0).flatten(1).all(1)
+        if ord == 2 and cheaper_ghost(a.shape[1], a.shape[2], b.shape[2]):
+            low, high = _refined(a, b, limit, _ghost(a, b, limit), ~zero)
+        else:
+            low, high = _direct(a, b, ord, limit)
     high = torch.where(zero & ~high.isnan(), 0.0, high)
     scale = scale_a * scale_b
     return _rounding.product((low, high), (scale, scale))
@@ -81,6 +86,17 @@ def _ghost(a: Tensor, b: Tensor, limit: int) -> Bounds:
     relative = gamma(k, a.dtype) + gamma(t * t, torch.float64)
     guard = relative * _magnitude(a, b, 2) ** 2 + 64 * t * t * p * q * torch.finfo(a.dtype).tiny
     return (total - guard).clamp_min(0).sqrt() * (1 - 2.0**-50), (total.clamp_min(0) + guard).sqrt() * (1 + 2.0**-50)
+
+
+def _refined(a: Tensor, b: Tensor, limit: int, ghost: Bounds, live: Tensor) -> Bounds:
+    """Ghost norms, with the rows that nearly cancel done again by the direct route."""
+    low, high = ghost
+    again = (live & (high > LOOSE * low)).nonzero()[:, 0]
+    if len(again):
+        better_low, better_high = _direct(a[again], b[again], 2, limit)
+        low[again] = torch.maximum(low[again], better_low)
+        high[again] = torch.minimum(high[again], better_high)
+    return low, high
 
 
 def _gram(x: Tensor, y: Tensor) -> Tensor:

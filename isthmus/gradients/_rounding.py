@@ -96,15 +96,16 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     if x.shape[1] == 0:
         zero = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
         return zero, zero
-    if ord == math.inf:
-        largest = torch.linalg.vector_norm(x, math.inf, dim=1).to(torch.float64)
+    if ord == math.inf or x.shape[1] == 1:
+        least, most = torch.aminmax(x, dim=1)
+        largest = torch.maximum(-least, most).to(torch.float64)
         return largest, largest
     work = working(x.dtype)
     value = _blocked(x, ord, work)
     roundings = min(x.shape[1], BLOCK) / ord + 4
     relative = gamma(roundings, work) + gamma(x.shape[1] / BLOCK + 8, torch.float64)
     again = _extreme(value, x.shape[1], work).nonzero()[:, 0]
-    for rows in again.split(max(1, CHUNK_BYTES // (8 * x.shape[1]))):
+    for rows in again.split(max(1, CHUNK_BYTES // (8 * x.shape[1]))) if len(again) else ():
         value[rows] = _scaled_norms(x[rows], ord)
     return widen(value, relative)
 
@@ -132,11 +133,17 @@ def combine(parts: list[Bounds], ord: float) -> Bounds:
     return low * (1 - relative), high * (1 + relative)
 
 
-def power_of_two(x: Tensor, lowest: int) -> Tensor:
-    """2^e with the largest entry of each x[i] in [2^e, 2^(e+1)), e kept within +-`lowest` (non-finite: 1)."""
-    largest = x.abs().flatten(1).amax(1) if x[0:1].numel() else x.new_zeros(x.shape[0])
-    exponent = torch.frexp(torch.nan_to_num(largest.to(torch.float64), nan=1.0, posinf=1.0))[1] - 1
-    return torch.ldexp(torch.ones_like(largest, dtype=torch.float64), exponent.clamp(-lowest, lowest))
+def power_of_two(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
+    """The largest |entry| of each x[i], and 2^e with that entry in [2^e, 2^(e+1)), |e| <= `limit`; float64.
+
+    >>> power_of_two(torch.tensor([[3.0, -5.0]]), 100)
+    (tensor([5.], dtype=torch.float64), tensor([4.], dtype=torch.float64))
+    """
+    empty = x[0:1].numel() == 0
+    largest = x.new_zeros(x.shape[0]) if empty else x.flatten(1).abs().amax(1)
+    largest = largest.to(torch.float64)
+    exponent = torch.frexp(torch.nan_to_num(largest, nan=1.0, posinf=1.0))[1] - 1
+    return largest, torch.ldexp(torch.ones_like(largest), exponent.clamp(-limit, limit))
 
 
 def check_ord(ord: float) -> None:
@@ -197,5 +204,5 @@ def _extreme(value: Tensor, k: int, work: torch.dtype) -> Tensor:
 
 def _scaled_norms(x: Tensor, ord: float) -> Tensor:
     """Norms of rows in float64 after division by a power of two near their largest entry."""
-    scale = power_of_two(x, 1000)
+    _, scale = power_of_two(x, 1000)
     return scale * torch.linalg.vector_norm(x.to(torch.float64) / scale[:, None], ord, dim=1)

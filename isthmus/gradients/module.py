@@ -76,9 +76,7 @@ class Layers:
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters the space is made of."""
         for layer in self.layers.values():
-            yield layer.weight
-            if layer.bias is not None:
-                yield layer.bias
+            yield from layer.parameters(recurse=False)
 
     def pack(self) -> Tensor:
         """The parameters as one flat vector."""
@@ -143,7 +141,10 @@ class ModuleObjective:
         _validate.one_of(("mean", "sum"), reduction=reduction)
         self.x, self.y = data
         _validate.check(
-            len(self.x) == len(self.y) > 0, "data", (len(self.x), len(self.y)), "give as many targets as inputs, at least one"
+            len(self.x) == len(self.y) > 0,
+            "data",
+            (len(self.x), len(self.y)),
+            "give as many targets as inputs, at least one",
         )
         self.n, self.reduction, self.penalty, self._loss = len(self.x), reduction, penalty or NoPenalty(), loss
         if layers is None:
@@ -208,13 +209,17 @@ def _trainable_linears(module: nn.Module) -> dict[str, nn.Linear]:
             continue
         if not isinstance(layer, nn.Linear):
             kind = type(layer).__name__
-            _validate.refuse("module", kind, f"layer {name!r} is a {kind} with trainable parameters: freeze it, or use nn.Linear")
+            _validate.refuse(
+                "module", kind, f"layer {name!r} is a {kind} with trainable parameters: freeze it, or use nn.Linear"
+            )
         trainable = all(parameter.requires_grad for parameter in layer.parameters())
         _validate.check(trainable, "module", name, "freeze weight and bias of a layer together, or neither")
         found[name] = layer
     _validate.check(bool(found), "module", type(module).__name__, "give a module with at least one trainable nn.Linear")
     weights = [id(layer.weight) for layer in found.values()]
-    _validate.check(len(set(weights)) == len(weights), "module", type(module).__name__, "untie the weights of its layers")
+    _validate.check(
+        len(set(weights)) == len(weights), "module", type(module).__name__, "untie the weights of its layers"
+    )
     return found
 
 

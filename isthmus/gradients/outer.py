@@ -69,7 +69,8 @@ class Outer(Rows):
         with _rounding.exact_products(self.device):
             if is_sparse(self.a):
                 return rmatmul(self.a, b).T.reshape(-1)
-            return rmatmul(self._flat(self.a), self._flat(b)).T.reshape(-1)
+            a, b = self._flat(self.a), self._flat(b)
+            return rmatmul(b, a).reshape(-1) if a.dtype == self.dtype else rmatmul(a, b).T.reshape(-1)
 
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi])

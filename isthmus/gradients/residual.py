@@ -26,9 +26,10 @@ class ResidualRows(Rows):
 
     The two norms enter as certified bounds (||g|| from above, ||c|| from below).  The codes' own error is
     covered by a guard of 2 eps (4 + log2 d) ||g||^2 under the root, eps of the coarser dtype of rows and
-    codes: at least the 8 eps that measurements ask for, and enough for eta <= (3 + log2 d) eps, that is for
-    every pairwise or blocked sum and for a sketch that is tight to a few eps.  It is at least (8 eps)^(1/2)
-    of ||g|| (0.1 % in float32), so a residual is never found smaller than that.
+    codes: more than the 8 eps that measurements ask for, and enough for eta <= (3 + log2 d) eps, that is for
+    codes summed pairwise, with 2 eps left for a sketch that is not tight to the last bit.  (The worst case of
+    a code summed in plain order is d eps / 2; signs of rounding errors would all have to agree.)  The guard is
+    at least (8 eps)^(1/2) of ||g||, 0.1 % in float32: no residual is found smaller than that.
 
     >>> from isthmus.gradients import Dense
     >>> class Half(Sketch):

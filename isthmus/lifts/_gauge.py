@@ -44,7 +44,7 @@ def least_gauge(problem: Problem, end: PathEnd, tol: float, max_iter: int) -> Pa
     A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.
     """
     constraint, phi, v = problem.constraint, problem.phi, problem.v
-    if isinstance(constraint, Simplex) or float(end.residual @ end.residual) > tol * problem.reference:
+    if isinstance(constraint, Simplex) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return end
     if not constraint.contains(torch.zeros(phi.d, dtype=torch.float64)):
         _validate.refuse("constraint", constraint, "pick='min_gauge' needs a set that contains the origin")

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from isthmus.lifts._active import Shape, threshold
 from isthmus.lifts._operators import Array
-from isthmus.sets import Box, ConvexSet, L1Ball, L2Ball, LInfBall, NuclearBall, Simplex
+from isthmus.sets import Box, ConvexSet, GroupBall, L1Ball, L2Ball, LInfBall, NuclearBall, Product, Simplex, Subspace
 
 Derivative = Callable[[Array], Array]
 Linearise = Callable[[Array], tuple[Array, Derivative]]
@@ -66,7 +67,7 @@ def _threshold(radius: float, signed: bool) -> Linearise:
     def linearise(z: Array) -> tuple[Array, Derivative]:
         size = np.abs(z) if signed else z
         if signed and size.sum() <= radius:
-            return z, lambda x: x
+            return z, _same
         tau = threshold(size, radius)
         piece = shape.classify(z, tau)
         signs = piece.free * (1.0 if piece.signs is None else piece.signs)
@@ -80,9 +81,24 @@ def _euclidean(radius: float) -> Linearise:
     def linearise(z: Array) -> tuple[Array, Derivative]:
         length = float(np.linalg.norm(z))
         if length <= radius:
-            return z, lambda x: x
+            return z, _same
         unit, ratio = z / length, radius / length
         return radius * unit, lambda x: ratio * (x - unit * (unit @ x))
+
+    return linearise
+
+
+def _subspace(axes: Array, radius: float | None) -> Linearise:
+    def span(x: Array) -> Array:
+        return (axes @ x) @ axes
+
+    if radius is None:
+        return lambda z: (span(z), span)
+    ball = _euclidean(radius)
+
+    def linearise(z: Array) -> tuple[Array, Derivative]:
+        w, derivative = ball(span(z))
+        return w, lambda x: derivative(span(x))
 
     return linearise
 
@@ -101,7 +117,7 @@ def _nuclear(radius: float, shape: tuple[int, int]) -> Linearise:
     def linearise(z: Array) -> tuple[Array, Derivative]:
         u, s, vt = np.linalg.svd(matrix(z), full_matrices=False)
         if s.sum() <= radius:
-            return z, lambda x: x
+            return z, _same
         tau = threshold(s, radius)
         kept = s > tau
         f = np.where(kept, s - tau, 0.0)
@@ -125,11 +141,58 @@ def _nuclear(radius: float, shape: tuple[int, int]) -> Linearise:
     return linearise
 
 
+def _groups(ids: NDArray[np.intp], radius: float) -> Linearise:
+    """Thresholded group norms: each group keeps its direction."""
+    count = int(ids.max()) + 1
+
+    def totals(x: Array) -> Array:
+        sums: Array = np.bincount(ids, x, count).astype(np.float64)
+        return sums
+
+    def linearise(z: Array) -> tuple[Array, Derivative]:
+        norms = np.sqrt(totals(z * z))
+        if norms.sum() <= radius:
+            return z, _same
+        tau = threshold(norms, radius)
+        kept = norms > tau
+        shrink = np.where(kept, 1 - tau / np.where(kept, norms, 1.0), 0.0)[ids]
+        unit = z * np.where(kept, 1 / np.where(kept, norms, 1.0), 0.0)[ids]
+
+        def derivative(x: Array) -> Array:
+            along = totals(unit * x)
+            return shrink * x + unit * ((1 - shrink) * along[ids] - along.sum() / np.count_nonzero(kept))
+
+        return shrink * z, derivative
+
+    return linearise
+
+
+def _product(parts: list[Linearise], sizes: tuple[int, ...]) -> Linearise:
+    cuts = np.cumsum(sizes)[:-1]
+
+    def linearise(z: Array) -> tuple[Array, Derivative]:
+        found = [part(block) for part, block in zip(parts, np.split(z, cuts), strict=True)]
+
+        def derivative(x: Array) -> Array:
+            return np.concatenate([one(block) for (_, one), block in zip(found, np.split(x, cuts), strict=True)])
+
+        return np.concatenate([w for w, _ in found]), derivative
+
+    return linearise
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
 _TABLE: dict[type, Callable[[Any], Linearise]] = {
     Box: lambda box: _clamp(box.lo.numpy(), box.hi.numpy()),
     LInfBall: lambda ball: _clamp(-ball.radius, ball.radius),
     L1Ball: lambda ball: _threshold(ball.radius, True),
     Simplex: lambda simplex: _threshold(simplex.radius, False),
     L2Ball: lambda ball: _euclidean(ball.radius),
+    Subspace: lambda space: _subspace(space.basis.cpu().numpy(), space.radius),
+    GroupBall: lambda ball: _groups(ball.groups.cpu().numpy(), ball.radius),
+    Product: lambda product: _product([linearisation(part) for part in product.sets], product.sizes),
     NuclearBall: lambda ball: _nuclear(ball.radius, ball.shape),
 }

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from isthmus.sketches.base import Sketch
+from isthmus.sketches.dense import DenseMap
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -108,7 +109,8 @@ def operator(sketch: Sketch | Any) -> Operator:
     if found is not None:
         return found
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
-        return Dense(sketch.dense(torch.float64).cpu().numpy())
+        matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
+        return Dense(np.ascontiguousarray(matrix.cpu().numpy()))
     return MatrixFree(sketch)
 
 

@@ -18,11 +18,11 @@ import torch
 from isthmus.lifts._active import Coordinates, Piece, Shape, Weights, active_set
 from isthmus.lifts._jacobians import linearisation
 from isthmus.lifts._newton import Dual, newton
-from isthmus.lifts._operators import Array, Operator
+from isthmus.lifts._operators import Array, Buckets, Operator
 from isthmus.sets import ConvexHull, ConvexSet, L1Ball, Simplex
 
-SMALLEST = 1e-10
-"""The path never goes below this eps: rounding would win."""
+SMALLEST, LARGEST = 1e-9, 1e6
+"""The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,9 @@ class Problem:
     v: Array
     w0: Array
 
-    @property
-    def reference(self) -> float:
-        """What tolerances are relative to: ||v||^2, or ||Phi w0||^2 for a zero target."""
-        return float(self.v @ self.v) or float(np.sum((self.v - self.phi.forward(self.w0)) ** 2))
+    def reference(self, w: Array) -> float:
+        """What tolerances are relative to: ||v||^2, or for a zero target the size of a point."""
+        return float(self.v @ self.v) or float(w @ w)
 
     def certificate(self, w: Array, residual: Array) -> float:
         """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w).
@@ -77,33 +76,37 @@ class Engine(Protocol):
 class ActiveEngine:
     """The active-set engine, for l1 balls, simplices and hulls."""
 
-    factor = 1e-2
-
-    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
-        self._problem, self.first = problem, first
+    def __init__(self, problem: Problem, mu: Array | None, first: float, factor: float = 1e-2) -> None:
+        self._problem, self.first, self.factor = problem, first, factor
         constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
         self._vertices: Array | None = None
+        self._start: Piece | None
         if isinstance(constraint, ConvexHull):
             rows = constraint.vertices.cpu().numpy()
             images = np.stack([phi.forward(row) for row in rows])
             self._vertices = rows
             self._pieces: Coordinates | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
             pull = images @ (v - images.mean(0))
-            self._piece = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
+            self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
         else:
             shape = Shape(float(getattr(constraint, "radius")), isinstance(constraint, L1Ball))  # noqa: B009
             self._pieces = Coordinates(shape, phi, v, w0)
-            multiplier = v - phi.forward(w0) if mu is None else mu
-            self._piece = shape.start(w0 + phi.adjoint(multiplier))
+            self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last piece."""
-        self._piece, z, tau, used, solved = active_set(self._pieces, self._piece, eps, budget)
+        piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, budget)
+        self._start = piece if solved else self._start
         w = self._pieces.shape.point(z, tau)
         if self._vertices is None:
             return w, getattr(self._pieces, "mu"), used, solved  # noqa: B009
         w = w @ self._vertices
         return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
+
+    def _guess(self, eps: float) -> Piece:
+        """The piece of a projected gradient step."""
+        phi, v, w0 = self._problem.phi, self._problem.v, self._problem.w0
+        return self._pieces.shape.start(w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps))
 
 
 class NewtonEngine:
@@ -115,22 +118,24 @@ class NewtonEngine:
         self.first = first
         self._dual = Dual(linearisation(problem.constraint), problem.phi, problem.v, problem.w0)
         self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
-        self._size = problem.reference**0.5
+        self._size = problem.reference(self._point.w) ** 0.5
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last multiplier."""
-        residual = float(np.linalg.norm(self._dual.v - self._point.image))
-        loose = 1e-3 * min(residual, eps * float(np.linalg.norm(self._point.mu)) or residual)
         start = self._point
-        found, used, solved = newton(self._dual, start, eps, max(loose, 1e-11 * self._size), budget)
+        residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
+        loose = 1e-3 * min(residual, eps * length or residual)
+        found, used, solved = newton(self._dual, start, eps, max(loose, 1e-10 * self._size, 1e-14 * length), budget)
         self._point = found if solved else start
         return found.w, found.mu, used, solved
 
 
 def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
-    """The engine of a set; `careful` starts further from eps = 0 and relies on the projection only."""
-    if isinstance(problem.constraint, (L1Ball, Simplex, ConvexHull)) and not careful:
-        return ActiveEngine(problem, mu, 1e-4)
+    """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
+    if isinstance(problem.constraint, (L1Ball, Simplex)) and not careful:
+        return ActiveEngine(problem, mu, 1e-4 if mu is not None or isinstance(problem.phi, Buckets) else 1e-2)
+    if isinstance(problem.constraint, ConvexHull):
+        return ActiveEngine(problem, None, 1.0, 0.3) if careful else ActiveEngine(problem, None, 1e-2)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 
@@ -156,16 +161,18 @@ def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
         end = PathEnd(w, mu, eps, residual, np.inf, used, False)
         if solved and last is not None and _settled(problem, w, last, tol):
             bound = problem.certificate(w, residual)
-            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference)
+            end = PathEnd(w, mu, eps, residual, bound, used, bound <= tol * problem.reference(w))
             if end.converged or (not problem.constraint.can("support") and _images_agree(problem, w, last, tol)):
                 return PathEnd(w, mu, eps, residual, bound, used, True)
-        if best is None or solved or float(residual @ residual) < float(best.residual @ best.residual):
+        if best is None or end.certificate < best.certificate or (solved and not np.isfinite(best.certificate)):
             best = end
-        if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and factor > 0.5):
+        if used >= max_iter or (solved and eps <= SMALLEST) or (not solved and (factor > 0.6 or eps > LARGEST)):
             bound = min(best.certificate, problem.certificate(best.w, best.residual))
             return PathEnd(best.w, best.mu, best.eps, best.residual, bound, used, False)
         if solved:
             last, eps = w, max(eps * factor, SMALLEST)
+        elif last is None:
+            eps = 30 * eps
         else:
             eps, factor = eps / factor**0.5, factor**0.5
 
@@ -178,4 +185,4 @@ def _settled(problem: Problem, w: Array, last: Array, tol: float) -> bool:
 
 def _images_agree(problem: Problem, w: Array, last: Array, tol: float) -> bool:
     change = problem.phi.forward(w - last)
-    return float(change @ change) <= tol * problem.reference
+    return float(change @ change) <= tol * problem.reference(w)

@@ -144,7 +144,7 @@ def solve_lift(
 def _sparsest(problem: Problem, end: PathEnd, tol: float) -> PathEnd | None:
     """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
     constraint, phi, v = problem.constraint, problem.phi, problem.v
-    if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference:
+    if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return None
     if isinstance(phi, MatrixFree):
         return None

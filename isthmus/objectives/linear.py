@@ -35,6 +35,15 @@ class LinearModel(Objective):
         X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified).
         y: n targets.
         l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
+
+    >>> class Absolute(LinearModel):
+    ...     def losses(self, z, y):
+    ...         return (z - y).abs()
+    ...     def slopes(self, z, y):
+    ...         return torch.sign(z - y)
+    >>> f = Absolute(torch.eye(2), [1.0, -3.0], RealTargets())
+    >>> f.loss(torch.zeros(2)), f.gradient(torch.zeros(2))
+    (2.0, tensor([-0.5000,  0.5000]))
     """
 
     curvature: float | None = None

@@ -95,4 +95,3 @@ class AllReduce:
         value = value.clone()
         dist.all_reduce(value, group=self.group)
         return value
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -13,8 +13,8 @@ from isthmus.bounded import Bounded
 class Mechanism(Protocol):
     """Releases a bounded value; its noise scale is always a multiplier times the value's bound."""
 
-    ords: tuple[float, ...]
-    private: bool
+    ords: ClassVar[tuple[float, ...]]
+    private: ClassVar[bool]
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The value the world may see; `noise` is the run's secret source of randomness."""
@@ -34,8 +34,8 @@ class Exact:
     [1.0, 1.0]
     """
 
-    private = False
-    ords = (1, 2, float("inf"))
+    private: ClassVar[bool] = False
+    ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The value itself."""

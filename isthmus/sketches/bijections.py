@@ -10,8 +10,8 @@ from torch import Tensor
 
 from isthmus import _validate, randomness
 
-RANGE = 1 << 16
-"""Indices handled at once by `Buckets`: its buffers stay in a processor's cache."""
+RANGE = 1 << 18
+"""Indices hashed at once: the buffers stay in a processor's cache."""
 LIMIT = 1 << 46
 """Beyond this dimension a product a * i of `Buckets` could leave 64 bits."""
 
@@ -84,6 +84,7 @@ class Buckets:
         self._a = 1 + randomness.key(key, "a") % (self.p - 1)
         self._c = randomness.key(key, "c") % self.p
         self._walks = self._find_walks()
+        self._dtype = torch.int32 if self.p < 1 << 30 else torch.int64
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def counts(self) -> Tensor:
@@ -95,28 +96,37 @@ class Buckets:
     def range(self, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
         """h(lo), ..., h(hi - 1) as int64."""
         out = torch.empty(hi - lo, dtype=torch.int64, device=device)
+        scratch = self.scratch(min(RANGE, hi - lo), out.device)
         for start in range(lo, hi, RANGE):
             stop = min(start + RANGE, hi)
-            self._fill(out[start - lo : stop - lo], start)
-        first, last = (bisect_left(self._walks, (j, 0)) for j in (lo, hi))
-        for j, bucket in self._walks[first:last]:
-            out[j - lo] = bucket
+            self.fill(out[start - lo : stop - lo], start, scratch)
         return out
 
-    def _fill(self, out: Tensor, start: int) -> None:
+    def scratch(self, width: int, device: torch.device) -> Tensor:
+        """The work space that `fill` needs for ranges up to a width."""
+        return torch.empty(2, width, dtype=self._dtype, device=device)
+
+    def fill(self, out: Tensor, start: int, scratch: Tensor) -> None:
+        """h(start), h(start + 1), ... into an int64 buffer of at most `RANGE` places."""
         images, residues = self._table(out)
+        bucket, mask = scratch[:, : len(out)]
+        sign_bit = 8 * self._dtype.itemsize - 1
         offset = (self._a * start + self._c) % self.p
         plain, wrapped = offset % self.m, (offset - self.p) % self.m
-        stays = (images + (offset - self.p)) >> 63
-        torch.add(residues, stays.bitwise_and_(plain - wrapped), out=out)
-        out.add_(wrapped - self.m)
-        out.add_((out >> 63).bitwise_and_(self.m))
+        torch.add(images, offset - self.p, out=mask)
+        mask.bitwise_right_shift_(sign_bit).bitwise_and_(plain - wrapped)
+        torch.add(residues, mask, out=bucket).add_(wrapped - self.m)
+        torch.bitwise_right_shift(bucket, sign_bit, out=mask).bitwise_and_(self.m)
+        out.copy_(bucket.add_(mask))
+        first, last = (bisect_left(self._walks, (j, 0)) for j in (start, start + len(out)))
+        for j, end in self._walks[first:last]:
+            out[j - start] = end
 
     def _table(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """a i mod p and that mod m, for i below the length of `like`."""
         if like.device not in self._tables:
             images = torch.arange(min(RANGE, self.d), device=like.device) * self._a % self.p
-            self._tables[like.device] = images, images % self.m
+            self._tables[like.device] = images.to(self._dtype), (images % self.m).to(self._dtype)
         images, residues = self._tables[like.device]
         return images[: len(like)], residues[: len(like)]
 

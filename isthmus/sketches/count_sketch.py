@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,20 @@ class BalancedMap(HashedMap):
         """Balanced buckets and signs, 1 x (hi - lo)."""
         bucket = self._buckets.range(lo, hi, device)
         return bucket.unsqueeze(0), randomness.sign_range(self._sign_key, lo, hi, device).unsqueeze(0)
+
+    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """The same hashes in buffers that are used again."""
+        ranges = self._ranges(lo, hi)
+        width = ranges[0][1] - lo
+        buckets = torch.empty(1, width, dtype=torch.int64, device=like.device)
+        scratch = self._buckets.scratch(width, like.device)
+        bits = torch.empty(width // 32 + 2, 32, dtype=torch.int32, device=like.device)
+        signs = torch.empty(1, width, dtype=like.dtype, device=like.device)
+        for left, right in ranges:
+            bucket, sign = buckets[:, : right - left], signs[:, : right - left]
+            self._buckets.fill(bucket[0], left, scratch)
+            sign.copy_(randomness.sign_range(self._sign_key, left, right, like.device, bits))
+            yield left, right, bucket, sign
 
     def _matrix_gain(self, ord: float) -> float:
         """A column holds one scale_b; row b has l1 norm n_b scale_b = sqrt(n_b d/m)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -11,12 +12,10 @@ import torch
 from torch import Tensor
 
 from isthmus.matrix import Matrix, dtype_of, is_sparse
-from isthmus.sketches import base
+from isthmus.sketches import base, bijections
 from isthmus.sketches.base import Sketch, check_block, check_vector
 from isthmus.space import Space
 
-RANGE = 1 << 16
-"""Hashes computed at once when they are not kept."""
 KEEP = 1 << 23
 """Up to this many non-zeros a map keeps its hashes for its round."""
 BLOCK = 1 << 20
@@ -38,21 +37,22 @@ class HashedMap(Sketch):
     def forward(self, v: Tensor) -> Tensor:
         """Phi v by one signed scatter-add of v."""
         check_vector(self, v, "v", self.d)
-        code = v.new_zeros(self.m)
-        for lo, hi in self._ranges():
-            bucket, sign = self._table(lo, hi, v)
-            code.scatter_add_(0, bucket.view(-1), (sign * v[lo:hi]).view(-1))
+        code, signed = v.new_zeros(self.m), v.new_empty(0)
+        for lo, hi, bucket, sign in self.tables(0, self.d, v):
+            signed = signed if signed.shape == sign.shape else torch.empty_like(sign)
+            torch.mul(sign, v[lo:hi], out=signed)
+            code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
         return code * self.scale.to(code)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y by one signed gather from y."""
         check_vector(self, y, "y", self.m)
-        scaled = y * self.scale.to(y)
-        out = y.new_empty(self.d)
-        for lo, hi in self._ranges():
-            bucket, sign = self._table(lo, hi, y)
-            read = torch.index_select(scaled, 0, bucket.view(-1)).view(sign.shape).mul_(sign)
-            out[lo:hi] = read[0] if self.s == 1 else read.sum(0)
+        scaled, out = y * self.scale.to(y), y.new_empty(self.d)
+        for lo, hi, bucket, sign in self.tables(0, self.d, y):
+            if self.s == 1:
+                torch.index_select(scaled, 0, bucket[0], out=out[lo:hi]).mul_(sign[0])
+            else:
+                torch.sum(scaled[bucket].mul_(sign), 0, out=out[lo:hi])
         return out
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
@@ -61,8 +61,7 @@ class HashedMap(Sketch):
         if is_sparse(x):
             return self._sparse_rows(x, lo, hi)
         code = x.new_zeros(x.shape[0], self.m)
-        for left, right in self._ranges(lo, hi):
-            bucket, sign = self._table(left, right, x)
+        for left, right, bucket, sign in self.tables(lo, hi, x):
             step = max(1, BLOCK // (right - left))
             for start in range(0, x.shape[0], step):
                 part = x[start : start + step, left - lo : right - lo]
@@ -70,9 +69,22 @@ class HashedMap(Sketch):
                     code[start : start + step].scatter_add_(1, bucket[r].expand(part.shape), part * sign[r])
         return code * self.scale.to(code)
 
+    def tables(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        """(left, right, rows, signs in the dtype of `like`) over ranges of columns; valid until the next is asked."""
+        if self._keeps:
+            bucket, sign = self._whole(like)
+            yield lo, hi, bucket[:, lo:hi], sign[:, lo:hi]
+        else:
+            yield from self._stream(lo, hi, like)
+
+    def _stream(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        for left, right in self._ranges(lo, hi):
+            bucket, sign = self.hashes(left, right, like.device)
+            yield left, right, bucket, sign.to(like.dtype)
+
     def transposed(self, lo: int, hi: int, dtype: torch.dtype = torch.float64) -> sp.csr_array:
         """Phi[:, lo:hi]' as a SciPy CSR matrix with s non-zeros a row."""
-        bucket, sign = self._table(lo, hi, torch.empty(0, dtype=dtype))
+        bucket, sign = self.hashes(lo, hi, torch.device("cpu"))
         values = (sign * self.scale.to(dtype)[bucket]).T.reshape(-1).numpy()
         starts = np.arange(0, self.s * (hi - lo) + 1, self.s)
         return sp.csr_array((values, bucket.T.reshape(-1).numpy(), starts), shape=(hi - lo, self.m))
@@ -80,7 +92,7 @@ class HashedMap(Sketch):
     def row_counts(self) -> Tensor:
         """How many non-zeros each row has (int64, m)."""
         counts = torch.zeros(self.m, dtype=torch.int64)
-        for lo, hi in self._ranges():
+        for lo, hi in self._ranges(0, self.d):
             counts += torch.bincount(self.hashes(lo, hi, counts.device)[0].view(-1), minlength=self.m)
         return counts
 
@@ -106,18 +118,13 @@ class HashedMap(Sketch):
     def _keeps(self) -> bool:
         return self.s * self.d <= KEEP
 
-    def _ranges(self, lo: int = 0, hi: int | None = None) -> list[tuple[int, int]]:
-        hi = self.d if hi is None else hi
-        step = max(1, hi - lo if self._keeps else RANGE // self.s)
+    def _ranges(self, lo: int, hi: int) -> list[tuple[int, int]]:
+        step = max(1, bijections.RANGE // self.s)
         return [(left, min(left + step, hi)) for left in range(lo, hi, step)]
 
-    def _table(self, lo: int, hi: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        if not self._keeps:
-            bucket, sign = self.hashes(lo, hi, like.device)
-            return bucket, sign.to(like.dtype)
+    def _whole(self, like: Tensor) -> tuple[Tensor, Tensor]:
         where = like.device, like.dtype
         if where not in self._kept:
             bucket, sign = self.hashes(0, self.d, like.device)
             self._kept[where] = bucket, sign.to(like.dtype)
-        bucket, sign = self._kept[where]
-        return (bucket, sign) if hi - lo == self.d else (bucket[:, lo:hi], sign[:, lo:hi])
+        return self._kept[where]

@@ -157,12 +157,15 @@ def walsh_hadamard(x: Tensor) -> Tensor:
     [[0.5, 0.5, 0.5, 0.5], [1.5, -0.5, 1.5, -0.5]]
     """
     n, size = x.shape
+    source, target, spare = x.contiguous(), torch.empty_like(x), torch.empty_like(x)
     left = size
     while left > 1:
         width = min(32, left)
-        x = x.reshape(n, width, size // width).transpose(1, 2) @ hadamard_matrix(width).to(x)
+        digits = source.view(n, width, size // width).transpose(1, 2)
+        torch.matmul(digits, hadamard_matrix(width).to(x), out=target.view(n, size // width, width))
+        source, target, spare = target, spare, target
         left //= width
-    return x.reshape(n, size)
+    return source
 
 
 @cache

@@ -105,9 +105,7 @@ def stationary_step_bound(
     _validate.positive(batch=batch)
     _validate.non_negative(noise=noise)
     _validate.check(0 <= beta <= 0.25, "beta", beta, "give a number in [0, 1/4]")
-    gain = 2 * stationary_decrease(
-        accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound
-    )
+    gain = 2 * stationary_decrease(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
     return -gain + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
 
 

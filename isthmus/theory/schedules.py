@@ -1,4 +1,4 @@
-"""Steps, distortions, batches and round counts of paper 001, as rules of the round t = 0, 1, ... (the papers' t - 1)."""
+"""Steps, distortions, batches and round counts of paper 001, as rules of the round t = 0, 1, ... (its t - 1)."""
 
 from __future__ import annotations
 
@@ -95,34 +95,29 @@ def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
 # ---------------------------------------------------------------- nonconvex: first-order stationary points
 
 
-def stationary_threshold(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    d: int | None = None,
-    m: int | None = None,
-) -> float:
+def stationary_threshold(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
     """The move below which w_t is an alpha-FOSP: alpha / (G + mu ||C||), Theorem 2.4 (B.4), paper 001.
 
-    With d and m the threshold is that times sqrt(m / d): a compressed round lifted nearest to w_t moves it by about
-    sqrt(m / d) of what the gradient would, so the rule as printed fires early unless m meets the theorem.
-    Equivalently, multiply the move by sqrt(d / m).
-
-    >>> stationary_threshold(0.3, smoothness=1.0, diameter=2.0, gradient_bound=1.0)
-    0.09999999999999999
-    >>> round(stationary_threshold(0.3, smoothness=1.0, diameter=2.0, gradient_bound=1.0, d=400, m=100), 12)
-    0.05
+    >>> stationary_threshold(0.75, smoothness=1.0, diameter=2.0, gradient_bound=1.0)
+    0.25
     """
     _validate.positive(accuracy=accuracy)
-    _validate.check((d is None) == (m is None), "d, m", (d, m), "give both or neither")
-    plain = accuracy / _speed(smoothness, diameter, gradient_bound)
-    if d is None or m is None:
-        return plain
+    return accuracy / _speed(smoothness, diameter, gradient_bound)
+
+
+def compressed_threshold(threshold: float, d: int, m: int) -> float:
+    """The threshold for the move of a compressed round, sqrt(m / d) times that of Theorem 2.4 (paper 001).
+
+    A round lifted nearest to w_t moves it by about sqrt(m / d) of what the gradient would, so the rule as printed
+    fires early unless m meets the theorem.  Equivalently, multiply the move by sqrt(d / m_t).
+
+    >>> compressed_threshold(0.25, d=400, m=100)
+    0.125
+    """
+    _validate.positive(threshold=threshold)
     _validate.positive_int(d=d, m=m)
     _validate.at_most(d, "d", m=m)
-    return plain * math.sqrt(m / d)
+    return threshold * math.sqrt(m / d)
 
 
 def stationary_beta(
@@ -237,9 +232,7 @@ def mapping_beta(accuracy: float, *, smoothness: float, diameter: float, gradien
     return min(0.25, accuracy**2 / (smoothness * gradient_bound * diameter))
 
 
-def mapping_batch(
-    accuracy: float, *, smoothness: float, diameter: float, noise: float, constant: float = 1.0
-) -> float:
+def mapping_batch(accuracy: float, *, smoothness: float, diameter: float, noise: float, constant: float = 1.0) -> float:
     """b = max(1, zeta^2 / alpha^2, zeta^2 ||C||^2 mu^2 / alpha^4), up to a constant: Theorem B.5, paper 001.
 
     >>> mapping_batch(0.5, smoothness=1.0, diameter=2.0, noise=1.0)
