@@ -91,7 +91,7 @@ class TorchDriver:
         round = self._open()
         self._finish_backward()
         message = self._sum if self._sum is not None else self._nothing(round)
-        divisor = self.stage.sampler.divisor(self.n)
+        divisor = self.stage.sampler.divisor(self.n, round.t)
         message = self._reduce(replace(_counted(message), divisor=divisor))
         released = close_stage(round, self.stage, message, self.keys, self.ledger)
         self.state = advance(round, self.state, {self.stage.name: released}, [message])

@@ -87,10 +87,14 @@ class Codec(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost."""
+    """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
+
+    `per_round` clients are asked in a round, drawn with replacement; None asks all of them.
+    """
 
     codec: Codec | None = None
     feedback: bool = False
+    per_round: int | None = None
 
 
 class Ledger(Protocol):
@@ -103,7 +107,8 @@ class Ledger(Protocol):
 class Pipeline:
     """An algorithm: stages of releases, a step rule `t -> eta` (t from 0), an update and an average.
 
-    Unsound fillings are refused when it is built.
+    `output` says what a run returns as its point, the "last" iterate or the "average"; `rounds` how many it
+    takes where the algorithm says so itself.  Unsound fillings are refused when it is built.
     """
 
     stages: Sequence[Stage]
@@ -112,6 +117,8 @@ class Pipeline:
     average: Average = field(default_factory=Last)
     wire: Wire = field(default_factory=Wire)
     stop: Callable[[Round, State, State], bool] | None = None
+    output: str = "last"
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         _check_sound(self)
@@ -284,7 +291,7 @@ def contribute(
         message = fragment(round, stage, rows)
         total = message if total is None else total + message
     assert total is not None
-    return _send(round, stage, replace(total, divisor=stage.sampler.divisor(n)), client, memory)
+    return _send(round, stage, replace(total, divisor=stage.sampler.divisor(n, round.t)), client, memory)
 
 
 def close_stage(
@@ -396,8 +403,14 @@ def run(
             return new, state.w, "stopped"  # the point before the step, but the round that told us was released
         state = new
         if observe(state, time.perf_counter() - began):
-            return state, state.w if pipe.stop is None else None, "interrupted"
-    return state, state.w if pipe.stop is None else None, "finished" if pipe.stop is None else "none found"
+            return state, _found(pipe, state), "interrupted"
+    return state, _found(pipe, state), "finished" if pipe.stop is None else "none found"
+
+
+def _found(pipe: Pipeline, state: State) -> Tensor | None:
+    if pipe.stop is not None:
+        return None
+    return state.w if pipe.output == "last" else pipe.average.output(state.average, state.w)
 
 
 # ---------------------------------------------------------------- small helpers
@@ -485,6 +498,7 @@ def _nested(encoder: Any, path: str) -> Iterator[tuple[str, Encoder]]:
 def _check_sound(pipe: Pipeline) -> None:
     """Refuse fillings that could break their own guarantee or cannot work."""
     names = [stage.name for stage in pipe.stages]
+    _validate.one_of(("last", "average"), output=pipe.output)
     _validate.check(len(names) > 0, "stages", names, "give at least one stage")
     _validate.check(len(set(names)) == len(names), "stages", names, "give each stage its own name")
     for stage in pipe.stages:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,7 @@ class Result:
     dims      gradient numbers used: the narrow dimension, added over rounds and senders
     bytes     what those numbers weigh on the wire
     seconds   time in the loop, records not counted
+    certificate  for a stop rule: what it promised, checked on one full gradient
     state     everything needed to go on: `minimize(..., resume=result.state)`
     """
 
@@ -35,6 +36,7 @@ class Result:
     bytes: int
     seconds: float
     state: State
+    certificate: Mapping[str, float] = field(default_factory=dict)
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

@@ -33,6 +33,8 @@ class Binding:
     n: int
     steps: int | None
     epochs: float | None
+    loss: Callable[[Tensor], float] | None = None
+    """The objective itself, for line searches of runs that are not private."""
 
     @property
     def d(self) -> int:
@@ -73,7 +75,7 @@ def minimize(
 
     objective   anything with `n`, `space`, `penalty`, `rows(w, index)` and `loss(w)`
     recipe      `isthmus.algorithms.comp_sgd(...)` and the like, or a ready `Pipeline`
-    steps       how many rounds; or `epochs`, how many passes over the data
+    steps       how many rounds; or `epochs`, how many passes over the data; or as the recipe's schedule says
     seed        public randomness: sketches, and batches of runs that are not private
     x0          where to start; by default the point of C nearest to 0
     resume      the state of an earlier result: goes on to the same `steps` as if never interrupted
@@ -92,11 +94,11 @@ def minimize(
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs))
+    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, objective.loss))
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
-    rounds = steps if steps is not None else round((epochs or 0) * per_epoch)
+    rounds = _rounds(pipe, steps, epochs, per_epoch)
     setting = Setting(
-        aggregator=_aggregator(objective, clients),
+        aggregator=_aggregator(objective, clients, pipe),
         space=space,
         keys=Keys(seed),
         public_rows=lambda w, data: objective.on(data).rows(w),
@@ -119,6 +121,7 @@ def minimize(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
+        certificate=_certificate(pipe, objective, x),
     )
 
 
@@ -129,6 +132,37 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     if not isinstance(recipe, Pipeline):
         _validate.refuse("recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
     return recipe
+
+
+def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None) -> dict[str, float]:
+    """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
+    certify = getattr(pipe.stop, "certify", None)
+    return {} if x is None or certify is None or pipe.private else certify(objective, x)
+
+
+class EarlyStop:
+    """A callback that stops when the recorded loss has not fallen by `min_delta` for `patience` records.
+
+    >>> stop = EarlyStop(patience=2)
+    >>> [stop({"loss": value}, None) for value in (3.0, 2.0, 2.5, 2.0)]
+    [False, False, False, True]
+    """
+
+    def __init__(self, patience: int = 3, min_delta: float = 0.0) -> None:
+        _validate.positive_int(patience=patience)
+        _validate.non_negative(min_delta=min_delta)
+        self.patience, self.min_delta = patience, min_delta
+        self.best, self.waited = float("inf"), 0
+
+    def __call__(self, record: dict[str, Any], state: State | None) -> bool:
+        """Whether to stop; a private run records no loss and is never stopped by this."""
+        if "loss" not in record:
+            return False
+        if record["loss"] < self.best - self.min_delta:
+            self.best, self.waited = record["loss"], 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
 
 
 class _Watch:
@@ -198,19 +232,32 @@ def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
     return w.clone()
 
 
-def _aggregator(objective: Any, clients: Any) -> Aggregator:
+def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
+    """How many rounds: as asked, else as many as the algorithm's own schedule says."""
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return max(1, round(epochs * per_epoch))
+    if pipe.rounds is None:
+        _validate.refuse(
+            "steps, epochs", (None, None), "give one of the two: this recipe does not say how long it runs"
+        )
+    return pipe.rounds
+
+
+def _aggregator(objective: Any, clients: Any, pipe: Pipeline) -> Aggregator:
     if clients is None:
         return Local(objective)
     if hasattr(clients, "collect"):
         return clients
-    return Clients(list(clients))
+    return Clients(list(clients), pipe.wire.per_round)
 
 
 def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
-    _validate.check((steps is None) != (epochs is None), "steps, epochs", (steps, epochs), "give one of the two")
+    _validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
     if steps is not None:
         _validate.positive_int(steps=steps)
-    else:
+    if epochs is not None:
         _validate.positive(epochs=epochs)
     if physical is not None:
         _validate.positive_int(physical_batch_size=physical)

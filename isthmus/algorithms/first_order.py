@@ -1,4 +1,4 @@
-"""Projected (stochastic) gradient descent, and its compressed forms.
+"""Projected (stochastic) gradient descent, and its compressed forms (papers 001 and 000).
 
     theta_t = Pi_{Phi C}(Phi w_t - eta_t Phi g),   w_{t+1} in C with Phi w_{t+1} = theta_t
 
@@ -8,114 +8,238 @@ The two lines are one solve, `min over w in C of ||Phi w - (Phi w_t - eta_t Phi 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from isthmus import _validate
+from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.lifts import ProjectAndLift, pinv
-from isthmus.parts import Full, Shuffle, Step, Weighted
+from isthmus.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
+from isthmus.parts.averages import Average
 from isthmus.parts.samplers import Sampler
-from isthmus.pipeline import Pipeline, Release, Stage, StepSize, Wire
+from isthmus.pipeline import Codec, Pipeline, Release, Stage, StepSize, Wire
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder
+from isthmus.sketches import CountSketch, Encoder, Identity
 from isthmus.sketches.base import Size
 from isthmus.solve import Binding, Recipe
+from isthmus.theory import Schedule
 
 StepRule = float | Callable[[int], float]
+Family = Callable[[Size], Encoder]
+OUTPUTS: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
 
 
-def sgd(*, step: StepRule, batch_size: int = 32, momentum: float = 0.0) -> Recipe:
+def sgd(
+    *,
+    step: StepRule | None = None,
+    batch_size: int = 32,
+    momentum: float = 0.0,
+    schedule: Schedule | None = None,
+    output: str = "last",
+) -> Recipe:
     """Projected SGD: w+ = P_C(w - eta g).
+
+    step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.theory`
+    momentum  beta of the heavy ball: v = beta v + g, w+ = P_C(w - eta v)
+    output    "last", "average" (weighted by the steps) or "random" (one iterate, uniformly)
 
     >>> sgd(step=0.1).name
     'sgd'
     """
-    arguments = {"step": step, "batch_size": batch_size, "momentum": momentum}
-    return _plain("sgd", Shuffle(batch_size), step, momentum, arguments)
+    arguments = {"step": step, "batch_size": batch_size, "momentum": momentum, "output": output}
+    return _Descent(Shuffle(batch_size), step, schedule, output=output, momentum=momentum).recipe("sgd", arguments)
 
 
-def gd(*, step: StepRule, momentum: float = 0.0) -> Recipe:
-    """Projected gradient descent on all records."""
-    return _plain("gd", Full(), step, momentum, {"step": step, "momentum": momentum})
+def gd(
+    *, step: StepRule | None = None, momentum: float = 0.0, schedule: Schedule | None = None, output: str = "last"
+) -> Recipe:
+    """Projected gradient descent on all records; arguments as for `sgd`."""
+    arguments = {"step": step, "momentum": momentum, "output": output}
+    return _Descent(Full(), step, schedule, output=output, momentum=momentum).recipe("gd", arguments)
 
 
 def comp_sgd(
     *,
-    m: Size,
-    step: StepRule,
+    m: Size | WidthRule | None = None,
+    step: StepRule | None = None,
     batch_size: int = 32,
     error_feedback: bool = False,
-    sketch: Callable[[Size], Encoder] = CountSketch,
+    momentum: float = 0.0,
+    schedule: Schedule | None = None,
+    output: str = "last",
+    sketch: Family = CountSketch,
     tol: float = 1e-2,
+    stop: Any = None,
 ) -> Recipe:
-    """CompSGD: SGD that sees m numbers of each gradient.
+    """CompSGD (001, 000): SGD that sees m numbers of each gradient.
 
-    m               narrow dimension: a number, a fraction of d, or a rule t -> m
+    m               narrow dimension: a number, a fraction of d, a rule t -> m, or a `WidthRule`
     error_feedback  the sender keeps what the sketch lost and adds it next time; the server then lifts by the
                     pseudo-inverse and projects.  Without it every round is memoryless: project and lift.
+    schedule        a schedule of `isthmus.theory`: fills the step, m (by the constraint's width), the number of
+                    rounds and the alpha-FOSP stop rule where they are not given
     sketch          the family, as a function of m
     tol             accuracy of the project-and-lift solve
+    stop            a stop rule; the run then returns the point it fired at, or x = None
+
+    Other arguments as for `sgd`.
 
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
-    arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "tol": tol}
-    return _compressed("comp_sgd", Shuffle(batch_size), m, step, error_feedback, sketch, tol, arguments)
+    arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
+    filling = _Descent(
+        Shuffle(batch_size), step, schedule, m, sketch, tol, error_feedback, output=output, momentum=momentum, stop=stop
+    )
+    return filling.recipe("comp_sgd", arguments)
 
 
 def comp_gd(
     *,
-    m: Size,
-    step: StepRule,
+    m: Size | WidthRule | None = None,
+    step: StepRule | None = None,
     error_feedback: bool = False,
-    sketch: Callable[[Size], Encoder] = CountSketch,
+    momentum: float = 0.0,
+    schedule: Schedule | None = None,
+    output: str = "last",
+    sketch: Family = CountSketch,
+    tol: float = 1e-2,
+    stop: Any = None,
+) -> Recipe:
+    """CompGD (000): the full-batch form of `comp_sgd`."""
+    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output}
+    filling = _Descent(
+        Full(), step, schedule, m, sketch, tol, error_feedback, output=output, momentum=momentum, stop=stop
+    )
+    return filling.recipe("comp_gd", arguments)
+
+
+def comp_minibatch(
+    *,
+    m: Size | WidthRule | None = None,
+    step: StepRule | None = None,
+    batch_size: int | Callable[[int], int] | None = None,
+    error_feedback: bool = False,
+    schedule: Schedule | None = None,
+    output: str = "last",
+    sketch: Family = CountSketch,
+    tol: float = 1e-2,
+    stop: Any = None,
+) -> Recipe:
+    """CompMinibatch (000): a fresh batch without replacement each round; its size may be a rule, or the schedule's."""
+    _validate.check(
+        batch_size is not None or schedule is not None, "batch_size", batch_size, "give it, or a schedule that has one"
+    )
+    size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
+    arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
+    filling = _Descent(
+        WithoutReplacement(size or 1), step, schedule, m, sketch, tol, error_feedback, output=output, stop=stop
+    )
+    return filling.recipe("comp_minibatch", arguments)
+
+
+def comp_dist_sgd(
+    *,
+    m: Size | WidthRule | None = None,
+    step: StepRule | None = None,
+    clients_per_round: int | None = None,
+    batch_size: int | None = None,
+    codec: Codec | None = None,
+    error_feedback: bool = False,
+    schedule: Schedule | None = None,
+    output: str = "last",
+    sketch: Family = CountSketch,
     tol: float = 1e-2,
 ) -> Recipe:
-    """CompGD: the full-batch form of `comp_sgd`."""
-    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "tol": tol}
-    return _compressed("comp_gd", Full(), m, step, error_feedback, sketch, tol, arguments)
+    """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
+
+    clients_per_round  kappa, drawn with replacement; None asks every client
+    batch_size         records a client looks at; None: all of its own
+    codec              an unbiased contraction of the code to bytes
+
+    Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.
+
+    >>> comp_dist_sgd(m=10, step=0.1, clients_per_round=4).arguments["clients_per_round"]
+    4
+    """
+    if clients_per_round is not None:
+        _validate.positive_int(clients_per_round=clients_per_round)
+    arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
+    sampler = Full() if batch_size is None else Shuffle(batch_size)
+    wire = Wire(codec, error_feedback, clients_per_round)
+    filling = _Descent(sampler, step, schedule, m, sketch, tol, error_feedback, wire, output)
+    return filling.recipe("comp_dist_sgd", {**arguments, "codec": codec, "error_feedback": error_feedback})
 
 
-def step_rule(step: StepRule) -> StepSize:
-    """A rule `t -> eta` from a number or a rule."""
-    if callable(step):
-        return step
-    _validate.positive(step=step)
-    return lambda t: step
+def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
+    """A rule `t -> eta` from a number, a rule or a schedule."""
+    _validate.check(step is not None or schedule is not None, "step", step, "give a step, or a schedule that has one")
+    rule = schedule.step if step is None and schedule is not None else step
+    if callable(rule):
+        return rule
+    _validate.positive(step=rule)
+    return lambda t: rule
 
 
-def _plain(name: str, sampler: Sampler, step: StepRule, momentum: float, arguments: dict[str, Any]) -> Recipe:
-    rule = step_rule(step)
+@dataclass(frozen=True)
+class _Descent:
+    """What all of these recipes are: one stage, one release, a step on C."""
 
-    def build(binding: Binding) -> Pipeline:
-        update = Step(binding.constraint, binding.penalty, momentum)
-        return Pipeline([Stage(sampler)], rule, update, Weighted())
+    sampler: Sampler
+    step: StepRule | None
+    schedule: Schedule | None = None
+    m: Size | WidthRule | None = None
+    sketch: Family | None = None
+    tol: float = 1e-2
+    feedback: bool = False
+    wire: Wire = Wire()
+    output: str = "last"
+    momentum: float = 0.0
+    stop: Any = None
 
-    return Recipe(name, build, arguments)
+    def __post_init__(self) -> None:
+        step_rule(self.step, self.schedule)
+        _validate.positive(tol=self.tol)
+        _validate.one_of(OUTPUTS, output=self.output)
+        known = (
+            self.sketch is None or self.m is not None or (self.schedule is not None and self.schedule.beta is not None)
+        )
+        _validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
+    def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
+        """The recipe under its name."""
+        return Recipe(name, self.build, {**arguments, "schedule": self.schedule})
 
-def _compressed(
-    name: str,
-    sampler: Sampler,
-    m: Size,
-    step: StepRule,
-    error_feedback: bool,
-    sketch: Callable[[Size], Encoder],
-    tol: float,
-    arguments: dict[str, Any],
-) -> Recipe:
-    rule, encode = step_rule(step), sketch(m)
-    _validate.positive(tol=tol)
-
-    def build(binding: Binding) -> Pipeline:
-        # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
-        memoryless = not error_feedback and not isinstance(binding.constraint, Whole)
-        lift = ProjectAndLift(binding.constraint, tol=tol) if memoryless else pinv
+    def build(self, binding: Binding) -> Pipeline:
+        """The pipeline for a constraint, a space and a number of records."""
         return Pipeline(
-            [Stage(sampler, [Release(encode=encode, lift=lift)])],
-            rule,
-            Step(binding.constraint, binding.penalty),
-            Weighted(),
-            Wire(feedback=error_feedback),
+            [Stage(self.sampler, [self._release(binding)])],
+            step_rule(self.step, self.schedule),
+            Step(binding.constraint, binding.penalty, self.momentum),
+            OUTPUTS[self.output],
+            Wire(self.wire.codec, self.feedback, self.wire.per_round),
+            self._stop(binding),
+            output="last" if self.output == "last" else "average",
+            rounds=self.schedule.rounds if self.schedule is not None else None,
         )
 
-    return Recipe(name, build, arguments)
+    def _release(self, binding: Binding) -> Release:
+        if self.sketch is None:
+            return Release(encode=Identity())
+        m = self.m
+        if m is None and self.schedule is not None and self.schedule.beta is not None:
+            m = WidthRule(beta=self.schedule.beta)
+        assert m is not None
+        encode = self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n)))
+        # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
+        memoryless = not self.feedback and not isinstance(binding.constraint, Whole)
+        lift = ProjectAndLift(binding.constraint, tol=self.tol) if memoryless else pinv
+        return Release(encode=encode, lift=lift)
+
+    def _stop(self, binding: Binding) -> Any:
+        if self.stop is not None or self.schedule is None or self.schedule.threshold is None:
+            return self.stop
+        return FirstOrderStationary(self.schedule.threshold, binding.constraint)
+
+
+__all__ = ["comp_dist_sgd", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd", "step_rule"]

@@ -14,8 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.lifts._active import Shape, threshold
-from isthmus.lifts._operators import Array
-from isthmus.sets import Box, ConvexSet, GroupBall, L1Ball, L2Ball, LInfBall, NuclearBall, Product, Simplex, Subspace
+from isthmus.lifts._operators import Array, bincount
+from isthmus.sets import (
+    Box,
+    ConvexSet,
+    Ellipsoid,
+    GroupBall,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    LpBall,
+    NuclearBall,
+    Product,
+    Simplex,
+    Subspace,
+)
 
 Derivative = Callable[[Array], Array]
 Linearise = Callable[[Array], tuple[Array, Derivative]]
@@ -88,6 +101,43 @@ def _euclidean(radius: float) -> Linearise:
     return linearise
 
 
+def _smooth(constraint: ConvexSet, normal: Callable[[Array], Array], curvature: Callable[[Array], Array]) -> Linearise:
+    """A ball {g <= 1} with separable smooth g: z - w = c n(w), J = D - D n n' D / n'Dn with D = 1/(1 + c g'')."""
+
+    def linearise(z: Array) -> tuple[Array, Derivative]:
+        w = constraint.project(torch.from_numpy(z)).numpy()
+        n = normal(w)
+        length = float(n @ n)
+        c = float((z - w) @ n) / length if length > 0 else 0.0
+        if c <= 0:
+            return w, _same
+        damp = 1 / (1 + c * curvature(w))
+        bent = damp * n
+        total = float(n @ bent)
+        return w, lambda x: damp * x - bent * ((bent @ x) / total)
+
+    return linearise
+
+
+def _lp(ball: LpBall) -> Linearise:
+    p, floor = ball.p, 1e-150
+
+    def normal(w: Array) -> Array:
+        scaled = np.abs(w) / float(np.abs(w).max() or 1.0)
+        return np.sign(w) * scaled ** (p - 1)
+
+    def curvature(w: Array) -> Array:
+        top = float(np.abs(w).max() or 1.0)
+        return (p - 1) * np.maximum(np.abs(w) / top, floor) ** (p - 2) / top
+
+    return _smooth(ball, normal, curvature)
+
+
+def _ellipsoid(body: Ellipsoid) -> Linearise:
+    weight = 1 / body.axes.cpu().numpy() ** 2
+    return _smooth(body, lambda w: weight * w, lambda w: weight)
+
+
 def _subspace(axes: Array, radius: float | None) -> Linearise:
     def span(x: Array) -> Array:
         return (axes @ x) @ axes
@@ -146,8 +196,7 @@ def _groups(ids: NDArray[np.intp], radius: float) -> Linearise:
     count = int(ids.max()) + 1
 
     def totals(x: Array) -> Array:
-        sums: Array = np.bincount(ids, x, count).astype(np.float64)
-        return sums
+        return bincount(ids, x, count)
 
     def linearise(z: Array) -> tuple[Array, Derivative]:
         norms = np.sqrt(totals(z * z))
@@ -192,6 +241,8 @@ _TABLE: dict[type, Callable[[Any], Linearise]] = {
     Simplex: lambda simplex: _threshold(simplex.radius, False),
     L2Ball: lambda ball: _euclidean(ball.radius),
     Subspace: lambda space: _subspace(space.basis.cpu().numpy(), space.radius),
+    LpBall: lambda ball: _lp(ball) if 1 < ball.p < np.inf else _by_difference(ball),
+    Ellipsoid: _ellipsoid,
     GroupBall: lambda ball: _groups(ball.groups.cpu().numpy(), ball.radius),
     Product: lambda product: _product([linearisation(part) for part in product.sets], product.sizes),
     NuclearBall: lambda ball: _nuclear(ball.radius, ball.shape),

@@ -10,8 +10,7 @@ Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from isthmus.sketches.dense import DenseMap
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-
-_bincount: Callable[..., Array] = np.bincount
 
 DENSE_BYTES = 1 << 28
 """A working copy of the matrix is made only below this size."""
@@ -50,13 +47,13 @@ class Buckets:
         self._square = self.value * self.value
 
     def forward(self, w: Array) -> Array:
-        return _bincount(self.index, self.value * w, self.m)
+        return bincount(self.index, self.value * w, self.m)
 
     def adjoint(self, y: Array) -> Array:
         return self.value * y[self.index]
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
-        diagonal = _bincount(self.index, self._square * mask, self.m) + eps
+        diagonal = bincount(self.index, self._square * mask, self.m) + eps
         return [b / diagonal for b in right]
 
 
@@ -101,6 +98,11 @@ class MatrixFree:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
 
 
+def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
+    """The sum of the weights at each index."""
+    return cast(Array, np.bincount(index, weights, count))
+
+
 def operator(sketch: Sketch | Any) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
@@ -140,8 +142,7 @@ def spd_solve(matrix: Array, right: Array) -> Array:
     try:
         return cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
     except LinAlgError:
-        solution: Array = np.linalg.lstsq(matrix, right, rcond=None)[0]
-        return solution
+        return cast(Array, np.linalg.lstsq(matrix, right, rcond=None)[0])
 
 
 def conjugate_gradient(apply: Any, b: Array, tol: float, max_iter: int = 500) -> Array:

@@ -14,15 +14,20 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from isthmus.lifts._active import Coordinates, Piece, Shape, Weights, active_set
 from isthmus.lifts._jacobians import linearisation
-from isthmus.lifts._newton import Dual, newton
+from isthmus.lifts._newton import Dual, DualPoint, newton
 from isthmus.lifts._operators import Array, Buckets, Operator
 from isthmus.sets import ConvexHull, ConvexSet, L1Ball, Simplex
 
 SMALLEST, LARGEST = 1e-9, 1e6
 """The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
+
+
+DESCENT = 1000
+"""Gradient steps that help a Newton solve which did not converge on its own."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Problem:
 
     def reference(self, w: Array) -> float:
         """What tolerances are relative to: ||v||^2, or for a zero target the size of a point."""
-        return float(self.v @ self.v) or float(w @ w)
+        return float(self.v @ self.v) or max(float(w @ w), float(self.w0 @ self.w0))
 
     def certificate(self, w: Array, residual: Array) -> float:
         """An upper bound of f(w) - f*: from the Frank-Wolfe gap where there is a support function, else f(w).
@@ -76,8 +81,10 @@ class Engine(Protocol):
 class ActiveEngine:
     """The active-set engine, for l1 balls, simplices and hulls."""
 
-    def __init__(self, problem: Problem, mu: Array | None, first: float, factor: float = 1e-2) -> None:
-        self._problem, self.first, self.factor = problem, first, factor
+    factor = 1e-2
+
+    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
+        self._problem, self.first = problem, first
         constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
         self._vertices: Array | None = None
         self._start: Piece | None
@@ -109,6 +116,32 @@ class ActiveEngine:
         return self._pieces.shape.start(w0 + phi.adjoint(v - phi.forward(w0)) / max(1.0, eps))
 
 
+class HullEngine:
+    """Hulls by non-negative least squares: slower than the active set, finite for redundant vertices too.
+
+    The point of least norm in the hull of the columns of D has weights x / sum x, x the minimiser of
+    ||D x||^2 + (sum x - 1)^2 over x >= 0.
+    """
+
+    first, factor = 1e-2, 1e-2
+
+    def __init__(self, problem: Problem, vertices: Array) -> None:
+        self._problem, self._vertices = problem, vertices
+        self._images = np.stack([problem.phi.forward(row) for row in vertices]) - problem.v
+
+    def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
+        """Solve at eps from scratch."""
+        stacked = np.vstack([self._images.T, eps**0.5 * (self._vertices - self._problem.w0).T])
+        reduced = np.asarray(np.linalg.qr(stacked, mode="r"), dtype=np.float64)
+        size = float(np.linalg.norm(reduced, axis=0).min()) or float(np.linalg.norm(reduced)) or 1.0
+        rows: Array = np.vstack([reduced / size, np.ones(len(self._vertices))])
+        right = np.zeros(len(rows))
+        right[-1] = 1.0
+        x, _ = nnls(rows, right, maxiter=50 * len(self._vertices))
+        w = (x / x.sum()) @ self._vertices
+        return w, (self._problem.v - self._problem.phi.forward(w)) / eps, 1, True
+
+
 class NewtonEngine:
     """The dual Newton engine, for every convex set with a projection."""
 
@@ -125,9 +158,17 @@ class NewtonEngine:
         start = self._point
         residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
         loose = 1e-3 * min(residual, eps * length or residual)
-        found, used, solved = newton(self._dual, start, eps, max(loose, 1e-10 * self._size, 1e-14 * length), budget)
+        found, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), budget // 2)
+        if not solved and used < budget:
+            closer = self._dual.descend(start, eps, DESCENT)
+            found, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), budget - used)
+            used += more
         self._point = found if solved else start
         return found.w, found.mu, used, solved
+
+    def _floor(self, point: DualPoint) -> float:
+        """What rounding leaves of a gradient."""
+        return max(1e-10 * self._size, 1e-14 * float(np.linalg.norm(point.mu)))
 
 
 def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
@@ -135,18 +176,23 @@ def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool)
     if isinstance(problem.constraint, (L1Ball, Simplex)) and not careful:
         return ActiveEngine(problem, mu, 1e-4 if mu is not None or isinstance(problem.phi, Buckets) else 1e-2)
     if isinstance(problem.constraint, ConvexHull):
-        return ActiveEngine(problem, None, 1.0, 0.3) if careful else ActiveEngine(problem, None, 1e-2)
+        vertices = problem.constraint.vertices.cpu().numpy()
+        return HullEngine(problem, vertices) if careful else ActiveEngine(problem, None, 1e-2)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 
 def nearest(problem: Problem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None) -> PathEnd:
     """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
+    threshold_type = isinstance(problem.constraint, (L1Ball, Simplex, ConvexHull))
     end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
-    if end.converged:
+    if not end.converged and (threshold_type or mu is not None):
+        again = follow(problem, engine(problem, None, None, True), tol, max_iter)
+        chosen = again if again.converged or again.certificate < end.certificate else end
+        end = replace(chosen, iterations=end.iterations + again.iterations)
+    if threshold_type:
         return end
-    again = follow(problem, engine(problem, None, None, True), tol, max_iter)
-    chosen = again if again.converged or again.certificate < end.certificate else end
-    return replace(chosen, iterations=end.iterations + again.iterations)
+    w = problem.constraint.project(torch.from_numpy(end.w)).numpy()
+    return replace(end, w=w, residual=problem.v - problem.phi.forward(w))
 
 
 def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
@@ -155,7 +201,7 @@ def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
     last: Array | None = None
     best: PathEnd | None = None
     while True:
-        w, mu, count, solved = run.stage(eps, min(60, max_iter - used))
+        w, mu, count, solved = run.stage(eps, min(100, max_iter - used))
         used += count
         residual = problem.v - problem.phi.forward(w)
         end = PathEnd(w, mu, eps, residual, np.inf, used, False)

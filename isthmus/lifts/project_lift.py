@@ -188,7 +188,12 @@ def _already_there(problem: Problem) -> bool:
     """Whether the start is in the set and meets the target to rounding."""
     short = problem.v - problem.phi.forward(problem.w0)
     close = float(np.linalg.norm(short)) <= 1e-14 * (float(np.linalg.norm(problem.v)) + 1e-300)
-    return close and problem.constraint.contains(torch.from_numpy(problem.w0))
+    if not close:
+        return False
+    try:
+        return problem.constraint.contains(torch.from_numpy(problem.w0))
+    except ArithmeticError:  # a projection that does not finish decides nothing: solve
+        return False
 
 
 def _result(end: PathEnd, phi: Operator, start: Any) -> LiftResult:

@@ -115,16 +115,20 @@ def _homotopy(matrix: Array, y: Array, max_iter: int, tol: float) -> tuple[Array
     level = float(abs(correlation[support[0]]))
     signs = np.zeros(d)
     signs[support[0]] = np.sign(correlation[support[0]])
-    dual = np.zeros(m)
+    dual, dropped = np.zeros(m), support[0]
     for iteration in range(1, max_iter + 1):
         part = matrix[:, support]
         direction = spd_solve(part.T @ part, signs[support])
         dual = part @ direction
         slopes = dual @ matrix
         if np.abs(slopes).max() <= 1 + 0.1 * tol:
-            w[support] += level * direction
-            return w, dual, iteration
-        step, entering, leaving = _breakpoint(correlation, slopes, level, w, direction, support)
+            candidate = w.copy()
+            candidate[support] += level * direction
+            if _proven(matrix, y, candidate, dual, tol):
+                return candidate, dual, iteration
+        blocked = [*support, dropped]
+        step, entering, leaving = _breakpoint(correlation, slopes, level, w, direction, support, blocked)
+        dropped = support[0]
         w[support] += step * direction
         correlation, level = correlation - step * slopes, level - step
         if leaving is not None:
@@ -139,7 +143,13 @@ def _homotopy(matrix: Array, y: Array, max_iter: int, tol: float) -> tuple[Array
 
 
 def _breakpoint(
-    correlation: Array, slopes: Array, level: float, w: Array, direction: Array, support: list[int]
+    correlation: Array,
+    slopes: Array,
+    level: float,
+    w: Array,
+    direction: Array,
+    support: list[int],
+    blocked: list[int],
 ) -> tuple[float, int | None, int | None]:
     """(step, entering column, leaving place in the support) of the next event as the level falls."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -148,7 +158,7 @@ def _breakpoint(
     up[(1 - slopes) <= 1e-10] = np.inf
     down[(1 + slopes) <= 1e-10] = np.inf
     joins = np.minimum(np.where(up > -1e-14, up, np.inf), np.where(down > -1e-14, down, np.inf))
-    joins[support] = np.inf
+    joins[blocked] = np.inf
     crossing[~(crossing > 1e-14)] = np.inf
     entering, leaving = int(joins.argmin()), int(crossing.argmin())
     step = max(0.0, float(min(joins[entering], crossing[leaving], level)))

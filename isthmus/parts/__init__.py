@@ -2,9 +2,11 @@
 
 from isthmus.parts.aggregators import AllReduce, Client, Clients, Local
 from isthmus.parts.averages import Last, Restart, UniformRandom, Weighted
+from isthmus.parts.frank_wolfe import FrankWolfe
 from isthmus.parts.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.parts.sources import AgainstAnchor, current
-from isthmus.parts.updates import Delegate, FrankWolfe, Step
+from isthmus.parts.stops import FirstOrderStationary, GapBelow
+from isthmus.parts.updates import Delegate, Step
 
 __all__ = [
     "AgainstAnchor",
@@ -12,8 +14,10 @@ __all__ = [
     "Client",
     "Clients",
     "Delegate",
+    "FirstOrderStationary",
     "FrankWolfe",
     "Full",
+    "GapBelow",
     "Last",
     "Local",
     "Restart",

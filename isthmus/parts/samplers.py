@@ -6,6 +6,7 @@ for runs that are not private.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -24,8 +25,8 @@ class Sampler(Protocol):
         """Indices into the client's records, or None for all of them."""
         ...
 
-    def divisor(self, n: int) -> float:
-        """The public constant that the sum is divided by."""
+    def divisor(self, n: int, t: int = 0) -> float:
+        """The public constant that the sum of round t is divided by."""
         ...
 
     def rounds(self, n: int) -> int:
@@ -57,7 +58,7 @@ class Full(_PublicDraws):
         """All records."""
         return None
 
-    def divisor(self, n: int) -> float:
+    def divisor(self, n: int, t: int = 0) -> float:
         """n."""
         return float(n)
 
@@ -68,18 +69,27 @@ class Full(_PublicDraws):
 
 @dataclass(frozen=True)
 class _Batches(_PublicDraws):
-    batch_size: int
+    batch_size: int | Callable[[int], int]
 
     def __post_init__(self) -> None:
-        _validate.positive_int(batch_size=self.batch_size)
+        if not callable(self.batch_size):
+            _validate.positive_int(batch_size=self.batch_size)
 
-    def divisor(self, n: int) -> float:
+    def size(self, t: int) -> int:
+        """The batch size of round t."""
+        if not callable(self.batch_size):
+            return self.batch_size
+        size = self.batch_size(t)
+        _validate.positive_int(batch_size=size)
+        return size
+
+    def divisor(self, n: int, t: int = 0) -> float:
         """The batch size."""
-        return float(self.batch_size)
+        return float(self.size(t))
 
     def rounds(self, n: int) -> int:
-        """ceil(n / batch size)."""
-        return -(-n // self.batch_size)
+        """ceil(n / first batch size)."""
+        return -(-n // self.size(0))
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class Uniform(_Batches):
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
         """Indices, with repetition."""
-        return torch.from_numpy(generator(keys.seed, t, "uniform", client).integers(0, n, self.batch_size))
+        return torch.from_numpy(generator(keys.seed, t, "uniform", client).integers(0, n, self.size(t)))
 
 
 @dataclass(frozen=True)
@@ -97,14 +107,15 @@ class WithoutReplacement(_Batches):
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
         """Indices, all different."""
-        _validate.at_most(n, "the number of records", batch_size=self.batch_size)
-        draws = generator(keys.seed, t, "subset", client).choice(n, self.batch_size, replace=False, shuffle=False)
+        size = self.size(t)
+        _validate.at_most(n, "the number of records", batch_size=size)
+        draws = generator(keys.seed, t, "subset", client).choice(n, size, replace=False, shuffle=False)
         return torch.from_numpy(draws)
 
 
 @dataclass(frozen=True)
 class Shuffle(_Batches):
-    """Batches from a new permutation of the records every pass; a batch may reach into the next pass.
+    """Batches of one size from a new permutation of the records every pass; a batch may reach into the next pass.
 
     >>> from isthmus.pipeline import Keys
     >>> two = [Shuffle(3).draw(4, t, Keys(0), "0") for t in range(4)]
@@ -114,8 +125,8 @@ class Shuffle(_Batches):
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
         """The next `batch_size` entries of the endless stream of permutations."""
-        start, pieces = t * self.batch_size, []
-        stop = start + self.batch_size
+        start, pieces = t * self.size(0), []
+        stop = start + self.size(0)
         while start < stop:
             turn, offset = divmod(start, n)
             take = min(n - offset, stop - start)

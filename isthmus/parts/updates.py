@@ -73,24 +73,6 @@ class Step:
 
 
 @dataclass(frozen=True)
-class FrankWolfe:
-    """w+ = w + eta (s - w) with s = argmin over C of <direction, s>: no projection.
-
-    With `direction = Phi' y` the same s gives the minimiser `Phi s` of `<y, .>` over `Phi C`.
-    """
-
-    constraint: ConvexSet
-
-    def init(self, w: Tensor) -> Memo:
-        """Nothing to remember."""
-        return {}
-
-    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
-        """The convex combination with the chosen vertex."""
-        return memo, torch.lerp(w, self.constraint.lmo(direction_of(lifted)).to(w), float(eta))
-
-
-@dataclass(frozen=True)
 class Delegate:
     """Hands the direction to an optimiser of somebody else, as the gradient of their parameters."""
 

@@ -69,8 +69,9 @@ def qsgd(a: int, levels: int | None = None, coding: str = "elias") -> Contractio
     _validate.one_of(("elias", "fixed"), coding=coding)
     if levels is not None:
         _validate.positive_int(levels=levels)
+    _validate.positive_int(a=a)
     s = math.sqrt(a) if levels is None else float(levels)
-    chi = qsgd_chi(a, s)
+    chi = 1.0 if levels is None else qsgd_chi(a, s)
     if coding == "fixed":
         return Contraction(chi, 32.0 + a * (1 + math.ceil(math.log2(s + 1))))
     if levels is None:

@@ -298,10 +298,10 @@ def stationary_communication(
     failure: float = 0.1,
     constant: float = 1.0,
 ) -> Communication:
-    """Table 2, row 2 and Table 5, row 4 (paper 001): kappa T min(gamma_d, gamma_r) bits, r = w(C)^2 / beta^2.
+    """Table 2, row 2 and Table 5, row 4 (paper 001): kappa T min(gamma_d, gamma_r) bits, up to a constant.
 
-    kappa, T and beta are those of `distributed_stationary_schedule`.  Plain SGD has its kappa_1 at chi = 0 (the
-    tables say chi = 1, the same order).
+    r = w(C)^2 / beta^2; kappa, T and beta are those of `distributed_stationary_schedule`.  Plain SGD has its kappa_1
+    at chi = 0 (the tables say chi = 1, the same order).
 
     >>> stationary_communication(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, between=0.0,
     ...                          gap=1.0, d=100, width=1.0, scheme=floats, failure=0.5)
@@ -339,7 +339,7 @@ def mapping_communication(
     scheme: Scheme,
     constant: float = 1.0,
 ) -> Communication:
-    """Table 5, row 5 (paper 001): as `stationary_communication`, with `distributed_mapping_schedule`.
+    """Table 5, row 5 (paper 001), up to a constant: as the row above, with `distributed_mapping_schedule`.
 
     >>> mapping_communication(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, between=0.0, gap=3.0,
     ...                       d=1000, width=1.0, scheme=floats)

@@ -201,7 +201,8 @@ def stability_rate(algorithm: str, n: int, *, smooth: bool, lipschitz: float = 1
         L^2 sqrt(log n) / sqrt(n)    Theorem 3 (CompSGD)
         L^2 / sqrt(n)                Theorem 5 (CompGD, smooth)
 
-    Theorem 7 prints "mu-smooth" among its assumptions; it is the nonsmooth case.
+    Theorem 7 prints "mu-smooth" among its assumptions; it is the nonsmooth case.  Theorems 7 and 10 hold with
+    sqrt(log n) too, by the sharper form that `nonsmooth_divergence` tells of.
 
     >>> stability_rate("comp_gd", 100, smooth=True)
     0.1

@@ -47,18 +47,19 @@ def sgd_divergence(rounds: int, *, n: int, lipschitz: float, step: NumberOfRound
 def nonsmooth_divergence(rounds: int, *, n: int, lipschitz: float, step: NumberOfRound) -> float:
     """||w_T - w'_T|| without smoothness, CompGD (Theorem 7) and CompMinibatch (Theorem 10): (63), paper 000.
 
-        2 L sqrt(T) sqrt(sum_{t<T} eta_t^2 / t) + (4 L T / n) sum_{t<T} eta_t / t
+        2 L sqrt(T) sqrt(sum_{t<T} eta_t^2 / t) + (2 L T / n) sum_{t<T} eta_t / t
 
-    The paper prints 2 L T / n: from (x - a)^2 <= a^2 + b it follows that x <= 2 a + sqrt(b), not a + sqrt(b).
+    The paper's step from (66), x <= 2 a + sqrt(b), proves 4 L T / n here.  The printed form holds all the same: the
+    recursion (97) gives x <= a' + sqrt(b) with a' = `smooth_divergence`, which is at most a.
 
-    >>> nonsmooth_divergence(4, n=12, lipschitz=3.0, step=lambda t: (t + 1.0)) == 12 * 6**0.5 + 12
+    >>> nonsmooth_divergence(4, n=12, lipschitz=3.0, step=lambda t: (t + 1.0)) == 12 * 6**0.5 + 6
     True
     """
     _check(rounds, n, lipschitz)
     etas = [(t, step(t - 1)) for t in range(1, rounds)]
     squares = math.fsum(eta**2 / t for t, eta in etas)
     first = 2 * lipschitz * math.sqrt(rounds * squares)
-    return first + 4 * lipschitz * rounds / n * math.fsum(eta / t for t, eta in etas)
+    return first + 2 * lipschitz * rounds / n * math.fsum(eta / t for t, eta in etas)
 
 
 def smooth_divergence_path(

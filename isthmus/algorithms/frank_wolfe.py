@@ -1,0 +1,70 @@
+"""CompFW (paper 001, App. E): Frank-Wolfe on compressed gradients.
+
+theta_t = argmin over Phi C of <y, theta> = Phi s  with  s = argmin over C of <Phi' y, s>:  no lift is solved
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from isthmus import _validate
+from isthmus.algorithms.dimension import WidthRule, bound_size
+from isthmus.lifts import adjoint
+from isthmus.parts import FrankWolfe, Full, GapBelow, WithoutReplacement
+from isthmus.parts.samplers import Sampler
+from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.sketches import CountSketch, Encoder, Identity
+from isthmus.sketches.base import Size
+from isthmus.solve import Binding, Recipe
+from isthmus.theory import Rule, Schedule
+
+
+def comp_fw(
+    *,
+    m: Size | WidthRule | None = None,
+    batch_size: int | Callable[[int], int] | None = None,
+    step: Callable[[int], float] | None = None,
+    schedule: Schedule | None = None,
+    line_search: str = "open",
+    smoothness: float | None = None,
+    away: bool = False,
+    alpha: float | None = None,
+    sketch: Callable[[Size], Encoder] = CountSketch,
+) -> Recipe:
+    """CompFW: w+ = w + gamma (s - w), s the vertex that the sketched gradient prefers.
+
+    m            narrow dimension as for `comp_sgd`; None (and no schedule) is plain Frank-Wolfe
+    batch_size   a number or a rule t -> b, drawn without replacement; None: the schedule's, else all records
+    step         gamma_t; by default the schedule's, else 2/(t+2)
+    line_search  "open" uses the step, "short" gap / (mu ||s - w||^2) (needs `smoothness`), "line" searches the loss
+    away         away steps: vertices that turned out bad lose their weight again
+    alpha        stop at the first point whose compressed gap is at most alpha; `result.certificate` has the true one
+
+    >>> comp_fw(m=20, away=True).name
+    'comp_fw'
+    """
+    if alpha is not None:
+        _validate.positive(alpha=alpha)
+    rule = step or (schedule.step if schedule is not None else Rule(2.0, power=1.0, offset=2))
+    batch = batch_size if batch_size is not None or schedule is None else schedule.batch_size
+
+    def build(binding: Binding) -> Pipeline:
+        sampler: Sampler = Full() if batch is None else WithoutReplacement(_capped(batch, binding.n))
+        size = WidthRule(beta=schedule.beta) if m is None and schedule is not None and schedule.beta is not None else m
+        encode = Identity() if size is None else sketch(bound_size(size, binding, sampler.rounds(binding.n)))
+        loss = binding.loss if line_search == "line" else None
+        return Pipeline(
+            [Stage(sampler, [Release(encode=encode, lift=adjoint)])],
+            rule,
+            FrankWolfe(binding.constraint, line_search, smoothness, loss, away),
+            stop=None if alpha is None else GapBelow(alpha, binding.constraint),
+            rounds=schedule.rounds if schedule is not None else None,
+        )
+
+    arguments = {"m": m, "batch_size": batch_size, "line_search": line_search, "away": away, "alpha": alpha}
+    return Recipe("comp_fw", build, {**arguments, "schedule": schedule})
+
+
+def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], int]:
+    """A growing batch stops growing at all the records."""
+    return (lambda t: min(batch(t), n)) if callable(batch) else batch
