@@ -239,9 +239,7 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     if epochs is not None:
         return max(1, round(epochs * per_epoch))
     if pipe.rounds is None:
-        _validate.refuse(
-            "steps, epochs", (None, None), "give one of the two: this recipe does not say how long it runs"
-        )
+        _validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
     return pipe.rounds
 
 

@@ -173,12 +173,14 @@ def comp_dist_sgd(
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     """A rule `t -> eta` from a number, a rule or a schedule."""
-    _validate.check(step is not None or schedule is not None, "step", step, "give a step, or a schedule that has one")
     rule = schedule.step if step is None and schedule is not None else step
+    if rule is None:
+        _validate.refuse("step", step, "give a step, or a schedule that has one")
     if callable(rule):
         return rule
     _validate.positive(step=rule)
-    return lambda t: rule
+    eta = float(rule)
+    return lambda t: eta
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,8 @@ class _Descent:
         step_rule(self.step, self.schedule)
         _validate.positive(tol=self.tol)
         _validate.one_of(OUTPUTS, output=self.output)
-        known = (
-            self.sketch is None or self.m is not None or (self.schedule is not None and self.schedule.beta is not None)
-        )
+        planned = self.schedule is not None and self.schedule.beta is not None
+        known = self.sketch is None or self.m is not None or planned
         _validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
