@@ -25,6 +25,7 @@ from isthmus.gradients.stack import Stack
 from isthmus.parts.sources import current
 from isthmus.parts.updates import Delegate
 from isthmus.pipeline import (
+    Kept,
     Keys,
     Ledger,
     Message,
@@ -80,6 +81,7 @@ class TorchDriver:
         self._round: Round | None = None
         self._sum: Message | None = None
         self._batch = 0
+        self._kept: Kept = {}
         self._rows: dict[str, list[Any]] = {}
         self._codes: dict[str, dict[str, list[Any]]] = {}
         self.layers.attach()
@@ -109,6 +111,7 @@ class TorchDriver:
                 read=self.layers.pack,
                 public_rows=self._public_rows,
                 eta=self.optimizer.param_groups[0]["lr"],
+                kept=self._kept,
             )
             self._busy = False
         return self._round

@@ -179,11 +179,15 @@ class Message:
         return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
 
 
+Kept = dict[str, tuple[Any, Sketch]]
+"""The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
+
+
 class Context:
     """What an encoder may look at when it is bound; an encoder is bound once a round, however often it is asked."""
 
-    def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any]) -> None:
-        self._round, self._slots, self._parts = round, slots, parts
+    def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any], kept: Kept) -> None:
+        self._round, self._slots, self._parts, self._kept = round, slots, parts, kept
         self._bound: dict[int, Sketch] = {}
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
@@ -200,11 +204,18 @@ class Context:
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round."""
         if id(encoder) not in self._bound:
-            slot = self._slots[id(encoder)]
-            self._bound[id(encoder)], state = encoder.bind(self, self._parts.get(slot))
-            if state is not None:
-                self.changed[slot] = state
+            self._bound[id(encoder)] = self._draw(encoder, self._slots[id(encoder)])
         return self._bound[id(encoder)]
+
+    def _draw(self, encoder: Encoder, slot: str) -> Sketch:
+        token = encoder.token(self)
+        if token is not None and slot in self._kept and self._kept[slot][0] == token:
+            return self._kept[slot][1]
+        sketch, state = encoder.bind(self, self._parts.get(slot))
+        self._kept[slot] = (token, sketch)
+        if state is not None:
+            self.changed[slot] = state
+        return sketch
 
 
 @dataclass
@@ -266,11 +277,12 @@ def open_round(
     read: Callable[[], Tensor],
     public_rows: Callable[[Tensor, Any], Any],
     eta: float | Tensor | None = None,
+    kept: Kept | None = None,
 ) -> Round:
     """Bind every encoder of the round's stages and look up every clip bound: public things only."""
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
-    context = Context(round, pipe.encoders, state.parts)
+    context = Context(round, pipe.encoders, state.parts, {} if kept is None else kept)
     for _, release, slot in slots(round.active):
         round.sketches[slot] = context.bind(release.encode)
         if release.clip is not None:
@@ -353,6 +365,7 @@ class Setting:
     per_epoch: int = 1
     physical: int | None = None
     ledger: Ledger | None = None
+    kept: Kept = field(default_factory=dict)
 
 
 def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
@@ -371,6 +384,7 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
         epoch=state.t // setting.per_epoch,
         read=lambda: state.w,
         public_rows=setting.public_rows,
+        kept=setting.kept,
     )
     memory, released, sent = dict(state.memory), {}, []
     for stage in round.active:
@@ -473,7 +487,7 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
         if wire.feedback:
             if wire.codec is not None:  # an unbiased codec is a contraction only after this shrink
                 value = value / (1 + wire.codec.chi(value.numel()))
-            memory[name] = (corrected - sketch.pinv(value)) * (round.eta / message.divisor)
+            memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size)
 

@@ -53,6 +53,10 @@ def sign_range(
     True
     """
     first = lo >> 5
+    if out is None and torch.device(device or "cpu").type == "cpu":
+        hashed = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1)).numpy().astype("<i4", copy=False)
+        bits = np.unpackbits(hashed.view(np.uint8), bitorder="little")[lo - 32 * first : hi - 32 * first]
+        return torch.from_numpy(1 - 2 * bits.view(np.int8))
     words = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1, device=device))
     places = torch.arange(31, -1, -1, dtype=torch.int32, device=device)
     top = torch.bitwise_left_shift(words[:, None], places, out=None if out is None else out[: len(words)])
@@ -61,6 +65,8 @@ def sign_range(
 
 def mix(hash_key: int, index: Tensor) -> Tensor:
     """A keyed mix of the low and high words of an index to 32 bits (int32 arithmetic wraps on every device)."""
+    if index.device.type == "cpu" and index.numel() < 1 << 14:
+        return _mix_array(hash_key, index)
     low, high = _signed(hash_key & _MASK32), _signed(hash_key >> 32)
     word = index.to(torch.int32) ^ low
     if index.dtype == torch.int64:
@@ -70,6 +76,23 @@ def mix(hash_key: int, index: Tensor) -> Tensor:
     word = (word ^ _shift(word, 16)) + high
     word = (word ^ _shift(word, 16)) * _signed(0x7FEB352D)
     return word ^ _shift(word, 15)
+
+
+def _mix_array(hash_key: int, index: Tensor) -> Tensor:
+    """`mix` in NumPy, whose calls cost less than torch's on short arrays."""
+    array = index.numpy()
+    word = array.astype(np.uint32) ^ np.uint32(hash_key & _MASK32)
+    if array.dtype == np.int64:
+        word += (array >> 32).astype(np.uint32) * np.uint32(0x9E3779B1)
+    for by, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        word ^= word >> np.uint32(by)
+        word *= np.uint32(factor)
+    word ^= word >> np.uint32(16)
+    word += np.uint32(hash_key >> 32)
+    word ^= word >> np.uint32(16)
+    word *= np.uint32(0x7FEB352D)
+    word ^= word >> np.uint32(15)
+    return torch.from_numpy(word.view(np.int32))
 
 
 def _signed(word: int) -> int:

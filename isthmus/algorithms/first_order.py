@@ -8,7 +8,7 @@ The two lines are one solve, `min over w in C of ||Phi w - (Phi w_t - eta_t Phi 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus import _validate
@@ -20,7 +20,7 @@ from isthmus.parts.samplers import Sampler
 from isthmus.pipeline import Codec, Pipeline, Release, Stage, StepSize, Wire
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, Encoder, Identity
-from isthmus.sketches.base import Size
+from isthmus.sketches.base import Random, Size
 from isthmus.solve import Binding, Recipe
 from isthmus.theory import Schedule
 
@@ -47,7 +47,7 @@ def sgd(
     'sgd'
     """
     arguments = {"step": step, "batch_size": batch_size, "momentum": momentum, "output": output}
-    return _Descent(Shuffle(batch_size), step, schedule, output=output, momentum=momentum).recipe("sgd", arguments)
+    return _Descent(Shuffle(batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
 
 
 def gd(
@@ -55,7 +55,7 @@ def gd(
 ) -> Recipe:
     """Projected gradient descent on all records; arguments as for `sgd`."""
     arguments = {"step": step, "momentum": momentum, "output": output}
-    return _Descent(Full(), step, schedule, output=output, momentum=momentum).recipe("gd", arguments)
+    return _Descent(Full(), step, schedule, output, momentum).recipe("gd", arguments)
 
 
 def comp_sgd(
@@ -68,6 +68,7 @@ def comp_sgd(
     schedule: Schedule | None = None,
     output: str = "last",
     sketch: Family = CountSketch,
+    refresh: int = 1,
     tol: float = 1e-2,
     stop: Any = None,
 ) -> Recipe:
@@ -79,6 +80,8 @@ def comp_sgd(
     schedule        a schedule of `isthmus.theory`: fills the step, m (by the constraint's width), the number of
                     rounds and the alpha-FOSP stop rule where they are not given
     sketch          the family, as a function of m
+    refresh         how many rounds one map serves; more saves time, but with error feedback a coordinate then waits
+                    about refresh d/m rounds, and the largest stable step shrinks with it
     tol             accuracy of the project-and-lift solve
     stop            a stop rule; the run then returns the point it fired at, or x = None
 
@@ -88,9 +91,8 @@ def comp_sgd(
     0.1
     """
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    filling = _Descent(
-        Shuffle(batch_size), step, schedule, m, sketch, tol, error_feedback, output=output, momentum=momentum, stop=stop
-    )
+    wire = Wire(feedback=error_feedback)
+    filling = _Descent(Shuffle(batch_size), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
     return filling.recipe("comp_sgd", arguments)
 
 
@@ -103,14 +105,14 @@ def comp_gd(
     schedule: Schedule | None = None,
     output: str = "last",
     sketch: Family = CountSketch,
+    refresh: int = 1,
     tol: float = 1e-2,
     stop: Any = None,
 ) -> Recipe:
     """CompGD (000): the full-batch form of `comp_sgd`."""
     arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output}
-    filling = _Descent(
-        Full(), step, schedule, m, sketch, tol, error_feedback, output=output, momentum=momentum, stop=stop
-    )
+    wire = Wire(feedback=error_feedback)
+    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
     return filling.recipe("comp_gd", arguments)
 
 
@@ -123,6 +125,7 @@ def comp_minibatch(
     schedule: Schedule | None = None,
     output: str = "last",
     sketch: Family = CountSketch,
+    refresh: int = 1,
     tol: float = 1e-2,
     stop: Any = None,
 ) -> Recipe:
@@ -132,9 +135,8 @@ def comp_minibatch(
     )
     size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    filling = _Descent(
-        WithoutReplacement(size or 1), step, schedule, m, sketch, tol, error_feedback, output=output, stop=stop
-    )
+    sampler, wire = WithoutReplacement(size or 1), Wire(feedback=error_feedback)
+    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire)
     return filling.recipe("comp_minibatch", arguments)
 
 
@@ -149,6 +151,7 @@ def comp_dist_sgd(
     schedule: Schedule | None = None,
     output: str = "last",
     sketch: Family = CountSketch,
+    refresh: int = 1,
     tol: float = 1e-2,
 ) -> Recipe:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
@@ -167,7 +170,7 @@ def comp_dist_sgd(
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
     wire = Wire(codec, error_feedback, clients_per_round)
-    filling = _Descent(sampler, step, schedule, m, sketch, tol, error_feedback, wire, output)
+    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire)
     return filling.recipe("comp_dist_sgd", {**arguments, "codec": codec, "error_feedback": error_feedback})
 
 
@@ -189,19 +192,20 @@ class _Descent:
 
     sampler: Sampler
     step: StepRule | None
-    schedule: Schedule | None = None
+    schedule: Schedule | None
+    output: str
+    momentum: float
+    stop: Any = None
     m: Size | WidthRule | None = None
     sketch: Family | None = None
+    refresh: int = 1
     tol: float = 1e-2
-    feedback: bool = False
     wire: Wire = Wire()
-    output: str = "last"
-    momentum: float = 0.0
-    stop: Any = None
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
         _validate.positive(tol=self.tol)
+        _validate.positive_int(refresh=self.refresh)
         _validate.one_of(OUTPUTS, output=self.output)
         planned = self.schedule is not None and self.schedule.beta is not None
         known = self.sketch is None or self.m is not None or planned
@@ -218,7 +222,7 @@ class _Descent:
             step_rule(self.step, self.schedule),
             Step(binding.constraint, binding.penalty, self.momentum),
             OUTPUTS[self.output],
-            Wire(self.wire.codec, self.feedback, self.wire.per_round),
+            self.wire,
             self._stop(binding),
             output="last" if self.output == "last" else "average",
             rounds=self.schedule.rounds if self.schedule is not None else None,
@@ -231,11 +235,15 @@ class _Descent:
         if m is None and self.schedule is not None and self.schedule.beta is not None:
             m = WidthRule(beta=self.schedule.beta)
         assert m is not None
-        encode = self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n)))
+        encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
-        memoryless = not self.feedback and not isinstance(binding.constraint, Whole)
+        memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
         lift = ProjectAndLift(binding.constraint, tol=self.tol) if memoryless else pinv
         return Release(encode=encode, lift=lift)
+
+    def _kept(self, encode: Encoder) -> Encoder:
+        """A map that serves `refresh` rounds, where the family can."""
+        return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
 
     def _stop(self, binding: Binding) -> Any:
         if self.stop is not None or self.schedule is None or self.schedule.threshold is None:

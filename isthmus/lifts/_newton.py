@@ -52,20 +52,21 @@ class Dual:
         useful = np.isfinite(step).all() and float(step @ gradient) > 0
         return step if useful else gradient / (1.0 + eps)
 
-    def descend(self, point: DualPoint, eps: float, steps: int) -> DualPoint:
+    def descend(self, point: DualPoint, eps: float, steps: int) -> tuple[DualPoint, int]:
         """Accelerated projected gradient on the regularised problem: a better start where Newton's was too far."""
         phi, size = self.phi, 1 / (self._squared_norm() + eps)
         ratio = (eps * size) ** 0.5
         momentum = (1 - ratio) / (1 + ratio)
         w = ahead = point.w
-        for _ in range(steps):
+        used = 0
+        for used in range(1, steps + 1):  # noqa: B007
             pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
             new, _ = self._linearise(ahead + size * pull)
             change, w = new - w, new
             if float(np.linalg.norm(change)) <= 1e-12 * float(np.linalg.norm(w)):
                 break
             ahead = w + momentum * change
-        return self.at((self.v - phi.forward(w)) / eps)
+        return self.at((self.v - phi.forward(w)) / eps), used
 
     def _squared_norm(self) -> float:
         """A little above ||Phi||^2, by power iteration."""

@@ -10,6 +10,7 @@ Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` f
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -123,18 +124,27 @@ def _one_per_column(sketch: Sketch) -> Buckets | None:
     i the row; a column with several has a mixture of codes there, which is no code except on a null set.
     """
     m = sketch.m
-    codes = np.arange(m) + np.random.default_rng(m).uniform(0.25, 0.75, m)
+    codes = _codes(m)
     total = sketch.adjoint(torch.ones(m, dtype=torch.float64)).numpy()
     coded = sketch.adjoint(torch.from_numpy(codes)).numpy()
     empty = total == 0
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(empty, codes[0], coded / total)
-    if not (np.isfinite(ratio).all() and ratio.min() >= 0 and ratio.max() < m):
+    if empty.any():
+        if np.any(coded[empty]):
+            return None
+        ratio = np.where(empty, codes[0], coded) / np.where(empty, 1.0, total)
+    else:
+        ratio = coded / total
+    if not (ratio.min() >= 0 and ratio.max() < m):
         return None
     index = ratio.astype(np.intp)
-    if np.abs(ratio - codes[index]).max() > 1e-12 * m or np.any(coded[empty]):
+    if np.abs(ratio - codes[index]).max() > 1e-12 * m:
         return None
     return Buckets(index, total, m, float(sketch.norm))
+
+
+@lru_cache(maxsize=16)
+def _codes(m: int) -> Array:
+    return np.arange(m) + np.random.default_rng(m).uniform(0.25, 0.75, m)
 
 
 def spd_solve(matrix: Array, right: Array) -> Array:

@@ -102,7 +102,7 @@ class ActiveEngine:
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
         """Solve at eps from the last piece."""
-        piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, budget)
+        piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
         self._start = piece if solved else self._start
         w = self._pieces.shape.point(z, tau)
         if self._vertices is None:
@@ -157,12 +157,13 @@ class NewtonEngine:
         """Solve at eps from the last multiplier."""
         start = self._point
         residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
-        loose = 1e-3 * min(residual, eps * length or residual)
-        found, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), budget // 2)
+        loose = min(1e-3, 0.1 * eps) * min(residual, eps * length or residual)
+        found, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
         if not solved and used < budget:
-            closer = self._dual.descend(start, eps, DESCENT)
-            found, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), budget - used)
-            used += more
+            closer, steps = self._dual.descend(start, eps, min(DESCENT, budget - used))
+            left = min(50, budget - used - steps)
+            found, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), left)
+            used += steps + more
         self._point = found if solved else start
         return found.w, found.mu, used, solved
 
@@ -201,7 +202,7 @@ def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
     last: Array | None = None
     best: PathEnd | None = None
     while True:
-        w, mu, count, solved = run.stage(eps, min(100, max_iter - used))
+        w, mu, count, solved = run.stage(eps, max_iter - used)
         used += count
         residual = problem.v - problem.phi.forward(w)
         end = PathEnd(w, mu, eps, residual, np.inf, used, False)

@@ -88,7 +88,7 @@ def solve_lift(
     pick: str = "nearest",
     *,
     tol: float = 1e-6,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
     method: str = "auto",
     warm: LiftResult | None = None,
 ) -> LiftResult:

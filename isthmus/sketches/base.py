@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -95,7 +95,7 @@ class Sketch(ABC):
                 f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
                 "`project_and_lift`, or draw it with scaling='tight'"
             )
-        return self.adjoint(y) / self.norm**2
+        return self.adjoint(y / self.norm**2)
 
     def gain(self, ord: float) -> float:
         """A certified bound of max ||Phi v||_ord / ||v||_ord: never below the true one."""
@@ -177,6 +177,10 @@ class Encoder(ABC):
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map of this round and what the encoder wants to remember (public things only)."""
 
+    def token(self, context: Context) -> Hashable:
+        """What the map of this round depends on: while it stays the same a run keeps the map; None never does."""
+        return None
+
 
 @dataclass(frozen=True)
 class Random(Encoder):
@@ -202,6 +206,10 @@ class Random(Encoder):
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """Draw the map of the context's round."""
         return self.draw(context.space, seed=context.seed, t=context.t), None
+
+    def token(self, context: Context) -> Hashable:
+        """The seed and the first round of the map, when it serves several."""
+        return (context.seed, context.t // self.refresh) if self.refresh > 1 else None
 
 
 def resolve(m: Size, d: int, t: int = 0) -> int:

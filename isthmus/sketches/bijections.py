@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,14 +88,21 @@ class Buckets:
         self._dtype = torch.int32 if self.p < 1 << 30 else torch.int64
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
+    @staticmethod
+    def sizes(d: int, m: int) -> Tensor:
+        """How many j of [0, d) fall in each bucket (int64, m), whatever the key."""
+        counts = torch.full((m,), d // m)
+        counts[: d % m] += 1
+        return counts
+
     def counts(self) -> Tensor:
         """How many j fall in each bucket (int64, m)."""
-        counts = torch.full((self.m,), self.d // self.m)
-        counts[: self.d % self.m] += 1
-        return counts
+        return self.sizes(self.d, self.m)
 
     def range(self, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
         """h(lo), ..., h(hi - 1) as int64."""
+        if hi - lo <= RANGE // 4 and self.p < 1 << 31 and torch.device(device or "cpu").type == "cpu":
+            return torch.from_numpy(self._array(lo, hi))
         out = torch.empty(hi - lo, dtype=torch.int64, device=device)
         scratch = self.scratch(min(RANGE, hi - lo), out.device)
         for start in range(lo, hi, RANGE):
@@ -121,6 +129,18 @@ class Buckets:
         first, last = (bisect_left(self._walks, (j, 0)) for j in (start, start + len(out)))
         for j, end in self._walks[first:last]:
             out[j - start] = end
+
+    def _array(self, lo: int, hi: int) -> np.ndarray:
+        """A short range in NumPy: its division by a constant is vectorised, its calls are cheap."""
+        image = np.arange(lo, hi)
+        image *= self._a
+        image += self._c
+        image -= image // self.p * self.p
+        image -= image // self.m * self.m
+        first, last = (bisect_left(self._walks, (j, 0)) for j in (lo, hi))
+        for j, end in self._walks[first:last]:
+            image[j - lo] = end
+        return image
 
     def _table(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """a i mod p and that mod m, for i below the length of `like`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -47,6 +48,12 @@ class CountSketch(Random):
         return BalancedMap(space, m, key) if self.scaling == "tight" else SparseMap(space, m, 1, key)
 
 
+@lru_cache(maxsize=4)
+def _row_scales(d: int, m: int) -> Tensor:
+    """sqrt((d/m) / n_b): the same for every round, as bucket sizes do not depend on the key."""
+    return torch.sqrt(d / m / Buckets.sizes(d, m).double())
+
+
 class BalancedMap(HashedMap):
     """A drawn tight count-sketch."""
 
@@ -55,7 +62,7 @@ class BalancedMap(HashedMap):
     def __init__(self, space: Space, m: int, key: int):
         self._buckets = Buckets(key, space.d, m)
         self._sign_key = randomness.key(key, "signs")
-        super().__init__(space, m, 1, torch.sqrt(space.d / m / self._buckets.counts().double()))
+        super().__init__(space, m, 1, _row_scales(space.d, m))
         self.coverage = m / space.d
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:

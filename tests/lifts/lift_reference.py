@@ -99,3 +99,24 @@ def two_stage(kind: str, constraint: Any, phi: np.ndarray, v: np.ndarray, start:
     second = cp.Problem(cp.Minimize(cp.sum_squares(w - start)), [*limits, phi @ w == theta])
     second.solve(solver=cp.CLARABEL)
     return float(np.sum((theta - v) ** 2)), float(np.linalg.norm(w.value - start))
+
+
+def least_gauge(kind: str, constraint: Any, phi: np.ndarray, v: np.ndarray) -> float:
+    """min gauge(w) subject to Phi w = v, by Clarabel."""
+    w = cp.Variable(D)
+    if kind == "l1":
+        value = cp.norm1(w) / constraint.radius
+    elif kind == "l2":
+        value = cp.norm(w) / constraint.radius
+    elif kind == "linf":
+        value = cp.norm_inf(w) / constraint.radius
+    elif kind == "ellipsoid":
+        value = cp.norm(cp.multiply(1 / constraint.axes.numpy(), w))
+    elif kind == "group":
+        ids = constraint.groups.numpy()
+        value = sum(cp.norm(w[ids == i]) for i in range(ids.max() + 1)) / constraint.radius
+    else:
+        value = cp.normNuc(cp.reshape(w, constraint.shape, order="C")) / constraint.radius
+    problem = cp.Problem(cp.Minimize(value), [phi @ w == v])
+    problem.solve(solver=cp.CLARABEL)
+    return float(problem.value)
