@@ -4,7 +4,8 @@
 
 Reference: cvxpy with Clarabel.  Stage 1 finds f* = min_{w in C} ||Phi w - v||^2, stage 2 the point of the optimal set
 nearest to the start.  Its seconds are problem construction and solve, as a user sees them; the solver's own seconds
-are beside them (medians of five where a run is short).  Ours are the median of repeated calls of `solve_lift`, operator analysis included.
+are beside them (medians of five where a run is short).  Ours are the median of repeated calls of `solve_lift`,
+operator analysis included.
 """
 
 from __future__ import annotations

@@ -43,6 +43,8 @@ _HOMES = {
         "Kronecker",
         "KroneckerSubspace",
         "Nice",
+        "PerLeaf",
+        "Progressive",
         "PublicSubspace",
         "RademacherSketch",
         "Residual",

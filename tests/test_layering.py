@@ -12,6 +12,7 @@ import isthmus
 ROOT = Path(isthmus.__file__).parent
 LAYERS = [
     "_validate",
+    "datasets",
     "space",
     "randomness",
     "matrix",

@@ -81,10 +81,10 @@ class Engine(Protocol):
 class ActiveEngine:
     """The active-set engine, for l1 balls, simplices and hulls."""
 
-    factor = 1e-2
-
-    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
-        self._problem, self.first = problem, first
+    def __init__(self, problem: Problem, mu: Array | None) -> None:
+        separable = isinstance(problem.phi, Buckets)
+        self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
+        self.factor = 1e-3 if separable else 1e-2
         constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
         self._vertices: Array | None = None
         self._start: Piece | None
@@ -175,10 +175,10 @@ class NewtonEngine:
 def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
     """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
     if isinstance(problem.constraint, (L1Ball, Simplex)) and not careful:
-        return ActiveEngine(problem, mu, 1e-4 if mu is not None or isinstance(problem.phi, Buckets) else 1e-2)
+        return ActiveEngine(problem, mu)
     if isinstance(problem.constraint, ConvexHull):
         vertices = problem.constraint.vertices.cpu().numpy()
-        return HullEngine(problem, vertices) if careful else ActiveEngine(problem, None, 1e-2)
+        return HullEngine(problem, vertices) if careful else ActiveEngine(problem, None)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 

@@ -8,7 +8,7 @@
 """
 
 from isthmus.sketches.base import Context, Encoder, Random, Size, Sketch, resolve
-from isthmus.sketches.compose import Progressive, Residual
+from isthmus.sketches.compose import PerLeaf, Progressive, Residual
 from isthmus.sketches.count_sketch import CountSketch
 from isthmus.sketches.dense import GaussianSketch, RademacherSketch
 from isthmus.sketches.identity import Identity
@@ -30,6 +30,7 @@ __all__ = [
     "Kronecker",
     "KroneckerSubspace",
     "Nice",
+    "PerLeaf",
     "Progressive",
     "PublicSubspace",
     "RademacherSketch",

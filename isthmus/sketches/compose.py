@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.matrix import Matrix, to_dense
-from isthmus.sketches.base import Context, Encoder, Sketch, check_block, round_up
+from isthmus import _validate, randomness
+from isthmus.matrix import Matrix, dtype_of, to_dense
+from isthmus.sketches.base import Context, Encoder, Random, Sketch, check_block, check_vector, round_up
 from isthmus.sketches.identity import IdentityMap, stack
+from isthmus.space import Space
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,74 @@ class ResidualMap(Sketch):
     def encode(self, rows: Any, codes: Any = None) -> Any:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
+
+
+@dataclass(frozen=True)
+class PerLeaf(Random):
+    """A sketch of its own for each leaf, side by side: Phi = blockdiag(Phi_l), with m_l a share of each leaf.
+
+    Tight families keep one common scale, Phi Phi' = (d/m) I with m = sum m_l.
+
+    >>> from isthmus.sketches import CountSketch
+    >>> sketch = PerLeaf(CountSketch(0.1)).draw(Space.of({"hidden": (20, 50), "out": (10, 20)}))
+    >>> sketch.m, sketch.code_space.shape("out")
+    (120, (20,))
+    """
+
+    encoder: Random
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        leaves = {x.name: self.encoder.build(Space.flat(x.size), randomness.key(key, x.name), t) for x in space.leaves}
+        return PerLeafMap(space, leaves)
+
+
+class PerLeafMap(Sketch):
+    """blockdiag(c_l Phi_l), with factors c_l that give every tight block the same norm."""
+
+    def __init__(self, space: Space, blocks: Mapping[str, Sketch]):
+        self.space, self.d, self.blocks = space, space.d, dict(blocks)
+        self.code_space = Space.of({name: (block.m,) for name, block in blocks.items()})
+        self.m = self.code_space.d
+        self.tight = all(block.tight for block in blocks.values())
+        common = math.sqrt(self.d / self.m)
+        self.factors = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
+        self.norm = round_up(max(self.factors[name] * block.norm for name, block in blocks.items()))
+        shares = [torch.full((block.d,), block.m / block.d, dtype=torch.float64) for block in blocks.values()]
+        self.coverage = self.m / self.d if self.tight and len(blocks) == 1 else torch.cat(shares)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """The codes of the leaves, one after the other."""
+        check_vector(self, v, "v", self.d)
+        return torch.cat([self.factors[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Each leaf from its own piece of the code."""
+        check_vector(self, y, "y", self.m)
+        return torch.cat([x.adjoint(self.factors[k] * y[self.code_space.slice(k)]) for k, x in self.blocks.items()])
+
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """Codes of rows; columns may cover leaves in part."""
+        hi = check_block(self, x, lo)
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=getattr(x, "device", None))
+        for leaf in self.space.leaves:
+            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
+            if left < right:
+                part = self.blocks[leaf.name].rows(x[:, left - lo : right - lo], left - leaf.start)
+                code[:, self.code_space.slice(leaf.name)] = self.factors[leaf.name] * part
+        return code
+
+    def leaf(self, name: str, rows: Any) -> Any:
+        """The code of one leaf, in its own code space."""
+        return rows.through(self.blocks[name]).scaled(self.factors[name])
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """The codes of the leaves side by side."""
+        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves})
+
+    def gain(self, ord: float) -> float:
+        """The largest of the blocks': leaves do not mix."""
+        return round_up(max(self.factors[name] * block.gain(ord) for name, block in self.blocks.items()))
 
 
 @dataclass(frozen=True, eq=False)

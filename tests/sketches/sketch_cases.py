@@ -15,6 +15,7 @@ from isthmus.sketches import (
     Identity,
     Kronecker,
     Nice,
+    PerLeaf,
     RademacherSketch,
     SparseJL,
 )
@@ -49,6 +50,9 @@ CASES |= {
     "kronecker-ranks": (Kronecker(4, 2, ranks={"out": (3, 8)}), LAYERS),
     "srht-two-blocks": (SRHT(50), 1024 + 3),
     "count-layers": (CountSketch(16), LAYERS),
+    "per-leaf": (PerLeaf(CountSketch(0.3)), LAYERS),
+    "per-leaf-gaussian": (PerLeaf(GaussianSketch(0.2)), LAYERS),
+    "per-leaf-jl": (PerLeaf(SparseJL(0.5)), LAYERS),
 }
 
 

@@ -18,6 +18,7 @@ from isthmus.sketches import (
     Identity,
     Kronecker,
     KroneckerSubspace,
+    PerLeaf,
     Progressive,
     PublicSubspace,
     Residual,
@@ -65,6 +66,7 @@ ENCODERS = [
     Kronecker(3, 2),
     PublicSubspace(4, data="public"),
     KroneckerSubspace(3, 2, data="public"),
+    PerLeaf(CountSketch(0.3)),
 ]
 
 
