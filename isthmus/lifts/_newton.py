@@ -59,7 +59,8 @@ class Dual:
         momentum = (1 - ratio) / (1 + ratio)
         w = ahead = point.w
         used = 0
-        for used in range(1, steps + 1):  # noqa: B007
+        while used < steps:
+            used += 1
             pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
             new, _ = self._linearise(ahead + size * pull)
             change, w = new - w, new

@@ -86,7 +86,7 @@ class ActiveEngine:
         self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
         self.factor = 1e-3 if separable else 1e-2
         constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
-        self._vertices: Array | None = None
+        self._vertices: Array = np.empty((0, 0))
         self._start: Piece | None
         if isinstance(constraint, ConvexHull):
             rows = constraint.vertices.cpu().numpy()
@@ -96,7 +96,8 @@ class ActiveEngine:
             pull = images @ (v - images.mean(0))
             self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
         else:
-            shape = Shape(float(getattr(constraint, "radius")), isinstance(constraint, L1Ball))  # noqa: B009
+            assert isinstance(constraint, (L1Ball, Simplex))
+            shape = Shape(constraint.radius, isinstance(constraint, L1Ball))
             self._pieces = Coordinates(shape, phi, v, w0)
             self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
 
@@ -105,8 +106,8 @@ class ActiveEngine:
         piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
         self._start = piece if solved else self._start
         w = self._pieces.shape.point(z, tau)
-        if self._vertices is None:
-            return w, getattr(self._pieces, "mu"), used, solved  # noqa: B009
+        if isinstance(self._pieces, Coordinates):
+            return w, self._pieces.mu, used, solved
         w = w @ self._vertices
         return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
 

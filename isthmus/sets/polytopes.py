@@ -173,7 +173,7 @@ class ConvexHull(ConvexSet):
         rows, target = self.vertices.to(x.device), x.double()
         eps = torch.finfo(torch.float64).eps
         p, gap = nearest(target, lambda g: rows[(rows @ g).argmax()], 4 * eps, 100 + 20 * sum(rows.shape))
-        scale = max(1.0, norm(target)) * max(1.0, norm(rows))
+        scale = max(1.0, norm(target), norm(rows)) * max(1.0, norm(rows))
         if gap > 1e-10 * scale:
             raise ArithmeticError(f"ConvexHull.project ended with optimality gap {gap:.1e}: rescale the vertices")
         return p.to(x.dtype)

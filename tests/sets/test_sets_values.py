@@ -222,3 +222,14 @@ def test_whole_space():
     space = Whole()
     x = torch.tensor([1e9, -3.0])
     assert torch.equal(space.project(x), x) and space.contains(x) and space.gauge(x) == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_wide_hulls_of_any_scale_project_the_origin_and_their_own_points(scale):
+    generator = torch.Generator().manual_seed(1)
+    vertices = scale * torch.randn(50, 480, generator=generator, dtype=torch.float64)
+    hull = ConvexHull(vertices)
+    for x in (torch.zeros(480, dtype=torch.float64), vertices.mean(0), vertices[0], 10 * vertices[1]):
+        p = hull.project(x)
+        gap = hull.support(x - p) - float((x - p) @ p)
+        assert gap <= 1e-10 * float(vertices.norm()) ** 2
