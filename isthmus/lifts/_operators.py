@@ -10,6 +10,7 @@ Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` f
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from threadpoolctl import ThreadpoolController
 
 from isthmus.sketches.base import Sketch
 from isthmus.sketches.dense import DenseMap
@@ -97,6 +99,19 @@ class MatrixFree:
 
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
+
+
+def one_thread(phi: Operator) -> AbstractContextManager[Any]:
+    """BLAS on one thread meanwhile, for small dense systems.
+
+    NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
+    """
+    return _pools().limit(limits=1, user_api="blas") if isinstance(phi, Dense) and phi.m <= 1000 else nullcontext()
+
+
+@lru_cache(maxsize=1)
+def _pools() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:

@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.lifts._fista import fista
 from isthmus.lifts._gauge import least_gauge
-from isthmus.lifts._operators import Array, MatrixFree, Operator, operator
+from isthmus.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
 from isthmus.lifts._path import PathEnd, Problem, nearest
 from isthmus.lifts.pursuit import pursue
 from isthmus.sets import ConvexSet, L1Ball, Whole
@@ -132,12 +132,13 @@ def solve_lift(
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
     mu = None if warm is None or warm.dual is None else warm.dual.double().cpu().numpy()
-    if mu is not None and warm is not None and mu.shape == scaled.shape:
-        end = nearest(problem, tol, max_iter, mu, warm.eps)
-    else:
-        end = nearest(problem, tol, max_iter)
-    if pick == "min_gauge":
-        end = _sparsest(problem, end, tol) or least_gauge(problem, end, tol, max_iter)
+    with one_thread(phi):
+        if mu is not None and warm is not None and mu.shape == scaled.shape:
+            end = nearest(problem, tol, max_iter, mu, warm.eps)
+        else:
+            end = nearest(problem, tol, max_iter)
+        if pick == "min_gauge":
+            end = _sparsest(problem, end, tol) or least_gauge(problem, end, tol, max_iter)
     return _result(end, phi, start)
 
 
