@@ -11,9 +11,11 @@ secret; they never come from a seed.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
@@ -54,19 +56,29 @@ def sign_range(
     """
     first = lo >> 5
     if out is None and torch.device(device or "cpu").type == "cpu":
-        hashed = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1)).numpy().astype("<i4", copy=False)
-        bits = np.unpackbits(hashed.view(np.uint8), bitorder="little")[lo - 32 * first : hi - 32 * first]
-        return torch.from_numpy(1 - 2 * bits.view(np.int8))
+        return torch.from_numpy(1 - 2 * bit_range(hash_key, lo, hi).view(np.int8))
     words = mix(hash_key, torch.arange(first, ((hi - 1) >> 5) + 1, device=device))
     places = torch.arange(31, -1, -1, dtype=torch.int32, device=device)
     top = torch.bitwise_left_shift(words[:, None], places, out=None if out is None else out[: len(words)])
     return top.bitwise_right_shift_(31).bitwise_or_(1).view(-1)[lo - 32 * first : hi - 32 * first]
 
 
+def bit_range(hash_key: int, lo: int, hi: int) -> NDArray[np.uint8]:
+    """1 where the sign of lo, ..., hi - 1 is -1, else 0: a NumPy array.
+
+    >>> (1 - 2 * bit_range(7, 45, 99).astype(int)).tolist() == signs(7, torch.arange(45, 99)).tolist()
+    True
+    """
+    first = lo >> 5
+    words = _mix_array(hash_key, np.arange(first, ((hi - 1) >> 5) + 1))
+    bits = np.unpackbits(words.astype("<u4", copy=False).view(np.uint8), bitorder="little")
+    return bits[lo - 32 * first : hi - 32 * first]
+
+
 def mix(hash_key: int, index: Tensor) -> Tensor:
     """A keyed mix of the low and high words of an index to 32 bits (int32 arithmetic wraps on every device)."""
     if index.device.type == "cpu" and index.numel() < 1 << 14:
-        return _mix_array(hash_key, index)
+        return torch.from_numpy(_mix_array(hash_key, index.numpy()).view(np.int32))
     low, high = _signed(hash_key & _MASK32), _signed(hash_key >> 32)
     word = index.to(torch.int32) ^ low
     if index.dtype == torch.int64:
@@ -78,9 +90,8 @@ def mix(hash_key: int, index: Tensor) -> Tensor:
     return word ^ _shift(word, 15)
 
 
-def _mix_array(hash_key: int, index: Tensor) -> Tensor:
+def _mix_array(hash_key: int, array: NDArray[Any]) -> NDArray[np.uint32]:
     """`mix` in NumPy, whose calls cost less than torch's on short arrays."""
-    array = index.numpy()
     word = array.astype(np.uint32) ^ np.uint32(hash_key & _MASK32)
     if array.dtype == np.int64:
         word += (array >> 32).astype(np.uint32) * np.uint32(0x9E3779B1)
@@ -92,7 +103,7 @@ def _mix_array(hash_key: int, index: Tensor) -> Tensor:
     word ^= word >> np.uint32(16)
     word *= np.uint32(0x7FEB352D)
     word ^= word >> np.uint32(15)
-    return torch.from_numpy(word.view(np.int32))
+    return word
 
 
 def _signed(word: int) -> int:

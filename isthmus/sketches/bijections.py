@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus import _validate, randomness
@@ -102,7 +104,7 @@ class Buckets:
     def range(self, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
         """h(lo), ..., h(hi - 1) as int64."""
         if hi - lo <= RANGE // 4 and self.p < 1 << 31 and torch.device(device or "cpu").type == "cpu":
-            return torch.from_numpy(self._array(lo, hi))
+            return torch.from_numpy(self.array(lo, hi).astype(np.int64))
         out = torch.empty(hi - lo, dtype=torch.int64, device=device)
         scratch = self.scratch(min(RANGE, hi - lo), out.device)
         for start in range(lo, hi, RANGE):
@@ -130,13 +132,15 @@ class Buckets:
         for j, end in self._walks[first:last]:
             out[j - start] = end
 
-    def _array(self, lo: int, hi: int) -> np.ndarray:
+    def array(self, lo: int, hi: int) -> NDArray[Any]:
         """A short range in NumPy: its division by a constant is vectorised, its calls are cheap."""
-        image = np.arange(lo, hi)
-        image *= self._a
-        image += self._c
-        image -= image // self.p * self.p
-        image -= image // self.m * self.m
+        small = hi * self.p < 1 << 32
+        image: NDArray[Any] = np.arange(lo, hi, dtype=np.uint32 if small else np.int64)
+        a, c, p, m = (image.dtype.type(number) for number in (self._a, self._c, self.p, self.m))
+        image *= a
+        image += c
+        image -= image // p * p
+        image -= image // m * m
         first, last = (bisect_left(self._walks, (j, 0)) for j in (lo, hi))
         for j, end in self._walks[first:last]:
             image[j - lo] = end

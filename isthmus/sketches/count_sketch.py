@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus import _validate, randomness
-from isthmus.sketches.base import Random, Size, Sketch, resolve
+from isthmus.sketches.base import Random, Size, Sketch, check_vector, resolve
 from isthmus.sketches.bijections import Buckets
 from isthmus.sketches.hashed import HashedMap
 from isthmus.sketches.sparse_jl import SparseMap
@@ -64,6 +65,34 @@ class BalancedMap(HashedMap):
         self._sign_key = randomness.key(key, "signs")
         super().__init__(space, m, 1, _row_scales(space.d, m))
         self.coverage = m / space.d
+        self._signed: dict[torch.device, Tensor] = {}
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Phi v; a short map adds the entries of sign -1 into buckets of their own and subtracts those."""
+        if not self._keeps:
+            return super().forward(v)
+        check_vector(self, v, "v", self.d)
+        code = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
+        return (code[: self.m] - code[self.m :]).mul_(self.scale.to(code))
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Phi' y; a short map reads from y and -y."""
+        if not self._keeps:
+            return super().adjoint(y)
+        check_vector(self, y, "y", self.m)
+        scaled = y * self.scale.to(y)
+        return torch.cat([scaled, -scaled]).index_select(0, self._signed_buckets(y.device))
+
+    def _signed_buckets(self, device: torch.device) -> Tensor:
+        """h(j), plus m where the sign is -1; kept for the round."""
+        if device not in self._signed and device.type == "cpu" and self.d < 1 << 15:
+            table = self._buckets.array(0, self.d)  # in NumPy, where short arrays cost less
+            table += randomness.bit_range(self._sign_key, 0, self.d) * table.dtype.type(self.m)
+            self._signed[device] = torch.from_numpy(table.astype(np.int64))
+        elif device not in self._signed:
+            bucket, sign = (table[0] for table in self.hashes(0, self.d, device))
+            self._signed[device] = torch.where(sign < 0, bucket + self.m, bucket)
+        return self._signed[device]
 
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Balanced buckets and signs, 1 x (hi - lo)."""
