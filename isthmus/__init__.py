@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
+    from isthmus import datasets as datasets
     from isthmus import privacy as privacy
+    from isthmus import theory as theory
 
 __version__ = "0.1.0.dev0"
 
@@ -63,12 +65,13 @@ _HOMES = {
     ],
     "gradients.module": ["ModuleObjective"],
     "lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
-    "solve": ["minimize"],
+    "solve": ["EarlyStop", "minimize"],
+    "parts": ["Clients"],
     "driver": ["TorchDriver"],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ["algorithms", "privacy"]
+_MODULES = ["algorithms", "datasets", "privacy", "theory"]
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

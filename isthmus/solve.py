@@ -35,6 +35,8 @@ class Binding:
     epochs: float | None
     loss: Callable[[Tensor], float] | None = None
     """The objective itself, for line searches of runs that are not private."""
+    gradient: Callable[[Tensor], Tensor] | None = None
+    """Its full gradient, for stop rules of runs that are not private."""
 
     @property
     def d(self) -> int:
@@ -94,7 +96,9 @@ def minimize(
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, objective.loss))
+    pipe = _bound(
+        recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, objective.loss, _gradient(objective))
+    )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     setting = Setting(
@@ -125,6 +129,11 @@ def minimize(
     )
 
 
+def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:
+    """The mean gradient of any objective, from its rows where it has no method of its own."""
+    return getattr(objective, "gradient", None) or (lambda w: objective.rows(w).sum() / objective.n)
+
+
 def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     """The pipeline of a recipe, or the one that was given."""
     if isinstance(recipe, Recipe):
@@ -137,7 +146,7 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
 def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    return {} if x is None or certify is None or pipe.private else certify(objective, x)
+    return {} if x is None or certify is None or pipe.private else certify(_gradient(objective)(x), x)
 
 
 class EarlyStop:

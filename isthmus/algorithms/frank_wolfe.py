@@ -38,7 +38,8 @@ def comp_fw(
     step         gamma_t; by default the schedule's, else 2/(t+2)
     line_search  "open" uses the step, "short" gap / (mu ||s - w||^2) (needs `smoothness`), "line" searches the loss
     away         away steps: vertices that turned out bad lose their weight again
-    alpha        stop at the first point whose compressed gap is at most alpha; `result.certificate` has the true one
+    alpha        stop at the first point whose compressed gap is at most alpha, if its true gap is too;
+                 `result.x` is None when there was none, `result.certificate` has the true gap
 
     >>> comp_fw(m=20, away=True).name
     'comp_fw'
@@ -57,7 +58,7 @@ def comp_fw(
             [Stage(sampler, [Release(encode=encode, lift=adjoint)])],
             rule,
             FrankWolfe(binding.constraint, line_search, smoothness, loss, away),
-            stop=None if alpha is None else GapBelow(alpha, binding.constraint),
+            stop=None if alpha is None else GapBelow(alpha, binding.constraint, binding.gradient),
             rounds=schedule.rounds if schedule is not None else None,
         )
 

@@ -1,0 +1,144 @@
+"""The compressed first-order recipes: schedules, dimensions, outputs, clients, stop rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import isthmus
+from isthmus import L1Ball, L2Ball, LeastSquares, algorithms, minimize, theory
+from isthmus.algorithms import WidthRule
+from isthmus.sketches import GaussianSketch
+from isthmus.solve import EarlyStop
+
+
+def problem(n: int = 60, d: int = 40, seed: int = 0) -> LeastSquares:
+    rng = np.random.default_rng(seed)
+    a = rng.standard_normal((n, d)) / np.sqrt(d)
+    w = np.zeros(d)
+    w[:3] = [2.0, -1.0, 0.5]
+    return LeastSquares(a, a @ w + 0.01 * rng.standard_normal(n))
+
+
+def test_full_width_is_projected_gradient_descent() -> None:
+    """With m = d the sketch is a rotation: project-and-lift is the projection."""
+    objective, ball = problem(), L1Ball(2.0)
+    plain = minimize(objective, algorithms.gd(step=2.0), ball, steps=10)
+    rotated = minimize(objective, algorithms.comp_gd(m=40, step=2.0, tol=1e-10), ball, steps=10)
+    torch.testing.assert_close(plain.x, rotated.x, rtol=0, atol=1e-5)
+
+
+def test_the_width_rule_by_step_and_by_epoch() -> None:
+    ball, d = L1Ball(1.0), 4000
+    width = float(ball.gaussian_width(d))
+    by_step = WidthRule(constant=2.0).rule(ball, d, per_epoch=10)
+    assert [by_step(t) for t in (0, 1, 2)] == [theory.narrow_dimension(d, width, 1 / (t + 1), 2.0) for t in (0, 1, 2)]
+    by_epoch = WidthRule(constant=2.0, per="epoch").rule(ball, d, per_epoch=10)
+    assert by_epoch(9) == by_step(0) and by_epoch(10) == by_step(1)
+    assert by_step(10**6) == d
+
+
+def test_a_schedule_fills_step_dimension_rounds_and_stop() -> None:
+    objective, ball = problem(), L2Ball(3.0)
+    mu = objective.smoothness()
+    facts = {"smoothness": mu, "diameter": 6.0, "gradient_bound": 3.0}
+    schedule = theory.stationary_schedule(2.0, **facts, noise=0.0, gap=2.0, failure=0.5)
+    found = minimize(objective, algorithms.comp_gd(schedule=schedule), ball)
+    assert found.status == "stopped" and found.state.t <= schedule.rounds
+    assert found.certificate["gap"] <= 2.0  # the alpha of the theorem, checked on the full gradient
+    convex = theory.convex_schedule(6.0, 3.0)
+    steps = minimize(objective, algorithms.comp_sgd(schedule=convex, batch_size=10), ball, steps=4, record=1)
+    width = float(ball.gaussian_width(40))
+    dims = [convex.dimension(t, 40, width) for t in range(4)]
+    assert [record["dims"] for record in steps.history] == [0, *np.cumsum(dims).tolist()]
+
+
+def test_the_rescaled_stationarity_rule_does_not_fire_early() -> None:
+    """At m = d/8 the printed rule stops at a point whose mapping is far above the rule; the rescaled one does not."""
+    objective, ball = problem(200, 160, seed=2), L2Ball(5.0)
+    from isthmus.parts import FirstOrderStationary
+
+    mappings = {}
+    for rescale in (True, False):
+        stop = FirstOrderStationary(0.02, ball, rescale=rescale)
+        recipe = algorithms.comp_gd(m=20, step=1 / objective.smoothness(), stop=stop)
+        found = minimize(objective, recipe, ball, steps=3000, record=None)
+        assert found.status == "stopped"
+        mappings[rescale] = found.certificate["mapping"]
+    assert mappings[True] < mappings[False]
+
+
+def test_outputs() -> None:
+    objective, ball = problem(), L1Ball(2.0)
+    runs = {
+        output: minimize(objective, algorithms.sgd(step=1.0, batch_size=8, output=output), ball, steps=30, record=None)
+        for output in ("last", "average", "random")
+    }
+    assert torch.equal(runs["last"].x, runs["last"].state.w)
+    assert torch.equal(runs["average"].x, runs["average"].average)
+    assert torch.equal(runs["last"].average, runs["average"].x)
+    assert torch.equal(runs["random"].x, runs["random"].state.average["choice"])
+
+
+def test_minibatches_are_fresh_subsets_of_a_growing_size() -> None:
+    objective = problem()
+    recipe = algorithms.comp_minibatch(m=10, step=0.5, batch_size=lambda t: min(60, 2 + t))
+    found = minimize(objective, recipe, L1Ball(2.0), steps=80)
+    assert found.history[-1]["loss"] < found.history[0]["loss"]
+    with pytest.raises(isthmus.InvalidInput, match="batch_size=61"):
+        minimize(objective, algorithms.comp_minibatch(m=10, step=0.5, batch_size=61), steps=1)
+
+
+def test_clients_send_sketches() -> None:
+    """All clients, no codec: the same as one machine; some clients a round: still goes down, and counts its bytes."""
+    objective, ball = problem(), L1Ball(3.0)
+    shards = [LeastSquares(objective.X[i::6], objective.y[i::6]) for i in range(6)]
+    together = minimize(objective, algorithms.comp_gd(m=10, step=2.0), ball, steps=20, seed=1)
+    apart = minimize(objective, algorithms.comp_dist_sgd(m=10, step=2.0), ball, steps=20, seed=1, clients=shards)
+    torch.testing.assert_close(together.x, apart.x, rtol=0, atol=1e-10)
+    recipe = algorithms.comp_dist_sgd(m=10, step=1.0, clients_per_round=2, batch_size=5, error_feedback=True)
+    some = minimize(objective, recipe, ball, steps=200, seed=1, clients=shards)
+    assert some.bytes == 200 * 2 * 10 * 8
+    assert some.history[-1]["loss"] < 0.3 * some.history[0]["loss"]
+
+
+def test_early_stop() -> None:
+    objective = problem()
+    stop = EarlyStop(patience=3, min_delta=1e-6)
+    found = minimize(objective, algorithms.gd(step=1.0), L1Ball(0.5), steps=2000, record=10, callbacks=[stop])
+    assert found.status == "interrupted" and found.state.t < 2000
+
+
+def test_the_family_of_sketches_is_free() -> None:
+    objective, ball = problem(), L1Ball(3.0)
+    for family in (GaussianSketch, lambda m: GaussianSketch(m, scaling="jl"), isthmus.SRHT, isthmus.SparseJL):
+        found = minimize(objective, algorithms.comp_gd(m=20, step=1.0, sketch=family), ball, steps=60)
+        assert found.history[-1]["loss"] < 0.5 * found.history[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    "build, text",
+    [
+        (lambda: algorithms.comp_sgd(step=0.1), "m=None"),
+        (lambda: algorithms.comp_sgd(m=5), "step=None"),
+        (lambda: algorithms.comp_sgd(m=5, step=-1.0), "step=-1.0"),
+        (lambda: algorithms.comp_gd(m=5, step=1.0, refresh=0), "refresh=0"),
+        (lambda: algorithms.sgd(step=1.0, output="best"), "output='best'"),
+        (lambda: algorithms.comp_minibatch(m=5, step=1.0), "batch_size=None"),
+        (lambda: algorithms.comp_dist_sgd(m=5, step=1.0, clients_per_round=0), "clients_per_round=0"),
+        (lambda: WidthRule(constant=0.0), "constant=0.0"),
+        (lambda: WidthRule(per="week"), "per='week'"),
+        (lambda: EarlyStop(patience=0), "patience=0"),
+    ],
+)
+def test_refusals(build: Any, text: str) -> None:
+    with pytest.raises(isthmus.InvalidInput, match=text):
+        build()
+
+
+def test_a_run_without_an_end_is_refused() -> None:
+    with pytest.raises(isthmus.InvalidInput, match="does not say how long"):
+        minimize(problem(), algorithms.gd(step=1.0))
