@@ -4,6 +4,8 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
+EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist
+
 .PHONY: demo test lint bench reproduce audit docs clean
 
 demo: $(VENV)/.installed
@@ -20,8 +22,9 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
 
-reproduce:
-	@echo "make reproduce: the papers' experiments are not part of this version yet" >&2; exit 1
+reproduce: $(VENV)/.installed
+	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
+	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) experiments/$$name.py; done
 
 audit:
 	@echo "make audit: the privacy mechanisms, and so their audit, are not part of this version yet" >&2; exit 1

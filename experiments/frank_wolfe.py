@@ -59,7 +59,8 @@ def main() -> None:
             found = minimize(objective, algorithms.comp_fw(m=m, alpha=alpha), constraint, steps=5 * rounds, record=None)
             gap = found.certificate.get("gap", float("nan"))
             label = f"gap stop, m = {m}: {found.status} at t = {found.state.t}"
-            rows.append({"set": name, "run": label, "F - F*": gap, "4 mu D^2 / T": alpha, "numbers used": m / objective.d,
+            share = m / objective.d
+            rows.append({"set": name, "run": label, "F - F*": gap, "4 mu D^2 / T": alpha, "numbers used": share,
                          "seconds": found.seconds})  # fmt: skip
         curves(args.out, f"frank_wolfe_{name.split()[0]}", series, "round", "F - F*")
     table(f"Frank-Wolfe, T = {rounds} (gap stops: true gap beside alpha)", rows)

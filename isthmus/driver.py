@@ -33,6 +33,7 @@ from isthmus.pipeline import (
     Release,
     Round,
     advance,
+    bind_stage,
     close_stage,
     fragment,
     open_round,
@@ -95,8 +96,8 @@ class TorchDriver:
         message = self._sum if self._sum is not None else self._nothing(round)
         divisor = self.stage.sampler.divisor(self.n, round.t)
         message = self._reduce(replace(_counted(message), divisor=divisor))
-        released = close_stage(round, self.stage, message, self.keys, self.ledger)
-        self.state = advance(round, self.state, {self.stage.name: released}, [message])
+        close_stage(round, self.stage, message, self.keys, self.ledger)
+        self.state = advance(round, self.state, [message])
         self._round = self._sum = None
 
     def _open(self) -> Round:
@@ -113,6 +114,7 @@ class TorchDriver:
                 eta=self.optimizer.param_groups[0]["lr"],
                 kept=self._kept,
             )
+            bind_stage(self._round, self.stage, self.state)
             self._busy = False
         return self._round
 

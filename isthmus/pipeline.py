@@ -9,13 +9,14 @@ Every algorithm is one filling of these slots; the plain case is the general cas
 A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a stage a list of `Release`s
 (each one encode, clip, mechanism and lift).  A step of the algorithm is a **round**:
 
-    open_round   bind every encoder: public things only
+    open_round   the step size and the round's context: public things only
+    bind_stage   this round's maps and clip bounds
     contribute   sample, take per-example rows, `measure` them: where the data is
     (add)        messages are a monoid: physical batches, ranks and clients add up
     close_stage  charge the ledger, release, lift: where the noise is
     advance      update, average, adapt: post-processing of what was released
 
-`step` strings them together and `run` repeats `step`; a user's own torch loop calls the same five.
+`step` strings them together and `run` repeats `step`; a user's own torch loop calls the same functions.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from isthmus.parts.averages import Average, Last
 from isthmus.parts.samplers import Sampler
 from isthmus.parts.sources import Source, current
 from isthmus.parts.updates import Step, Update
+from isthmus.privacy.accounting import check as check_accountable
+from isthmus.privacy.accounting import joint
+from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.randomness import key
 from isthmus.sketches import Encoder, Identity, Sketch
@@ -57,7 +61,7 @@ class Release:
     name: str = "gradient"
     encode: Encoder = field(default_factory=Identity)
     clip: Any = None
-    between: tuple[Callable[[Bounded], Bounded], ...] = ()
+    between: tuple[Callable[[Bounded, Sketch], Bounded], ...] = ()
     mechanism: Mechanism = field(default_factory=Exact)
     lift: Any = pinv
 
@@ -75,6 +79,10 @@ class Stage:
     @property
     def private(self) -> bool:
         return any(release.mechanism.private for release in self.releases)
+
+    def event(self, adjacency: Adjacency) -> Any:
+        """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
+        return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
 
 
 class Codec(Protocol):
@@ -104,11 +112,27 @@ class Ledger(Protocol):
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What a private pipeline guarantees, and what must hold for it.
+
+    published  for a mechanism run as its paper prints it: the guarantee it really has
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    n_public: bool = False
+    assumptions: tuple[str, ...] = ()
+    published: str | None = None
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """An algorithm: stages of releases, a step rule `t -> eta` (t from 0), an update and an average.
 
     `output` says what a run returns as its point, the "last" iterate or the "average"; `rounds` how many it
-    takes where the algorithm says so itself.  Unsound fillings are refused when it is built.
+    takes where the algorithm says so itself; `promise` what a private one guarantees.  Unsound fillings, and
+    private ones that the accountant cannot account for, are refused when it is built.
     """
 
     stages: Sequence[Stage]
@@ -119,6 +143,7 @@ class Pipeline:
     stop: Callable[[Round, State, State], bool] | None = None
     output: str = "last"
     rounds: int | None = None
+    promise: Promise | None = None
 
     def __post_init__(self) -> None:
         _check_sound(self)
@@ -197,6 +222,11 @@ class Context:
         """The iterate."""
         return self._round.w
 
+    @property
+    def released(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """What the earlier stages of this round released."""
+        return self._round.released
+
     def rows(self, data: Any) -> Any:
         """Per-example gradients at the iterate on public data."""
         return self._round.public_rows(self._round.w, data)
@@ -233,7 +263,8 @@ class Round:
     held: dict[str, Held]
     sketches: dict[str, Sketch] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
+    released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    context: Any = None
 
     @cached_property
     def w(self) -> Tensor:
@@ -279,16 +310,19 @@ def open_round(
     eta: float | Tensor | None = None,
     kept: Kept | None = None,
 ) -> Round:
-    """Bind every encoder of the round's stages and look up every clip bound: public things only."""
+    """A new round: its step size and what its encoders may look at.  Public things only."""
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
-    context = Context(round, pipe.encoders, state.parts, {} if kept is None else kept)
-    for _, release, slot in slots(round.active):
-        round.sketches[slot] = context.bind(release.encode)
+    round.context = Context(round, pipe.encoders, state.parts, {} if kept is None else kept)
+    return round
+
+
+def bind_stage(round: Round, stage: Stage, state: State) -> None:
+    """Bind the encoders of a stage, which may look at what earlier stages released, and look up its clip bounds."""
+    for _, release, slot in slots([stage]):
+        round.sketches[slot] = round.context.bind(release.encode)
         if release.clip is not None:
             round.bounds[slot] = state.parts.get(f"{slot}/clip", release.clip.init())
-    round.parts = context.changed
-    return round
 
 
 def contribute(
@@ -318,26 +352,26 @@ def close_stage(
     for _, release, slot in slots([stage]):
         sketch, bounded = round.sketches[slot], message.values[release.name]
         for transform in release.between:
-            bounded = transform(bounded)
+            bounded = transform(bounded, sketch)
         if release.between:
             bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
         released[release.name] = release.mechanism.release(bounded, keys.noise) / message.divisor
         result = release.lift(sketch, released[release.name], round.w, round.eta)
         lifted += [] if result is None else [result]
-    round.held[stage.name] = Held(round.w, tuple(lifted))
+    round.held[stage.name], round.released[stage.name] = Held(round.w, tuple(lifted)), released
     return released
 
 
-def advance(round: Round, state: State, released: Mapping[str, Mapping[str, Tensor]], sent: Sequence[Message]) -> State:
+def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
     """Post-processing of what was released: update, average, the next clip bounds."""
     pipe = round.pipe
     lifted = [piece for stage in pipe.stages if stage.name in round.held for piece in round.held[stage.name].lifted]
     update, w = pipe.update.apply(state.update, round.w, lifted, round.eta)
     average, w = pipe.average.observe(state.average, w, round.eta, round.t)
-    parts = {**state.parts, **round.parts}
+    parts = {**state.parts, **round.context.changed}
     for stage, release, slot in slots(round.active):
         if release.clip is not None:
-            parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], released[stage.name])
+            parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
     return replace(
         state,
         w=w,
@@ -386,16 +420,17 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
         public_rows=setting.public_rows,
         kept=setting.kept,
     )
-    memory, released, sent = dict(state.memory), {}, []
+    memory, sent = dict(state.memory), []
     for stage in round.active:
+        bind_stage(round, stage, state)
 
         def answer(client: Client, stage: Stage = stage) -> Message:
             return contribute(round, stage, client, keys, memory, setting.physical)
 
         message = setting.aggregator.collect(answer, state.t, keys.seed)
-        released[stage.name] = close_stage(round, stage, message, keys, setting.ledger)
+        close_stage(round, stage, message, keys, setting.ledger)
         sent.append(message)
-    return round, advance(round, replace(state, memory=memory), released, sent)
+    return round, advance(round, replace(state, memory=memory), sent)
 
 
 def run(
@@ -522,6 +557,18 @@ def _check_sound(pipe: Pipeline) -> None:
         _validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
         for release in stage.releases:
             _check_release(pipe, release)
+        if stage.private:
+            _check_private(pipe, stage)
+
+
+def _check_private(pipe: Pipeline, stage: Stage) -> None:
+    """A private stage hides everything it releases, and the accountant knows its event."""
+    promise = pipe.promise
+    if promise is None:
+        _validate.refuse("promise", None, f"stage {stage.name!r} adds noise: state epsilon, delta and adjacency")
+    open_releases = [release.name for release in stage.releases if not release.mechanism.private]
+    _validate.check(not open_releases, "mechanism", open_releases, f"stage {stage.name!r} releases these without noise")
+    check_accountable(stage.event(promise.adjacency), promise.adjacency)
 
 
 def _check_release(pipe: Pipeline, release: Release) -> None:

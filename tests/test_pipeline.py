@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -22,9 +23,11 @@ from isthmus.pipeline import (
     Keys,
     Message,
     Pipeline,
+    Promise,
     Release,
     Stage,
     Wire,
+    bind_stage,
     close_stage,
     contribute,
     measure,
@@ -52,19 +55,22 @@ def constant(t: int) -> float:
     return LR
 
 
+PROMISE = Promise(1.0, 1e-5)
+
+
 @dataclass(frozen=True)
 class Shift:
     """A mechanism for tests: moves the sum by a fixed multiple of its bound."""
 
     multiple: float
-    private = True
-    ords = (2,)
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (2,)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         return bounded.value + self.multiple * bounded.bound
 
-    def event(self) -> str:
-        return "shift"
+    def event(self, adjacency: object = None) -> Any:
+        return dp_accounting.GaussianDpEvent(1.0)
 
 
 @dataclass
@@ -238,7 +244,7 @@ def test_codecs_count_real_bytes(feedback: bool) -> None:
 
 def test_a_mechanism_needs_a_clip_and_a_ledger_that_is_charged_first() -> None:
     noisy = Release(clip=Clip(1.0), mechanism=Shift(0.5))
-    pipe = Pipeline([Stage(Full(), [noisy])], constant)
+    pipe = Pipeline([Stage(Full(), [noisy])], constant, promise=PROMISE)
     assert pipe.private
     with pytest.raises(isthmus.InvalidInput, match="nothing is released without a ledger"):
         minimize(problem(), pipe, steps=1)
@@ -293,7 +299,7 @@ def test_a_record_that_is_not_finite_is_left_out(bad: float) -> None:
 
 
 def test_between_acts_on_the_sum_in_the_wide_space() -> None:
-    def keep_largest(bounded: Bounded) -> Bounded:
+    def keep_largest(bounded: Bounded, sketch: object) -> Bounded:
         kept = torch.zeros_like(bounded.value)
         top = bounded.value.abs().topk(3).indices
         kept[top] = bounded.value[top]
@@ -305,11 +311,12 @@ def test_between_acts_on_the_sum_in_the_wide_space() -> None:
     round = open_round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
+    bind_stage(round, pipe.stages[0], state)
     message = contribute(round, pipe.stages[0], Client("0", objective), Keys(0), {})
     assert message.values["gradient"].value.shape == (12,)
     released = close_stage(round, pipe.stages[0], message, Keys(0))["gradient"]
     sketch = round.sketches["main/gradient"]
-    expected = sketch.forward(keep_largest(message.values["gradient"]).value) / 40
+    expected = sketch.forward(keep_largest(message.values["gradient"], sketch).value) / 40
     torch.testing.assert_close(released, expected)
 
 
@@ -328,7 +335,7 @@ def test_a_discarded_release_may_steer_the_next_clip() -> None:
 def test_a_stop_rule_returns_its_point_or_none() -> None:
     objective = problem()
     small = lambda bound: lambda round, old, new: float((old.w - new.w).norm()) <= bound  # noqa: E731
-    pipe = Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(0.0))])], constant)
+    pipe = Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(0.0))])], constant, promise=PROMISE)
     book = Book()
     found = minimize(objective, replace(pipe, stop=small(1e-2)), steps=500, ledger=book)
     assert found.status == "stopped" and found.state.t < 500
@@ -360,8 +367,26 @@ def test_a_stop_rule_returns_its_point_or_none() -> None:
             ),
             "codec=.*before central noise",
         ),
-        (lambda: Pipeline([Stage(Full(), [Release(between=(lambda b: b,))])], constant), "between=.*needs a clip"),
+        (
+            lambda: Pipeline([Stage(Full(), [Release(between=(lambda b, sketch: b,))])], constant),
+            "between=.*needs a clip",
+        ),
         (lambda: Pipeline([Stage(Full(), every=0)], constant), "every=0"),
+        (lambda: Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(1.0))])], constant), "promise=None"),
+        (
+            lambda: Pipeline(
+                [Stage(Shuffle(5), [Release(clip=Clip(1.0), mechanism=Shift(1.0))])], constant, promise=PROMISE
+            ),
+            "sampler='Shuffle'",
+        ),
+        (
+            lambda: Pipeline(
+                [Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(1.0)), Release("open")])],
+                constant,
+                promise=PROMISE,
+            ),
+            "mechanism=.*open.*without noise",
+        ),
         (lambda: Clip(0.0), "clip=0.0"),
         (lambda: Clip(1.0, ord=3), "ord=3"),
         (lambda: Shuffle(0), "batch_size=0"),

@@ -60,7 +60,8 @@ class FrankWolfe:
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """One step towards a vertex, or away from one."""
         g = direction_of(lifted)
-        s = self.constraint.lmo(g).to(w)
+        vertex = lifted[0].point  # a lift that chose the vertex itself is taken at its word
+        s = (self.constraint.lmo(g) if vertex is None else vertex).to(w)
         gap = float(g @ (w - s))
         if not self.away:
             gamma = self._length(g, w, s - w, 1.0, eta)

@@ -38,16 +38,8 @@ class Sampler(Protocol):
         ...
 
 
-class _PublicDraws:
-    """Sampling that any machine can rebuild amplifies nothing: the event stays what it was."""
-
-    def event(self, event: Any) -> Any:
-        """The event unchanged."""
-        return event
-
-
 @dataclass(frozen=True)
-class Full(_PublicDraws):
+class Full:
     """Every record, every round.
 
     >>> Full().draw(10, 0, None, "0") is None, Full().divisor(10)
@@ -66,9 +58,17 @@ class Full(_PublicDraws):
         """One."""
         return 1
 
+    def event(self, event: Any) -> Any:
+        """The event as it is: every round looks at every record."""
+        return event
+
+    def describe(self) -> str:
+        """Words for a privacy statement."""
+        return "every round looks at all records"
+
 
 @dataclass(frozen=True)
-class _Batches(_PublicDraws):
+class _Batches:
     batch_size: int | Callable[[int], int]
 
     def __post_init__(self) -> None:
@@ -90,6 +90,10 @@ class _Batches(_PublicDraws):
     def rounds(self, n: int) -> int:
         """ceil(n / first batch size)."""
         return -(-n // self.size(0))
+
+    def event(self, event: Any) -> Any:
+        """Refused: batches from a public seed hide nobody, and may hold a record more than once."""
+        _validate.refuse("sampler", type(self).__name__, "a private stage draws with Poisson, FixedSize or Full")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,60 @@
-"""Clips and mechanisms: what bounds a record's influence and what hides it."""
+"""Differential privacy: clips, mechanisms, secret randomness, private samplers, accounting and the budget's plan."""
 
-from isthmus.privacy.clips import Clip, PerLeafClip
-from isthmus.privacy.mechanisms import Exact, Mechanism
+from isthmus.privacy.accounting import (
+    UnsupportedEvent,
+    calibrate,
+    check,
+    compose,
+    delta,
+    delta_of,
+    epsilon,
+    epsilon_of,
+    joint,
+    noise_multiplier,
+    supports,
+)
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.clips import AdaptiveClip, Clip, PerLeafClip
+from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK
+from isthmus.privacy.noise import SecretSource, SeededSource, Source
+from isthmus.privacy.plan import Charge, PrivacyPlan
+from isthmus.privacy.published import Published, comp_minibatch_sigma, farokhi_scale, privsgd_sigma, skgd_sigma
+from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
-__all__ = ["Clip", "Exact", "Mechanism", "PerLeafClip"]
+__all__ = [
+    "AdaptiveClip",
+    "Adjacency",
+    "Charge",
+    "Clip",
+    "DiscreteGaussian",
+    "Exact",
+    "FixedSize",
+    "FullBatch",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "NoisyMax",
+    "PerLeafClip",
+    "Poisson",
+    "PrivacyPlan",
+    "Published",
+    "SecretSource",
+    "SeededSource",
+    "Source",
+    "TopK",
+    "UnsupportedEvent",
+    "calibrate",
+    "check",
+    "comp_minibatch_sigma",
+    "compose",
+    "delta",
+    "delta_of",
+    "epsilon",
+    "epsilon_of",
+    "farokhi_scale",
+    "joint",
+    "noise_multiplier",
+    "privsgd_sigma",
+    "skgd_sigma",
+    "supports",
+]

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from isthmus import _validate
 
+_SPAN = 1e6
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -91,6 +93,51 @@ class PerLeafClip:
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """Never changes."""
         return bound
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
+
+    The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2`; with b = that + 1/2, the share of
+    records below the bound, the next bound is `C exp(-rate (b - quantile))`.  It reads released values only, so
+    it costs nothing beyond the count.
+
+    >>> import torch
+    >>> AdaptiveClip(1.0, rate=1.0).next(1.0, {"below": torch.tensor([-0.5])})  # nobody below: e^(1/2)
+    1.6487212707001282
+    """
+
+    initial: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    release: str = "below"
+    ord: float = 2
+    before: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip=self.initial, rate=self.rate)
+        _validate.open_unit(quantile=self.quantile)
+        _validate.one_of((1, 2, math.inf), ord=self.ord)
+
+    def init(self) -> float:
+        """The bound of the first round."""
+        return self.initial
+
+    def weights(self, rows: Any, bound: float) -> Tensor:
+        """The weight of each row, `min(1, C / norm)`."""
+        return _weights(rows.norms(self.ord), bound)
+
+    def total(self, bound: float) -> float:
+        """The bound of one record's share in the sum."""
+        return bound
+
+    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
+        """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
+        _validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
+        below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
+        moved = bound * math.exp(-self.rate * (below - self.quantile))
+        return min(self.initial * _SPAN, max(self.initial / _SPAN, moved))
 
 
 def _weights(norms: Tensor, bound: float) -> Tensor:

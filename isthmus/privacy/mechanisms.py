@@ -1,13 +1,25 @@
-"""Mechanisms: what stands between a bounded sum and the world."""
+"""Mechanisms: what stands between a bounded sum and the world.
+
+A mechanism's noise is always `multiplier * bound`: relative to the bound C of one record, whatever the adjacency.
+`isthmus.privacy.accounting` is the one place that turns an adjacency into a sensitivity.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
+from isthmus import _validate
 from isthmus.bounded import Bounded
+from isthmus.privacy._library import dpa
+from isthmus.privacy.adjacency import Adjacency
+
+_ADD = Adjacency.ADD_REMOVE
 
 
 class Mechanism(Protocol):
@@ -20,8 +32,8 @@ class Mechanism(Protocol):
         """The value the world may see; `noise` is the run's secret source of randomness."""
         ...
 
-    def event(self) -> Any:
-        """What was released, for the accountant."""
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """What was released, for the accountant: relative to C, so the same for every adjacency."""
         ...
 
 
@@ -41,6 +53,212 @@ class Exact:
         """The value itself."""
         return bounded.value
 
-    def event(self) -> None:
-        """Nothing is accounted: nothing is hidden."""
-        return None
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """A release without any guarantee."""
+        return dpa.NonPrivateDpEvent()
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """`value + N(0, (multiplier * C)^2 I)` for sums whose records have l2 norm at most C.
+
+    Guarantee of one release: `1 / (2 multiplier^2)`-zCDP for add/remove, four times that for replace-one, for
+    every value and dimension; the accountant composes it exactly.
+
+    >>> import torch
+    >>> from isthmus.privacy import SeededSource
+    >>> Gaussian(2.0).release(Bounded(torch.zeros(3), 2, 1.0), SeededSource(0)).shape
+    torch.Size([3])
+    """
+
+    multiplier: float
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (2.0,)
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.multiplier)
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """The noisy value, added in float64 and rounded to the value's dtype last."""
+        _check(self, bounded, noise)
+        return _add(bounded.value, self.multiplier * bounded.bound, noise.normal(tuple(bounded.value.shape)))
+
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """`GaussianDpEvent(sigma / C)`."""
+        return dpa.GaussianDpEvent(float(self.multiplier))
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """`value + Lap(multiplier * C)` in each coordinate, for sums whose records have l1 norm at most C.
+
+    Guarantee of one release: pure `1 / multiplier` differential privacy (add/remove), twice that (replace-one).
+
+    >>> Laplace(2.0).event()
+    LaplaceDpEvent(noise_multiplier=2.0)
+    """
+
+    multiplier: float
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (1.0,)
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.multiplier)
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """The noisy value, added in float64 and rounded to the value's dtype last."""
+        _check(self, bounded, noise)
+        return _add(bounded.value, self.multiplier * bounded.bound, noise.laplace(tuple(bounded.value.shape)))
+
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """`LaplaceDpEvent(b / C)`."""
+        return dpa.LaplaceDpEvent(float(self.multiplier))
+
+
+@dataclass(frozen=True)
+class NoisyMax:
+    """One coordinate, and its sign, chosen by the exponential mechanism; the magnitude is not released.
+
+    Of the 2d candidates `+s_j, -s_j` (of the d candidates `s_j` with `signed=False`) the largest after Gumbel noise
+    of scale `2 C / epsilon` wins: candidate c with probability proportional to `exp(epsilon c / (2 C))`.  Released is
+    `+e_j` or `-e_j`, what a linear minimisation over a norm ball needs of a gradient.  `C` bounds a record's share
+    of every coordinate.  Guarantee: pure epsilon, and `epsilon^2 / 8`-zCDP by bounded range (add/remove).
+
+    >>> import torch
+    >>> from isthmus.privacy import SeededSource
+    >>> NoisyMax(1.0).release(Bounded(torch.tensor([0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
+    [0.0, -1.0]
+    """
+
+    epsilon: float
+    signed: bool = True
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (math.inf,)
+
+    def __post_init__(self) -> None:
+        _validate.positive(epsilon=self.epsilon)
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """A signed one-hot tensor of the value's shape."""
+        _check(self, bounded, noise)
+        scores = bounded.value.detach().double().cpu().reshape(-1)
+        candidates = torch.cat([scores, -scores]) if self.signed else scores
+        winner = int(_add(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel(len(candidates))).argmax())
+        chosen = torch.zeros_like(bounded.value).reshape(-1)
+        chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
+        return chosen.reshape(bounded.value.shape)
+
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """`ZCDpEvent(epsilon^2 / 8)`."""
+        return dpa.ZCDpEvent(rho=self.epsilon**2 / 8, xi=0.0)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The places of the k largest `|s_j|`, chosen one after the other by the exponential mechanism; no values.
+
+    One-shot: Gumbel noise of scale `2 C / epsilon` on every `|s_j|`, the k largest win, which is k exponential
+    mechanisms of parameter epsilon in a row.  Released is a 0/1 tensor.  Guarantee: `k epsilon^2 / 8`-zCDP
+    (add/remove).
+
+    >>> import torch
+    >>> from isthmus.privacy import SeededSource
+    >>> TopK(2, 1.0).release(Bounded(torch.tensor([99.0, 0.0, -99.0]), math.inf, 1.0), SeededSource(0)).tolist()
+    [1.0, 0.0, 1.0]
+    """
+
+    k: int
+    epsilon: float
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (math.inf,)
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(k=self.k)
+        _validate.positive(epsilon=self.epsilon)
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """A 0/1 tensor of the value's shape with k ones."""
+        _check(self, bounded, noise)
+        scores = bounded.value.detach().double().cpu().reshape(-1).abs()
+        _validate.at_most(len(scores), "the number of coordinates", k=self.k)
+        noisy = _add(scores, 2 * bounded.bound / self.epsilon, noise.gumbel(len(scores)))
+        chosen = torch.zeros_like(bounded.value).reshape(-1)
+        chosen[noisy.topk(self.k).indices.to(chosen.device)] = 1.0
+        return chosen.reshape(bounded.value.shape)
+
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """`ZCDpEvent(k epsilon^2 / 8)`."""
+        return dpa.ZCDpEvent(rho=self.k * self.epsilon**2 / 8, xi=0.0)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian:
+    """Integer discrete Gaussian noise on a grid: a guarantee that holds in floating point, bit for bit.
+
+    The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
+    integer noise of scale `multiplier * (C + sqrt(m) grid)` is added (Canonne, Kamath and Steinke 2020).
+    Guarantee: `1 / (2 multiplier^2)`-zCDP (add/remove).  Needs the extra `secure`; the noise comes from opendp's
+    own cryptographic generator and cannot be seeded.
+
+    >>> DiscreteGaussian(2.0, grid=1e-6).event()
+    ZCDpEvent(rho=0.125, xi=0.0)
+    """
+
+    multiplier: float
+    grid: float
+    private: ClassVar[bool] = True
+    ords: ClassVar[tuple[float, ...]] = (2.0,)
+
+    def __post_init__(self) -> None:
+        _validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
+        _check(self, bounded, noise)
+        steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
+        scale = self.scale(bounded.bound, len(steps)) / self.grid
+        reach = 2.0**53 - 40 * scale
+        _validate.check(reach > 0, "grid", self.grid, f"the noise is {scale:.3g} grid steps wide: take a coarser grid")
+        # saturation is a contraction: it never moves two neighbours further apart
+        integers = steps.nan_to_num(0.0).clamp(-reach, reach).long()
+        noisy = _discrete_gaussian(integers.tolist(), scale)
+        out = torch.tensor(noisy, dtype=torch.float64) * self.grid
+        return out.reshape(bounded.value.shape).to(bounded.value)
+
+    def scale(self, bound: float, m: int) -> float:
+        """The noise scale for m numbers of bound C."""
+        return self.multiplier * (bound + math.sqrt(m) * self.grid)
+
+    def event(self, adjacency: Adjacency = _ADD) -> Any:
+        """`ZCDpEvent(1 / (2 multiplier^2))`."""
+        return dpa.ZCDpEvent(rho=0.5 / self.multiplier**2, xi=0.0)
+
+
+def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
+    """Refuse a value without a bound, a bound in another norm, and a missing source of noise."""
+    name = type(mechanism).__name__
+    _validate.check(
+        math.isfinite(bounded.bound) and bounded.bound > 0, "bound", bounded.bound, f"{name} noises clipped sums only"
+    )
+    _validate.check(
+        bounded.ord in mechanism.ords, "ord", bounded.ord, f"{name} takes sums clipped in one of {mechanism.ords}"
+    )
+    _validate.check(
+        noise is not None, "noise", noise, f"{name} has no default generator: give a SecretSource as the run's noise"
+    )
+
+
+def _add(value: Tensor, scale: float, unit: Tensor) -> Tensor:
+    """value + scale * unit in float64, then the value's dtype."""
+    return (value.double() + unit.to(value.device) * scale).to(value.dtype)
+
+
+def _discrete_gaussian(values: list[int], scale: float) -> list[int]:
+    """Integers plus discrete Gaussian noise, by opendp."""
+    try:
+        prelude = importlib.import_module("opendp.prelude")
+    except ImportError as error:
+        raise ImportError("DiscreteGaussian needs opendp: pip install 'isthmus[secure]'") from error
+    prelude.enable_features("contrib")
+    space = prelude.vector_domain(prelude.atom_domain(T="i64")), prelude.l2_distance(T="f64")
+    return list(prelude.m.make_gaussian(*space, scale=scale)(values))

@@ -1,8 +1,11 @@
 """Schedules, dimensions, rates and bounds of the papers as functions, each with its theorem.
 
 Paper 001 is Kasiviswanathan, "SGD with low-dimensional gradients" (UAI 2021); paper 000 is Huang, Lei and Kaban,
-"Optimisation and learning with randomly compressed gradient updates" (2023).  Where a paper misprints, the corrected
-form is computed and the docstring says so.  O(.) bounds take their constant as an argument.
+"Optimisation and learning with randomly compressed gradient updates" (2023); paper 002 is Farokhi, "Gradient
+sparsification can improve performance of differentially-private convex machine learning"; paper 003 is
+Maranjyan, Sadiev and Richtarik, "Differentially private random block coordinate descent".  Where a paper
+misprints, the corrected form is computed and the docstring says so.  O(.) bounds take their constant as an argument.
+Private bounds speak of utility: the noise of a run comes from its accountant.
 
     function                                                    paper, statement
     ----------------------------------------------------------  --------------------------------------------
@@ -58,6 +61,32 @@ form is computed and the docstring says so.  O(.) bounds take their constant as 
     optimisation_bound                                          000 Theorems 6, 8, 16 before their O(.)
     smooth_optimisation_bound                                   000 Theorem 4 before its O(.)
     uniform_stability, replace_record -> Stability              000 Definition 1, measured
+    private_optimisation_schedule                               000 Table 1; Theorems 11, 12, 14
+    private_generalisation_schedule                             000 Table 2; Theorems 13, 15
+    private_optimisation_rate                                   000 Table 1; Theorems 11, 12, 14
+    private_optimisation_bound                                  000 Theorems 11, 14 before their O(.)
+    private_smooth_optimisation_bound                           000 Theorem 12 before its O(.)
+    private_stability_rate                                      000 Theorems 13, 15 part 1
+    private_generalisation_rate, total_dimension                000 Table 2; Theorems 13, 15 part 2
+    private_stationary_schedule, stationary_samples             001 Corollary C.2, Tables 1, 4
+    private_mapping_schedule, mapping_samples                   001 Corollary C.3, Table 4
+    largest_entries, sparsification_loss                        002 (2), proof of Theorem 1
+    compressive_dimension, compressive_scale, cosamp_rounds     002 Algorithms 1, 2
+    laplace_noise, dense_scale                                  002 Proposition 2 from the explicit noise
+    compressive_error                                           002 Proposition 2
+    compressive_gradient_bound, sparse_schedule, sparse_bound,
+      last_iterate_bound                                        002 Theorem 1 and its proof
+    compression_helps, sparsification_helps -> Comparison       002 section 3: does compression help?
+    component_smoothness, block_lipschitz                       003 Assumptions 3.6, 3.7
+    importance_probabilities, sampling_probabilities            003 sections 3.2, 4.2.1
+    sampling_noise, block_noise, nice_noise                     003 Theorem 4.2, section 4.2.1: Sigma_S^2
+    weighted_radius, smoothness_ratios                          003 Theorem 4.2: R_{M P^-1}, Gamma^-1
+    component_noise                                             003 Theorem 4.1
+    convex_block_loops, convex_block_bound                      003 Theorem 4.2, convex (E.1)
+    strongly_convex_block_loops,
+      strongly_convex_block_bound -> Loops                      003 Theorem 4.2, strongly convex (E.2)
+    block_convex_utility, block_strongly_convex_utility         003 Table 1
+    block_gain                                                  003 section 4.3
 """
 
 from isthmus.theory.contractions import (
@@ -107,6 +136,61 @@ from isthmus.theory.frank_wolfe import (
     convex_fw_schedule,
     stationary_fw_schedule,
     stationary_fw_step_bound,
+)
+from isthmus.theory.private_block_rates import (
+    Loops,
+    block_convex_utility,
+    block_gain,
+    block_strongly_convex_utility,
+    component_noise,
+    convex_block_bound,
+    convex_block_loops,
+    strongly_convex_block_bound,
+    strongly_convex_block_loops,
+)
+from isthmus.theory.private_blocks import (
+    block_lipschitz,
+    block_noise,
+    component_smoothness,
+    importance_probabilities,
+    nice_noise,
+    sampling_noise,
+    sampling_probabilities,
+    smoothness_ratios,
+    weighted_radius,
+)
+from isthmus.theory.private_compgd import (
+    private_generalisation_rate,
+    private_generalisation_schedule,
+    private_optimisation_bound,
+    private_optimisation_rate,
+    private_optimisation_schedule,
+    private_smooth_optimisation_bound,
+    private_stability_rate,
+    total_dimension,
+)
+from isthmus.theory.private_samples import (
+    mapping_samples,
+    private_mapping_schedule,
+    private_stationary_schedule,
+    stationary_samples,
+)
+from isthmus.theory.private_sparse import (
+    Comparison,
+    compression_helps,
+    compressive_dimension,
+    compressive_error,
+    compressive_gradient_bound,
+    compressive_scale,
+    cosamp_rounds,
+    dense_scale,
+    laplace_noise,
+    largest_entries,
+    last_iterate_bound,
+    sparse_bound,
+    sparse_schedule,
+    sparsification_helps,
+    sparsification_loss,
 )
 from isthmus.theory.rates_compgd import (
     boundedness,
@@ -165,20 +249,38 @@ from isthmus.theory.stability_bounds import (
 
 __all__ = [
     "Communication",
+    "Comparison",
     "Contraction",
+    "Loops",
     "Rule",
     "Schedule",
     "Stability",
     "aggregate_second_moment",
     "aggregate_variance",
+    "block_convex_utility",
+    "block_gain",
+    "block_lipschitz",
+    "block_noise",
+    "block_strongly_convex_utility",
     "boundedness",
+    "component_noise",
+    "component_smoothness",
     "compressed_gap",
     "compressed_threshold",
+    "compression_helps",
+    "compressive_dimension",
+    "compressive_error",
+    "compressive_gradient_bound",
+    "compressive_scale",
+    "convex_block_bound",
+    "convex_block_loops",
     "convex_communication",
     "convex_fw_rate",
     "convex_fw_schedule",
     "convex_rate",
     "convex_schedule",
+    "cosamp_rounds",
+    "dense_scale",
     "dimension_at",
     "direction_width",
     "distance_bound",
@@ -197,35 +299,57 @@ __all__ = [
     "goal_schedule",
     "gordon_dimension",
     "gordon_range",
+    "importance_probabilities",
     "jl_dimension",
+    "laplace_noise",
+    "largest_entries",
+    "last_iterate_bound",
     "mapping_batch",
     "mapping_beta",
     "mapping_communication",
     "mapping_rate",
     "mapping_rounds",
+    "mapping_samples",
     "mapping_schedule",
     "narrow_dimension",
+    "nice_noise",
     "nonsmooth_divergence",
     "nonsmooth_divergence_path",
     "optimisation_bound",
     "optimisation_rate",
+    "private_generalisation_rate",
+    "private_generalisation_schedule",
+    "private_mapping_schedule",
+    "private_optimisation_bound",
+    "private_optimisation_rate",
+    "private_optimisation_schedule",
+    "private_smooth_optimisation_bound",
+    "private_stability_rate",
+    "private_stationary_schedule",
     "qsgd",
     "qsgd_chi",
     "qsgd_nonzeros",
     "random_sparsification",
     "replace_record",
     "rounds_until_full",
+    "sampling_noise",
+    "sampling_probabilities",
     "sgd_divergence",
     "shrinkage",
     "small_step_rate",
     "smooth_divergence",
     "smooth_divergence_path",
     "smooth_optimisation_bound",
+    "smoothness_ratios",
+    "sparse_bound",
     "sparse_cone_width",
     "sparse_cone_width_bound",
     "sparse_jl_columns",
     "sparse_jl_condition",
     "sparse_jl_dimension",
+    "sparse_schedule",
+    "sparsification_helps",
+    "sparsification_loss",
     "stability_rate",
     "stationary_batch",
     "stationary_beta",
@@ -234,9 +358,12 @@ __all__ = [
     "stationary_fw_schedule",
     "stationary_fw_step_bound",
     "stationary_rounds",
+    "stationary_samples",
     "stationary_schedule",
     "stationary_step_bound",
     "stationary_threshold",
+    "strongly_convex_block_bound",
+    "strongly_convex_block_loops",
     "strongly_convex_communication",
     "strongly_convex_rate",
     "strongly_convex_schedule",
@@ -245,7 +372,9 @@ __all__ = [
     "success_probability",
     "table_width",
     "terngrad",
+    "total_dimension",
     "uniform_stability",
     "vqsgd",
     "weighted_average",
+    "weighted_radius",
 ]

@@ -1,0 +1,339 @@
+"""What was released, in the accountant's terms, and what it costs: a thin layer over `dp_accounting`.
+
+An event states its noise relative to the bound C of one record (sigma / C, b / C), whatever the adjacency.
+Four routes lead to an epsilon, and the first that supports every part of an event is taken:
+
+| route | parts | replace-one is |
+|---|---|---|
+| exact | Gaussian | half the multiplier |
+| PLD | Gaussian, Laplace, Poisson(Gaussian), Poisson(Laplace) | half the multiplier (nothing sampled) |
+| PLD of a pair | Gaussian, Poisson(Gaussian) | the library's own N(-C) against N(+C): the multiplier as it is |
+| RDP | Gaussian, Laplace, zCDP, Poisson(Gaussian), subsets(Gaussian) | half the multiplier, four times rho |
+
+Add/remove takes no pair and no sampling without replacement; replace-one with RDP takes no Poisson sampling.
+This conversion is made in `_convert` and nowhere else: the library's own REPLACE_ONE means sigma / C to its PLD
+accountant and sigma / (2 C) to its RDP accountant.
+
+>>> round(epsilon(noise_multiplier=4.0, sampling_rate=0.025, steps=1200, delta=1e-5), 4)
+0.8158
+>>> round(noise_multiplier(epsilon=1.0, delta=1e-5, sampling_rate=0.01, steps=1000), 4)
+1.4146
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from isthmus import _validate
+from isthmus.privacy._calibrate import solve
+from isthmus.privacy._curves import exact, interval, renyi
+from isthmus.privacy._library import dpa
+from isthmus.privacy.adjacency import Adjacency
+
+_ADD = Adjacency.ADD_REMOVE
+Leaves = Mapping[Any, int]
+Key = tuple[tuple[Any, int], ...]
+
+
+class UnsupportedEvent(_validate.InvalidInput):
+    """An event that no accountant can compose; the message names the part that is to blame."""
+
+
+# ---------------------------------------------------------------- events
+
+
+def compose(events: Iterable[Any]) -> Any:
+    """One event for all of them, equal ones counted: what a ledger holds.
+
+    >>> from isthmus.privacy import Gaussian
+    >>> compose([Gaussian(2.0).event()] * 3)
+    SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
+    """
+    counts: Counter[Any] = Counter()
+    for event in events:
+        counts.update(_leaves(event))
+    parts = [leaf if count == 1 else dpa.SelfComposedDpEvent(leaf, count) for leaf, count in counts.items()]
+    if not parts:
+        return dpa.NoOpDpEvent()
+    return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+
+
+def joint(events: Iterable[Any]) -> Any:
+    """Releases that look at the same sample, as one event that a sampler can wrap.
+
+    Gaussians merge exactly, `1 / z^2 = sum 1 / z_i^2`; anything else is composed, which no sampler takes.
+
+    >>> from isthmus.privacy import Gaussian
+    >>> round(joint([Gaussian(6.0).event(), Gaussian(6.0).event()]).noise_multiplier, 4)
+    4.2426
+    """
+    counts: Counter[Any] = Counter()
+    for event in events:
+        counts.update(_leaves(event))
+    if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in counts):
+        return dpa.NonPrivateDpEvent()
+    gaussian, rest = _split(counts)
+    merged = [dpa.GaussianDpEvent(gaussian)] if gaussian < math.inf else []
+    return compose(merged + [dpa.SelfComposedDpEvent(leaf, count) for leaf, count in rest.items()])
+
+
+def sampled(kind: str, event: Any, allowed: tuple[type, ...], wrap: Any) -> Any:
+    """`wrap(event)` where amplification by this sampling is known for the event; refused by name where not."""
+    if isinstance(event, (dpa.NonPrivateDpEvent, dpa.NoOpDpEvent)):
+        return event
+    if not isinstance(event, allowed):
+        names = " or ".join(type_.__name__ for type_ in allowed)
+        raise UnsupportedEvent(
+            f"event={_name(event)} is not allowed: {kind} amplifies one {names} a round; use the full batch for others"
+        )
+    return wrap(event)
+
+
+def _leaves(event: Any, count: int = 1) -> Counter[Any]:
+    """The parts of a composition with their counts."""
+    if isinstance(event, dpa.ComposedDpEvent):
+        total: Counter[Any] = Counter()
+        for part in event.events:
+            total.update(_leaves(part, count))
+        return total
+    if isinstance(event, dpa.SelfComposedDpEvent):
+        return _leaves(event.event, count * event.count)
+    if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability == 1:
+        return _leaves(event.event, count)
+    return Counter() if isinstance(event, dpa.NoOpDpEvent) or count == 0 else Counter({event: count})
+
+
+def _split(leaves: Leaves) -> tuple[float, dict[Any, int]]:
+    """The multiplier of all unsampled Gaussians together (inf for none), and the rest."""
+    gaussians = {leaf: count for leaf, count in leaves.items() if isinstance(leaf, dpa.GaussianDpEvent)}
+    if any(leaf.noise_multiplier == 0 for leaf in gaussians):
+        return 0.0, {}
+    weight = math.fsum(count / leaf.noise_multiplier**2 for leaf, count in gaussians.items())
+    rest = {leaf: count for leaf, count in leaves.items() if leaf not in gaussians}
+    return (1 / math.sqrt(weight) if weight else math.inf), rest
+
+
+def _name(event: Any) -> str:
+    inner = getattr(event, "event", None)
+    name = type(event).__name__.removesuffix("DpEvent")
+    return f"{name}({_name(inner)})" if inner is not None else name
+
+
+# ---------------------------------------------------------------- routes
+
+
+def _convert(leaf: Any, adjacency: Adjacency, route: str) -> Any:
+    """The leaf as the route's accountant reads it, or None: the one place where adjacency meets an event."""
+    replaced, sampled_leaf = adjacency is Adjacency.REPLACE_ONE, hasattr(leaf, "event")
+    base = leaf.event if sampled_leaf else leaf
+    poisson = isinstance(leaf, dpa.PoissonSampledDpEvent)
+    gaussian, laplace = isinstance(base, dpa.GaussianDpEvent), isinstance(base, dpa.LaplaceDpEvent)
+    if isinstance(leaf, dpa.ZCDpEvent) and route == "rdp":  # group privacy of two: 4 rho
+        ok = leaf.xi == 0 or not replaced
+        return dpa.ZCDpEvent(rho=adjacency.factor**2 * leaf.rho, xi=leaf.xi) if ok else None
+    if not (gaussian or laplace) or (sampled_leaf and not poisson and route != "rdp"):
+        return None
+    if route == "pair":
+        return leaf if replaced and gaussian else None
+    if poisson:
+        return None if replaced or (route == "rdp" and laplace) else leaf
+    halved = type(base)(base.noise_multiplier / adjacency.factor)
+    if not sampled_leaf:
+        return halved
+    known = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian
+    return dpa.SampledWithoutReplacementDpEvent(leaf.source_dataset_size, leaf.sample_size, halved) if known else None
+
+
+_ROUTES = ("pld", "pair", "rdp")
+
+
+def _route(leaves: Leaves, adjacency: Adjacency) -> str:
+    """The first route that takes every part; else `UnsupportedEvent` names the part."""
+    open_routes = list(_ROUTES)
+    for leaf in leaves:
+        alone = [route for route in _ROUTES if _convert(leaf, adjacency, route) is not None]
+        if not alone:
+            raise UnsupportedEvent(
+                f"event={_name(leaf)} is not allowed: no accountant composes it for {adjacency.describe()}"
+            )
+        open_routes = [route for route in open_routes if route in alone]
+        if not open_routes:
+            others = sorted({_name(other) for other in leaves if other is not leaf})
+            raise UnsupportedEvent(
+                f"event={_name(leaf)} is not allowed: no accountant composes it together with {', '.join(others)} "
+                f"for {adjacency.describe()}"
+            )
+    return open_routes[0]
+
+
+def supports(event: Any, adjacency: Adjacency = _ADD) -> bool:
+    """Whether some accountant composes the event: asked before a run starts.
+
+    >>> from isthmus.privacy import NoisyMax
+    >>> supports(NoisyMax(1.0).event())
+    True
+    """
+    try:
+        check(event, adjacency)
+    except UnsupportedEvent:
+        return False
+    return True
+
+
+def check(event: Any, adjacency: Adjacency = _ADD) -> None:
+    """Refuse by name what no accountant composes."""
+    _validate.one_of(Adjacency, adjacency=adjacency)
+    _route({leaf: 1 for leaf in _leaves(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
+
+
+# ---------------------------------------------------------------- costs
+
+
+def epsilon_of(event: Any, delta: float, adjacency: Adjacency = _ADD) -> float:
+    """The smallest epsilon the accountant can vouch for at `delta`.
+
+    >>> from isthmus.privacy import Gaussian
+    >>> round(epsilon_of(Gaussian(1.0).event(), 1e-5), 6), round(epsilon_of(Gaussian(2.0).event(), 1e-5,
+    ...     Adjacency.REPLACE_ONE), 6)
+    (4.377178, 4.377178)
+    """
+    _validate.open_unit(delta=delta)
+    check(event, adjacency)
+    return _cost(_key(event), adjacency, "epsilon", delta)
+
+
+def delta_of(event: Any, epsilon: float, adjacency: Adjacency = _ADD) -> float:
+    """The smallest delta the accountant can vouch for at `epsilon`."""
+    _validate.non_negative(epsilon=epsilon)
+    check(event, adjacency)
+    return _cost(_key(event), adjacency, "delta", epsilon)
+
+
+def _key(event: Any) -> Key:
+    return tuple(_leaves(event).items())
+
+
+@lru_cache(maxsize=4096)
+def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
+    """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
+    leaves = dict(key)
+    if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in leaves):
+        return math.inf if asked == "epsilon" else 1.0
+    gaussian, rest = _split(leaves)
+    if not rest:
+        return exact(gaussian / adjacency.factor, asked, given)
+    if gaussian < math.inf:
+        rest[dpa.GaussianDpEvent(gaussian)] = 1
+    route = _route(rest, adjacency)
+    if haste == 2 and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
+        route = "rdp"
+    parts = {_convert(leaf, adjacency, route): count for leaf, count in rest.items()}
+    relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+    if adjacency is Adjacency.REPLACE_ONE and route != "pld":  # route "pld" halved the multipliers itself
+        relation = dpa.NeighboringRelation.REPLACE_ONE
+    if route == "rdp":
+        return renyi(parts, relation, asked, given, haste > 0)
+    accountant = dpa.pld.PLDAccountant(relation, interval(rest, adjacency.factor) * (1, 8, 8)[haste])
+    for leaf, count in parts.items():
+        accountant.compose(leaf, count)
+    return float(accountant.get_epsilon(given) if asked == "epsilon" else min(1.0, accountant.get_delta(given)))
+
+
+# ---------------------------------------------------------------- front doors
+
+
+def epsilon(
+    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, delta: float, adjacency: Adjacency = _ADD
+) -> float:
+    """Epsilon of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
+
+    >>> round(epsilon(noise_multiplier=117.972931, steps=1000, delta=1e-5), 6)
+    1.0
+    """
+    event = _front("gaussian", noise_multiplier, sampling_rate, steps)
+    return epsilon_of(event, delta, adjacency)
+
+
+def delta(
+    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, epsilon: float, adjacency: Adjacency = _ADD
+) -> float:
+    """Delta of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
+
+    >>> f"{delta(noise_multiplier=3.7306316348, epsilon=1.0):.4e}"
+    '1.0000e-05'
+    """
+    event = _front("gaussian", noise_multiplier, sampling_rate, steps)
+    return delta_of(event, epsilon, adjacency)
+
+
+def noise_multiplier(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float = 1.0,
+    steps: int = 1,
+    adjacency: Adjacency = _ADD,
+    mechanism: str = "gaussian",
+) -> float:
+    """The noise, relative to the bound C of a record, for which `steps` releases cost `epsilon` at `delta`.
+
+    The accountant's epsilon at the result is at most the target and within 0.01 % of it.
+
+    >>> round(noise_multiplier(epsilon=1.0, delta=1e-5), 6)
+    3.730632
+    """
+    _validate.positive(epsilon=epsilon)
+    _validate.open_unit(delta=delta)
+    _front(mechanism, 1.0, sampling_rate, steps)
+    _validate.one_of(Adjacency, adjacency=adjacency)
+    return _noise_multiplier(epsilon, delta, sampling_rate, steps, adjacency, mechanism)
+
+
+@lru_cache(maxsize=1024)
+def _noise_multiplier(
+    epsilon: float, delta: float, rate: float, steps: int, adjacency: Adjacency, mechanism: str
+) -> float:
+    full = dpa.get_sigma_gaussian(epsilon, delta) * math.sqrt(steps) * adjacency.factor
+    if mechanism == "gaussian" and rate == 1:
+        return float(full) * (1 + 1e-12)  # the root is found to 1e-12: stay on its safe side
+    guess = max(full * rate, 0.4)
+    return calibrate(lambda z: _front(mechanism, z, rate, steps), epsilon, delta, adjacency, guess)
+
+
+def calibrate(
+    event_at: Callable[[float], Any], epsilon: float, delta: float, adjacency: Adjacency = _ADD, guess: float = 1.0
+) -> float:
+    """The scale at which `event_at(scale)` costs `epsilon` at `delta`, from below; cost must fall with the scale.
+
+    Fast accountants bring the guess near, the tight one finishes in a few evaluations.
+
+    >>> from isthmus.privacy import Gaussian
+    >>> round(calibrate(lambda s: Gaussian(s).event(), 1.0, 1e-5), 3)
+    3.731
+    """
+    check(event_at(guess), adjacency)
+    slope = -1.0
+    for haste, tolerance in ((2, 0.01), (1, 1e-4), (0, 2e-5)):
+
+        def cost(scale: float, haste: int = haste) -> float:
+            return _cost(_key(event_at(scale)), adjacency, "epsilon", delta, haste)
+
+        try:
+            guess, slope = solve(cost, epsilon, guess, slope=slope, tolerance=tolerance)
+        except _validate.InvalidInput:  # the fast accountant has a floor that the tight one may not have
+            if haste == 0:
+                raise
+    return guess
+
+
+def _front(mechanism: str, multiplier: float, rate: float, steps: int) -> Any:
+    _validate.one_of(("gaussian", "laplace"), mechanism=mechanism)
+    _validate.positive(noise_multiplier=multiplier)
+    _validate.probability(sampling_rate=rate)
+    _validate.positive_int(steps=steps)
+    event = dpa.GaussianDpEvent(multiplier) if mechanism == "gaussian" else dpa.LaplaceDpEvent(multiplier)
+    return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(rate, event) if rate < 1 else event, steps)

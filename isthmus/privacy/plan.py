@@ -1,0 +1,256 @@
+"""The plan of a budget: one split of (epsilon, delta) over everything a run releases.
+
+The plan builds both the mechanism that runs and the event that is accounted from the same number, so what is
+accounted is what runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from isthmus import _validate
+from isthmus.privacy import accounting
+from isthmus.privacy._library import dpa
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, NoisyMax, TopK
+from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
+
+KINDS = ("gaussian", "laplace", "discrete-gaussian", "noisy-max", "top-k")
+_SAMPLERS = {"FullBatch": FullBatch, "Poisson": Poisson, "FixedSize": FixedSize}
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One thing that is released again and again: its mechanism, its sampler, how often, its share of the budget.
+
+    `share` is a share of `mu^2`, the budget in which costs add up; shares of a plan sum to 1.  Charges of one
+    `stage` look at the same sample and are accounted jointly.  `k` belongs to "top-k", `grid` to "discrete-gaussian".
+
+    >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).mechanism_at(2.0)
+    Gaussian(multiplier=2.0)
+    """
+
+    name: str
+    mechanism: str = "gaussian"
+    rounds: int = 1
+    share: float = 1.0
+    sampler: FullBatch | Poisson | FixedSize = field(default_factory=FullBatch)
+    stage: str | None = None
+    k: int = 1
+    grid: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(KINDS, mechanism=self.mechanism)
+        _validate.positive_int(rounds=self.rounds, k=self.k)
+        _validate.probability(share=self.share)
+        _validate.check(
+            isinstance(self.sampler, tuple(_SAMPLERS.values())),
+            "sampler",
+            self.sampler,
+            f"choose one of {sorted(_SAMPLERS)}",
+        )
+        if self.mechanism == "discrete-gaussian":
+            _validate.check(self.grid is not None, "grid", self.grid, "a discrete Gaussian needs its grid")
+        _validate.check(self.mechanism == "top-k" or self.k == 1, "k", self.k, "only top-k takes a k")
+
+    @property
+    def selects(self) -> bool:
+        """Whether it chooses coordinates (its number is an epsilon) rather than adds noise (a multiplier)."""
+        return self.mechanism in ("noisy-max", "top-k")
+
+    def number_at(self, scale: float) -> float:
+        """The multiplier, or a selection's epsilon, that spends `share / scale^2` of `mu^2` in all its rounds.
+
+        A round at rate q and multiplier z spends `(q / z)^2` to first order, a selection `k epsilon^2 / 4`.
+        """
+        mu = math.sqrt(self.share / self.rounds) / scale
+        return 2 * mu / math.sqrt(self.k) if self.selects else self.sampler.rate / mu
+
+    def mechanism_at(self, number: float) -> Any:
+        """The mechanism with this multiplier (a selection: this epsilon)."""
+        if self.mechanism == "discrete-gaussian":
+            assert self.grid is not None
+            return DiscreteGaussian(number, self.grid)
+        if self.mechanism == "top-k":
+            return TopK(self.k, number)
+        return {"gaussian": Gaussian, "laplace": Laplace, "noisy-max": NoisyMax}[self.mechanism](number)
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """A budget and its split: all items together cost `epsilon` at `delta`, and no more.
+
+    One scale is found so that the whole run, with every item's noise in proportion to its share, costs exactly
+    epsilon under the accountant (from below, within 0.01 %).  `n_public` is the number of records where that is
+    public; then delta may be left out and is `min(1e-5, n^-1.1)`.
+
+    >>> plan = PrivacyPlan(epsilon=1.0, delta=1e-5, items=[Charge("gradient", rounds=1000)])
+    >>> round(plan.multiplier("gradient"), 2), plan.mechanism("gradient").private
+    (117.97, True)
+    """
+
+    epsilon: float
+    delta: float | None = None
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    n_public: int | None = None
+    items: Sequence[Charge] = ()
+    numbers: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(epsilon=self.epsilon)
+        object.__setattr__(self, "items", tuple(self.items))
+        object.__setattr__(self, "delta", _delta(self.delta, self.n_public))
+        _validate.one_of(Adjacency, adjacency=self.adjacency)
+        _check_items(self.items)
+        if self.numbers is None:
+            total = math.fsum(item.share for item in self.items)
+            _validate.check(abs(total - 1) < 1e-9, "share", total, "the shares of a plan sum to 1")
+            object.__setattr__(self, "numbers", self._calibrate())
+        else:
+            _check_numbers(self.items, self.numbers)
+            object.__setattr__(self, "numbers", dict(self.numbers))
+            spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)
+            _validate.check(
+                spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, f"these items cost {spent:.6g} at delta"
+            )
+
+    @classmethod
+    def exact(
+        cls,
+        items: Sequence[Charge],
+        numbers: Mapping[str, float],
+        *,
+        delta: float | None = None,
+        adjacency: Adjacency = Adjacency.ADD_REMOVE,
+        n_public: int | None = None,
+    ) -> PrivacyPlan:
+        """The plan of given multipliers (a selection: its epsilon), whose epsilon is computed.
+
+        >>> items = [Charge("gradient", rounds=1200, sampler=Poisson(0.025))]
+        >>> round(PrivacyPlan.exact(items, {"gradient": 4.0}, delta=1e-5).epsilon, 4)
+        0.8158
+        """
+        _check_items(items)
+        _check_numbers(items, numbers)
+        spent = accounting.epsilon_of(_total(items, numbers), _delta(delta, n_public), adjacency)
+        return cls(spent, delta, adjacency, n_public, items, numbers)
+
+    def multiplier(self, name: str) -> float:
+        """The noise multiplier of an item; of a selection, the epsilon of one round."""
+        return self._numbers[self.item(name).name]
+
+    def mechanism(self, name: str) -> Any:
+        """The mechanism that runs."""
+        return self.item(name).mechanism_at(self.multiplier(name))
+
+    def event(self, name: str, rounds: int | None = None) -> Any:
+        """The event of that many rounds of an item (all its rounds by default), on its own."""
+        item = self.item(name)
+        rounds = item.rounds if rounds is None else rounds
+        _validate.non_negative_int(rounds=rounds)
+        if rounds == 0:
+            return dpa.NoOpDpEvent()
+        return dpa.SelfComposedDpEvent(item.sampler.event(self.mechanism(name).event()), rounds)
+
+    def total(self) -> Any:
+        """The event of the whole run, the items of one stage jointly."""
+        return _total(self.items, self._numbers)
+
+    def item(self, name: str) -> Charge:
+        """The item of that name."""
+        found = [item for item in self.items if item.name == name]
+        _validate.check(bool(found), "name", name, f"the plan has the items {[item.name for item in self.items]}")
+        return found[0]
+
+    def to_json(self) -> str:
+        """The plan as text: what `from_json` reads."""
+        items = [
+            {**asdict(item), "sampler": {"kind": type(item.sampler).__name__, **asdict(item.sampler)}}
+            for item in self.items
+        ]
+        record = {**{key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}, "numbers": self._numbers}
+        return json.dumps({**record, "adjacency": self.adjacency.value, "items": items}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyPlan:
+        """The plan from its text; its items are accounted again, so a text that under-reports is refused."""
+        record = json.loads(text)
+        items = []
+        for entry in record["items"]:
+            sampler = dict(entry.pop("sampler"))
+            _validate.one_of(_SAMPLERS, sampler=sampler["kind"])
+            items.append(Charge(**entry, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
+        adjacency = Adjacency(record["adjacency"])
+        return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
+
+    @property
+    def _numbers(self) -> Mapping[str, float]:
+        assert self.numbers is not None
+        return self.numbers
+
+    @property
+    def _delta(self) -> float:
+        assert self.delta is not None
+        return self.delta
+
+    def _numbers_at(self, scale: float) -> dict[str, float]:
+        return {item.name: item.number_at(scale) for item in self.items}
+
+    def _calibrate(self) -> dict[str, float]:
+        guess = dpa.get_sigma_gaussian(self.epsilon, self._delta) * self.adjacency.factor
+        smallest = min((item.number_at(guess) for item in self.items if not item.selects), default=1.0)
+        scale = accounting.calibrate(
+            lambda s: _total(self.items, self._numbers_at(s)),
+            self.epsilon,
+            self._delta,
+            self.adjacency,
+            guess * max(1.0, 0.4 / smallest),
+        )
+        return self._numbers_at(scale)
+
+
+def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> Any:
+    stages: dict[str, list[Charge]] = {}
+    for item in items:
+        stages.setdefault(item.stage or f"item {item.name}", []).append(item)
+    events = []
+    for group in stages.values():
+        together = accounting.joint(item.mechanism_at(numbers[item.name]).event() for item in group)
+        events.append(dpa.SelfComposedDpEvent(group[0].sampler.event(together), group[0].rounds))
+    return accounting.compose(events)
+
+
+def _check_items(items: Sequence[Charge]) -> None:
+    names = [item.name for item in items]
+    _validate.check(len(names) > 0, "items", names, "give at least one item")
+    _validate.check(len(set(names)) == len(names), "items", names, "give each item its own name")
+    stages: dict[str, Charge] = {}
+    for item in items:
+        first = stages.setdefault(item.stage, item) if item.stage is not None else item
+        same = (first.sampler, first.rounds) == (item.sampler, item.rounds)
+        _validate.check(same, "stage", item.stage, "items of one stage have one sampler and one number of rounds")
+
+
+def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:
+    names = [item.name for item in items]
+    _validate.check(set(numbers) == set(names), "numbers", sorted(numbers), f"give one number for each of {names}")
+    for name, value in numbers.items():
+        _validate.positive(**{f"numbers[{name!r}]": value})
+
+
+def _delta(delta: float | None, n_public: int | None) -> float:
+    """The given delta, or min(1e-5, n^-1.1) where n is public."""
+    if n_public is not None:
+        _validate.positive_int(n_public=n_public)
+    if delta is None:
+        _validate.check(
+            n_public is not None, "delta", delta, "give it, or n_public where the number of records is public"
+        )
+        assert n_public is not None
+        delta = min(1e-5, n_public**-1.1)
+    _validate.open_unit(delta=delta)
+    return delta

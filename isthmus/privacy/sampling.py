@@ -1,0 +1,153 @@
+"""Private samplers: which records a round looks at, drawn from the run's secret source.
+
+Who knows which records a round looked at gets no protection from the sampling, so membership is as secret as
+noise.  The divisor is a public constant, never the size of the drawn batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.privacy._library import dpa
+from isthmus.privacy.accounting import sampled
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """Every record, every round: nothing is amplified, every mechanism is allowed.
+
+    >>> FullBatch().draw(10, 0, None, "0") is None, FullBatch().divisor(10)
+    (True, 10.0)
+    """
+
+    rate = 1.0
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> None:
+        """All records."""
+        return None
+
+    def divisor(self, n: int, t: int = 0) -> float:
+        """n: public under replace-one, and under add/remove where the caller declares it public."""
+        return float(n)
+
+    def rounds(self, n: int) -> int:
+        """One."""
+        return 1
+
+    def event(self, event: Any) -> Any:
+        """The event unchanged."""
+        return event
+
+    def describe(self) -> str:
+        """The sampling in words."""
+        return "every round looks at every record"
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record is in the batch with probability `rate`, independently of every other: the default.
+
+    The batch may have any size, 0 included: an empty one is released and paid for like the others.  The sum is
+    divided by `expected`, or by `rate * n` where the number of records is public.
+
+    >>> from isthmus.privacy import Gaussian, SeededSource
+    >>> from types import SimpleNamespace
+    >>> Poisson(0.5).draw(8, 0, SimpleNamespace(noise=SeededSource(1)), "0").dtype, Poisson(0.5).divisor(8)
+    (torch.int64, 4.0)
+    >>> Poisson(0.5).event(Gaussian(2.0).event()).sampling_probability
+    0.5
+    """
+
+    rate: float
+    expected: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.probability(sampling_rate=self.rate)
+        if self.expected is not None:
+            _validate.positive(expected=self.expected)
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+        """The indices of the batch, from the secret source."""
+        return _secret(self, keys).mask(n, self.rate).nonzero().reshape(-1)
+
+    def divisor(self, n: int, t: int = 0) -> float:
+        """The expected batch size."""
+        return self.rate * n if self.expected is None else float(self.expected)
+
+    def rounds(self, n: int) -> int:
+        """1 / rate, rounded."""
+        return max(1, round(1 / self.rate))
+
+    def event(self, event: Any) -> Any:
+        """`PoissonSampledDpEvent(rate, event)` of one Gaussian or Laplace release."""
+        if self.rate == 1:
+            return event
+        allowed = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+        return sampled("Poisson sampling", event, allowed, lambda e: dpa.PoissonSampledDpEvent(self.rate, e))
+
+    def describe(self) -> str:
+        """The sampling in words."""
+        return f"every round looks at each record with probability {self.rate:g}, independently (Poisson sampling)"
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A fresh subset of `batch_size` of the `n` records each round, all subsets alike.
+
+    Amplification is known for replace-one only, and n is public there.
+
+    >>> from isthmus.privacy import Gaussian
+    >>> FixedSize(10, n=100).event(Gaussian(2.0).event()).sample_size
+    10
+    """
+
+    batch_size: int
+    n: int
+
+    def __post_init__(self) -> None:
+        _validate.positive_int(batch_size=self.batch_size, n=self.n)
+        _validate.at_most(self.n, "the number of records", batch_size=self.batch_size)
+
+    @property
+    def rate(self) -> float:
+        """The share of the records that a round looks at."""
+        return self.batch_size / self.n
+
+    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+        """The indices of the batch, from the secret source."""
+        _validate.check(n == self.n, "n", n, f"the sampler was built, and is accounted, for n={self.n} records")
+        return _secret(self, keys).subset(n, self.batch_size)
+
+    def divisor(self, n: int, t: int = 0) -> float:
+        """The batch size."""
+        return float(self.batch_size)
+
+    def rounds(self, n: int) -> int:
+        """ceil(n / batch size)."""
+        return -(-self.n // self.batch_size)
+
+    def event(self, event: Any) -> Any:
+        """`SampledWithoutReplacementDpEvent(n, batch_size, event)` of one Gaussian release."""
+        if self.batch_size == self.n:
+            return event
+        return sampled(
+            "sampling without replacement",
+            event,
+            (dpa.GaussianDpEvent,),
+            lambda e: dpa.SampledWithoutReplacementDpEvent(self.n, self.batch_size, e),
+        )
+
+    def describe(self) -> str:
+        """The sampling in words."""
+        return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
+
+
+def _secret(sampler: Any, keys: Any) -> Any:
+    source = getattr(keys, "noise", None)
+    name = type(sampler).__name__
+    _validate.check(source is not None, "noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
+    return source

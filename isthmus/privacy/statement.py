@@ -1,0 +1,261 @@
+"""The privacy statement: what a run promises, in numbers and in words that can be handed to someone else.
+
+>>> from dp_accounting import dp_event
+>>> from isthmus.privacy.adjacency import Adjacency
+>>> event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)), 1000)
+>>> statement = PrivacyStatement.of(event, 1e-5, Adjacency.ADD_REMOVE, assumptions=["one record per person"])
+>>> print(statement)
+(epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+>>> print(statement.words().splitlines()[0])
+The released results are differentially private with epsilon = 1 and delta = 1e-05.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from isthmus import _validate
+from isthmus.privacy import _events, accounting
+from isthmus.privacy._events import Json
+from isthmus.privacy.adjacency import Adjacency
+
+SEEDED = "seeded noise: not private"
+SECRET = "secret noise from the operating system's generator"
+_ROUTES = {
+    "pld": "privacy-loss distributions (dp-accounting)",
+    "pair": "privacy-loss distributions of the pair -C, +C (dp-accounting)",
+    "rdp": "Renyi differential privacy (dp-accounting)",
+}
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What was promised to the people in the data, and on what it rests.
+
+    `epsilon` is what holds: infinite where nothing does, as with seeded noise, whose releases anyone who knows the
+    seed can undo.  `nominal` is the epsilon that the same releases have under secret noise.  `event` is the JSON form
+    of everything released; `n` is the number of records, given only where that is public.
+
+    | case | private | epsilon | nominal |
+    |---|---|---|---|
+    | secret noise | True | by the accountant | the same |
+    | seeded noise | False | inf | by the accountant |
+    | something released as it is | False | inf | inf |
+    """
+
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    sampler: str
+    event: Json
+    private: bool
+    nominal: float
+    noise: str = SECRET
+    n: int | None = None
+    assumptions: tuple[str, ...] = ()
+    guarantee: str = ""
+    accountant: str = ""
+
+    def __post_init__(self) -> None:
+        _validate.open_unit(delta=self.delta)
+        _validate.one_of(Adjacency, adjacency=self.adjacency)
+        for name in ("epsilon", "nominal"):
+            value = getattr(self, name)
+            _validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
+        _validate.check(
+            self.private == math.isfinite(self.epsilon), "private", self.private, "private means a finite epsilon"
+        )
+        if self.n is not None:
+            _validate.positive_int(n=self.n)
+        _validate.check(
+            self.n_public or not _sizes(self.event),
+            "n",
+            self.n,
+            "the event states the number of records: give it as n, it is public",
+        )
+
+    @property
+    def n_public(self) -> bool:
+        """Whether the number of records is public."""
+        return self.n is not None
+
+    @classmethod
+    def of(
+        cls,
+        event: Any,
+        delta: float,
+        adjacency: Adjacency = Adjacency.ADD_REMOVE,
+        *,
+        seeded: bool = False,
+        n: int | None = None,
+        sampler: str = "",
+        assumptions: Iterable[str] = (),
+        guarantee: str = "",
+        noise: str = SECRET,
+    ) -> PrivacyStatement:
+        """The statement of an event (or its JSON form), its epsilon by the accountant.
+
+        `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
+        that mechanism really gives; `sampler` and `noise` replace the words drawn from the event.
+
+        >>> from dp_accounting import dp_event
+        >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
+        not private (seeded noise: not private)
+        """
+        data = _events.to_json(event)
+        built = _events.from_json(data)
+        nominal = accounting.epsilon_of(built, delta, adjacency)
+        private = math.isfinite(nominal) and not seeded
+        return cls(
+            epsilon=nominal if private else math.inf,
+            delta=delta,
+            adjacency=adjacency,
+            sampler=sampler or _sampler_words(data),
+            event=data,
+            private=private,
+            nominal=nominal,
+            noise=SEEDED if seeded else noise,
+            n=n,
+            assumptions=tuple(assumptions),
+            guarantee=guarantee,
+            accountant=_accountant_words(built, adjacency) if math.isfinite(nominal) else "none",
+        )
+
+    def words(self) -> str:
+        """The statement in plain English, a few short paragraphs."""
+        parts = [self._promise(), self._made_of()]
+        if self.guarantee:
+            parts.append(f"The mechanism was run as it was published. What it really gives: {self.guarantee.rstrip('.')}.")
+        parts.append(self._rests_on())
+        return "\n\n".join(parts)
+
+    def _promise(self) -> str:
+        if not self.private:
+            reason = (
+                "The noise was drawn from a seed (seeded noise: not private): whoever knows the seed can subtract it. "
+                f"With secret noise the same releases would have {self._numbers(self.nominal)}, counted for "
+                f"{self.adjacency.describe()}."
+                if self.noise == SEEDED and math.isfinite(self.nominal)
+                else "Something computed from the data was released without noise that hides it."
+            )
+            return (
+                f"The released results are NOT private: no finite epsilon holds (epsilon = inf at delta = "
+                f"{self.delta:g}).\n{reason}"
+            )
+        factor = _rounded_up(math.exp(self.epsilon)) if self.epsilon < 700 else "more than 1e304"
+        return (
+            f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
+            f"Protected against is {self.adjacency.describe()}: doing so changes the probability of any "
+            f"outcome by a factor of at most exp(epsilon) = {factor}, plus at most delta. "
+            "This holds whatever else the reader of the results knows, and whatever is computed from them later."
+        )
+
+    def _made_of(self) -> str:
+        records = (
+            f"The number of records, {self.n}, is public."
+            if self.n_public
+            else "The number of records is not published."
+        )
+        return (
+            f"What was released: {_event_words(self.event)}. Records were taken as follows: {self.sampler}. "
+            f"Noise: {self.noise}. {records} Epsilon was computed by: {self.accountant}."
+        )
+
+    def _rests_on(self) -> str:
+        if not self.assumptions:
+            return "Assumptions: none beyond the above."
+        return "It rests on these assumptions:\n" + "\n".join(f"- {each}" for each in self.assumptions)
+
+    def _numbers(self, epsilon: float) -> str:
+        return f"epsilon = {_rounded_up(epsilon)} and delta = {self.delta:g}"
+
+    def to_json(self) -> str:
+        """The statement as one line of JSON; infinity is written as the string "inf"."""
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data |= {"adjacency": self.adjacency.value, "n_public": self.n_public, "assumptions": list(self.assumptions)}
+        data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
+        return _events.canonical(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyStatement:
+        """The statement that `to_json` wrote."""
+        data = json.loads(text)
+        n_public = data.pop("n_public", None)
+        names = {each.name for each in fields(cls)}
+        _validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
+        _validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
+        data |= {"adjacency": Adjacency(data["adjacency"]), "event": _events.to_json(data["event"])}
+        data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
+        return cls(**data | {"assumptions": tuple(data["assumptions"])})
+
+    def __str__(self) -> str:
+        if not self.private:
+            return f"not private ({self.noise if self.noise == SEEDED else 'released without noise'})"
+        numbers = f"epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g}"
+        return f"({numbers})-differentially private, {self.adjacency.describe()}"
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+
+def _rounded_up(value: float) -> str:
+    """Four digits, never below the value."""
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit) * unit:.4g}"
+
+
+def _leaves(data: Json) -> list[tuple[Json, int]]:
+    return list(_events.flatten(data))
+
+
+def _sampler_words(data: Json) -> str:
+    """How each kind of release took its records."""
+    words = []
+    for leaf, _ in _leaves(data):
+        if leaf["event"] == "PoissonSampled":
+            text = f"Poisson sampling, each record independently with probability {leaf['sampling_probability']:g}"
+        elif leaf["event"] == "SampledWithoutReplacement":
+            size, total = leaf["sample_size"], leaf["source_dataset_size"]
+            text = f"{size} of {total} records without replacement"
+        elif leaf["event"] == "MixtureOfGaussians":
+            text = "random sampling, its multiplicities part of the event"
+        else:
+            text = "all records every time"
+        words += [] if text in words else [text]
+    return "; ".join(words) or "no records were used"
+
+
+def _event_words(data: Json) -> str:
+    """Each kind of release and how often it was made."""
+    parts = [f"{count} x {_leaf_words(leaf)}" for leaf, count in _leaves(data)]
+    return ", ".join(parts) or "nothing"
+
+
+def _leaf_words(leaf: Json) -> str:
+    kind = leaf["event"]
+    if "inner" in leaf:
+        return f"a sampled sum with {_leaf_words(leaf['inner'])}"
+    return {
+        "Gaussian": lambda: f"Gaussian noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
+        "Laplace": lambda: f"Laplace noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
+        "ZC": lambda: f"a selection of {leaf['rho']:.4g}-zCDP",
+        "MixtureOfGaussians": lambda: f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}",
+        "NonPrivate": lambda: "a value without noise",
+    }.get(kind, lambda: f"a composition ({kind})")()
+
+
+def _sizes(data: Json) -> list[int]:
+    return [leaf["source_dataset_size"] for leaf, _ in _leaves(data) if "source_dataset_size" in leaf]
+
+
+def _accountant_words(event: Any, adjacency: Adjacency) -> str:
+    leaves = accounting._leaves(event)
+    if all(type(leaf).__name__ == "GaussianDpEvent" for leaf in leaves):
+        return "the exact curve of the Gaussian mechanism"
+    return _ROUTES[accounting._route(leaves, adjacency)]
