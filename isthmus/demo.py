@@ -42,7 +42,7 @@ def sparse_regression() -> tuple[LeastSquares, LeastSquares, L1Ball]:
 def compare(title: str, train: Any, test: Any, ball: L1Ball, step: float, epochs: int) -> dict[str, Result]:
     """Run the four methods and print one line each."""
     m = train.d // 10
-    common = {"step": step, "batch_size": 32}
+    common: dict[str, Any] = {"step": step, "batch_size": 32}
     recipes = {
         "SGD": algorithms.sgd(**common),
         f"CompSGD m={m}, memoryless": algorithms.comp_sgd(m=m, **common),

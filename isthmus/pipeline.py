@@ -115,15 +115,18 @@ class Ledger(Protocol):
 class Promise:
     """What a private pipeline guarantees, and what must hold for it.
 
+    n          the number of records, where it was declared public
     published  for a mechanism run as its paper prints it: the guarantee it really has
+    sound      False where that is none: the run then states an infinite epsilon
     """
 
     epsilon: float
     delta: float
     adjacency: Adjacency = Adjacency.ADD_REMOVE
-    n_public: bool = False
+    n: int | None = None
     assumptions: tuple[str, ...] = ()
     published: str | None = None
+    sound: bool = True
 
 
 @dataclass(frozen=True)
@@ -579,7 +582,7 @@ def _check_release(pipe: Pipeline, release: Release) -> None:
         not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
     )
     _validate.check(
-        not noisy or clip.ord in release.mechanism.ords,
+        not noisy or bool(release.between) or clip.ord in release.mechanism.ords,
         "ord",
         getattr(clip, "ord", None),
         f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",

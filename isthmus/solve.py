@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from isthmus.pipeline import Keys, Pipeline, Setting, run, start
 from isthmus.result import Result
 from isthmus.sets import ConvexSet, Whole
 from isthmus.space import Space
+from isthmus.spending import Spending
 from isthmus.state import State
 
 Callback = Callable[[dict[str, Any], State], bool | None]
@@ -72,6 +74,7 @@ def minimize(
     physical_batch_size: int | None = None,
     clients: Sequence[Any] | Aggregator | None = None,
     ledger: Any = None,
+    noise_seed: int | None = None,
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
 
@@ -85,6 +88,8 @@ def minimize(
     record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
     progress    a progress bar; None shows it on a terminal
     clients     objectives of several holders of data, or an aggregator; the objective is then their whole
+    ledger      of a private run: a `privacy.Ledger` (a file, a budget shared with other runs); by default one in memory
+    noise_seed  of a private run, for tests only: the statement then says "not private"
 
     >>> from isthmus import LeastSquares, L1Ball, algorithms
     >>> X = torch.eye(4, dtype=torch.float64)
@@ -101,32 +106,38 @@ def minimize(
     )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
+    spending = None if pipe.promise is None else Spending(pipe.promise, ledger, noise_seed)
     setting = Setting(
         aggregator=_aggregator(objective, clients, pipe),
         space=space,
-        keys=Keys(seed),
+        keys=Keys(seed, None if spending is None else spending.noise),
         public_rows=lambda w, data: objective.on(data).rows(w),
         per_epoch=per_epoch,
         physical=physical_batch_size,
-        ledger=ledger,
+        ledger=ledger if spending is None else spending.open(pipe, rounds),
     )
     state = resume if resume is not None else start(pipe, _start_point(objective, constraint, x0), seed)
     _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state)
-    with watch:
+    with watch, _closing(setting.ledger):
         state, x, status = run(pipe, state, rounds, setting, watch)
     return Result(
         x=x,
         average=pipe.average.output(state.average, state.w),
         status=status,
         history=tuple(watch.history),
-        privacy=None,
+        privacy=None if spending is None else spending.statement(pipe, state.t),
         dims=state.dims,
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
         certificate=_certificate(pipe, objective, x),
     )
+
+
+def _closing(ledger: Any) -> Any:
+    """Give back reserved rounds that were never begun, where the ledger can."""
+    return closing(ledger) if hasattr(ledger, "close") else nullcontext()
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:

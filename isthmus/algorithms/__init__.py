@@ -6,10 +6,40 @@
 | `comp_sgd`, `comp_gd`, `comp_minibatch` | 001, 000 | the same with m numbers of each gradient |
 | `comp_dist_sgd` | 001, App. D | clients send sketches, drawn from a shared seed |
 | `comp_fw` | 001, App. E | Frank-Wolfe on compressed gradients |
+| `dp_sgd`, `dp_gd` | - | clipped sums, noise in R^d |
+| `priv_sgd` = `dp_comp_gd`, `dp_comp_minibatch` | 001, 000 | sketch, clip after, noise in R^m, project and lift |
+| `compressive_dp_sgd` | 002 | noise on codes, a sparse gradient decoded after it |
+| `dp_skgd`, `dp_cd` | 003 | random blocks of coordinates, each with its own step |
+| `dp_svrg` | - | private anchor and differences |
+| `dp_fw` | - | Frank-Wolfe with privately chosen vertices |
 """
 
+from isthmus.algorithms.compressive import compressive_dp_sgd
+from isthmus.algorithms.coordinate import dp_cd, dp_skgd
 from isthmus.algorithms.dimension import WidthRule
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw
+from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
+from isthmus.algorithms.private_fw import dp_fw
+from isthmus.algorithms.variance import dp_svrg
 
-__all__ = ["WidthRule", "comp_dist_sgd", "comp_fw", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd"]
+__all__ = [
+    "WidthRule",
+    "comp_dist_sgd",
+    "comp_fw",
+    "comp_gd",
+    "comp_minibatch",
+    "comp_sgd",
+    "compressive_dp_sgd",
+    "dp_cd",
+    "dp_comp_gd",
+    "dp_comp_minibatch",
+    "dp_fw",
+    "dp_gd",
+    "dp_sgd",
+    "dp_skgd",
+    "dp_svrg",
+    "gd",
+    "priv_sgd",
+    "sgd",
+]

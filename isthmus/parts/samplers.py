@@ -37,6 +37,10 @@ class Sampler(Protocol):
         """The accounting event of one round, from the event of its releases."""
         ...
 
+    def describe(self) -> str:
+        """Words for a privacy statement."""
+        ...
+
 
 @dataclass(frozen=True)
 class Full:
@@ -94,6 +98,10 @@ class _Batches:
     def event(self, event: Any) -> Any:
         """Refused: batches from a public seed hide nobody, and may hold a record more than once."""
         _validate.refuse("sampler", type(self).__name__, "a private stage draws with Poisson, FixedSize or Full")
+
+    def describe(self) -> str:
+        """Words for a privacy statement."""
+        return "batches from a public seed"
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,19 @@ from isthmus.privacy.accounting import (
 )
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.clips import AdaptiveClip, Clip, PerLeafClip
+from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.published import Published, comp_minibatch_sigma, farokhi_scale, privsgd_sigma, skgd_sigma
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
+from isthmus.privacy.statement import PrivacyStatement
 
 __all__ = [
+    "BudgetExceeded",
+    "Ledger",
+    "LedgerCorrupt",
+    "PrivacyStatement",
     "AdaptiveClip",
     "Adjacency",
     "Charge",

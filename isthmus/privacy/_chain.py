@@ -391,7 +391,7 @@ def checked_budget(budget: Any) -> tuple[float, float] | None:
     """(epsilon, delta) as floats, or None."""
     if budget is None:
         return None
-    if len(tuple(budget)) != 2 or not all(isinstance(part, (int, float)) for part in budget):
+    if not isinstance(budget, (tuple, list)) or [isinstance(part, (int, float)) for part in budget] != [True, True]:
         refuse("budget", budget, "give (epsilon, delta)")
     epsilon, delta = map(float, budget)
     if not (0 < epsilon < math.inf and 0 < delta < 1):

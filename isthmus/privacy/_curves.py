@@ -1,4 +1,4 @@
-"""What accountants answer for parts they support: the Gaussian's exact curve, Renyi orders, a distribution's interval."""
+"""What accountants answer for the parts they support: an exact curve, Renyi orders, the interval of a distribution."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def interval(leaves: Mapping[Any, int], factor: int) -> float:
     for leaf, count in leaves.items():
         rate = getattr(leaf, "sampling_probability", 1.0)
         base = getattr(leaf, "event", leaf)
-        z = base.noise_multiplier / factor
+        if isinstance(base, dpa.dp_event.MixtureOfGaussiansDpEvent):
+            z, rate = base.standard_deviation / max(base.sensitivities), 1 - base.sampling_probs[0]
+        else:
+            z = base.noise_multiplier / factor
         largest = 1 / z if isinstance(base, dpa.LaplaceDpEvent) else 0.5 / z**2 + 8 / z
         spread = min(largest**2, rate**2 * math.expm1(min(z**-2, 100.0)))
         fine = min(fine, 0.1 * rate / z)

@@ -10,8 +10,11 @@ Four routes lead to an epsilon, and the first that supports every part of an eve
 | PLD of a pair | Gaussian, Poisson(Gaussian) | the library's own N(-C) against N(+C): the multiplier as it is |
 | RDP | Gaussian, Laplace, zCDP, Poisson(Gaussian), subsets(Gaussian) | half the multiplier, four times rho |
 
-Add/remove takes no pair and no sampling without replacement; replace-one with RDP takes no Poisson sampling.
-This conversion is made in `_convert` and nowhere else: the library's own REPLACE_ONE means sigma / C to its PLD
+Add/remove takes no pair and no sampling without replacement; replace-one with RDP takes no Poisson sampling.  The
+pair is the library's choice of a worst case for Poisson sampling under replace-one; add/remove with Poisson sampling,
+the default, needs no such choice.  Mixtures of Gaussians (sampling with replacement) take PLD, add/remove only.
+
+The conversion is made in `_convert` and nowhere else: the library's own REPLACE_ONE means sigma / C to its PLD
 accountant and sigma / (2 C) to its RDP accountant.
 
 >>> round(epsilon(noise_multiplier=4.0, sampling_rate=0.025, steps=1200, delta=1e-5), 4)
@@ -95,6 +98,7 @@ def sampled(kind: str, event: Any, allowed: tuple[type, ...], wrap: Any) -> Any:
 
 def _leaves(event: Any, count: int = 1) -> Counter[Any]:
     """The parts of a composition with their counts."""
+    mixture = dpa.dp_event.MixtureOfGaussiansDpEvent
     if isinstance(event, dpa.ComposedDpEvent):
         total: Counter[Any] = Counter()
         for part in event.events:
@@ -104,6 +108,8 @@ def _leaves(event: Any, count: int = 1) -> Counter[Any]:
         return _leaves(event.event, count * event.count)
     if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability == 1:
         return _leaves(event.event, count)
+    if isinstance(event, mixture) and not isinstance(event.sensitivities, tuple):  # lists cannot be counted
+        event = mixture(event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs))
     return Counter() if isinstance(event, dpa.NoOpDpEvent) or count == 0 else Counter({event: count})
 
 
@@ -135,6 +141,8 @@ def _convert(leaf: Any, adjacency: Adjacency, route: str) -> Any:
     if isinstance(leaf, dpa.ZCDpEvent) and route == "rdp":  # group privacy of two: 4 rho
         ok = leaf.xi == 0 or not replaced
         return dpa.ZCDpEvent(rho=adjacency.factor**2 * leaf.rho, xi=leaf.xi) if ok else None
+    if isinstance(leaf, dpa.dp_event.MixtureOfGaussiansDpEvent):
+        return None if replaced or route != "pld" else leaf
     if not (gaussian or laplace) or (sampled_leaf and not poisson and route != "rdp"):
         return None
     if route == "pair":
@@ -185,7 +193,13 @@ def supports(event: Any, adjacency: Adjacency = _ADD) -> bool:
 
 
 def check(event: Any, adjacency: Adjacency = _ADD) -> None:
-    """Refuse by name what no accountant composes."""
+    """Refuse by name what no accountant composes.
+
+    >>> from isthmus.privacy import FixedSize, Gaussian
+    >>> check(FixedSize(10, n=100).event(Gaussian(1.0).event()))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
+    """
     _validate.one_of(Adjacency, adjacency=adjacency)
     _route({leaf: 1 for leaf in _leaves(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from isthmus import _validate
@@ -142,4 +143,4 @@ class AdaptiveClip:
 
 def _weights(norms: Tensor, bound: float) -> Tensor:
     """min(1, C / norm); norms carry a reserve for the rounding of this division, and infinite ones give 0."""
-    return (bound / norms).clamp(max=1.0)
+    return torch.where(norms > bound, bound / norms, torch.ones_like(norms))

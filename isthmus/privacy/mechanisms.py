@@ -92,7 +92,9 @@ class Gaussian:
 class Laplace:
     """`value + Lap(multiplier * C)` in each coordinate, for sums whose records have l1 norm at most C.
 
-    Guarantee of one release: pure `1 / multiplier` differential privacy (add/remove), twice that (replace-one).
+    Guarantee of one release: pure `1 / multiplier` differential privacy (add/remove), twice that (replace-one), so
+    `T / multiplier` for T of them whatever the values are.  The tight accountant composes the one-dimensional Laplace
+    pair, the worst way to spend an l1 bound in every numerical check made, but without a published proof for vectors.
 
     >>> Laplace(2.0).event()
     LaplaceDpEvent(noise_multiplier=2.0)

@@ -5,9 +5,9 @@
 >>> event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)), 1000)
 >>> statement = PrivacyStatement.of(event, 1e-5, Adjacency.ADD_REMOVE, assumptions=["one record per person"])
 >>> print(statement)
-(epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+(epsilon=0.9176, delta=1e-05)-differentially private, adding or removing one record
 >>> print(statement.words().splitlines()[0])
-The released results are differentially private with epsilon = 1 and delta = 1e-05.
+The released results are differentially private with epsilon = 0.9176 and delta = 1e-05.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class PrivacyStatement:
         """The statement in plain English, a few short paragraphs."""
         parts = [self._promise(), self._made_of()]
         if self.guarantee:
-            parts.append(f"The mechanism was run as it was published. What it really gives: {self.guarantee.rstrip('.')}.")
+            parts.append(
+                f"The mechanism was run as it was published. What it really gives: {self.guarantee.rstrip('.')}."
+            )
         parts.append(self._rests_on())
         return "\n\n".join(parts)
 

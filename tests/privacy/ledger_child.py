@@ -1,7 +1,8 @@
-"""A process that charges a ledger and then releases, made to be killed: `python ledger_child.py path out reserve mode n`.
+"""A process that charges a ledger and then releases, made to be killed: arguments `path out reserve mode rounds`.
 
 A release is one byte, on the disk, in the file `out`.  Mode "slow" writes every record in two halves with a pause
-between them, "plain" as the ledger does, "budget" loads the accountant and stops when the budget refuses.
+between them, "plain" as the ledger does, "together" waits for a line first, and "budget" also loads the accountant
+and stops when the budget refuses.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     ledger = (SlowLedger if mode == "slow" else Ledger)(path)
     releases = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     print("ready", flush=True)
+    if mode in ("together", "budget"):
+        sys.stdin.readline()
     run = ledger.run({"main": EVENT}, reserve=reserve)
     try:
         for t in range(rounds):

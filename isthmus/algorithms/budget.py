@@ -1,0 +1,81 @@
+"""What every private recipe takes: its budget, and the public number of records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from isthmus import _validate
+from isthmus.pipeline import Promise
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.plan import Charge, PrivacyPlan
+from isthmus.privacy.sampling import FullBatch, Poisson
+from isthmus.solve import Binding
+
+ASSUMPTIONS = (
+    "one record belongs to one person",
+    "nothing else about the data was published: step, clip, set, number of rounds and the sketch are public choices",
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """(epsilon, delta), the adjacency, and what is public about the number of records.
+
+    n  "exact": the true number of records is declared public; a number: a public estimate of it, which fixes the
+       divisors and the sampling rate while the true number stays private
+    """
+
+    epsilon: float
+    delta: float | None
+    adjacency: Adjacency | str
+    n: int | str | None
+
+    def __post_init__(self) -> None:
+        _validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            _validate.open_unit(delta=self.delta)
+        _validate.one_of([member.value for member in Adjacency], adjacency=self.relation.value)
+        known = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
+        remedy = 'declare the number of records: n="exact" makes it public, a number estimates it'
+        _validate.check(known, "n", self.n, remedy)
+
+    @property
+    def relation(self) -> Adjacency:
+        """The adjacency as its type."""
+        if isinstance(self.adjacency, Adjacency):
+            return self.adjacency
+        _validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
+        return Adjacency(self.adjacency)
+
+    def records(self, binding: Binding) -> int:
+        """The public number of records."""
+        return binding.n if self.n == "exact" else int(self.n or 1)
+
+    def sampler(self, binding: Binding, batch_size: int | None) -> FullBatch | Poisson:
+        """All records, or Poisson batches of an expected size; the sum is divided by a public constant."""
+        n = self.records(binding)
+        if batch_size is None:
+            return FullBatch() if self.n == "exact" else Poisson(1.0, float(n))
+        _validate.positive_int(batch_size=batch_size)
+        _validate.at_most(n, "the public number of records", batch_size=batch_size)
+        return Poisson(batch_size / n, float(batch_size))
+
+    def plan(self, binding: Binding, items: Sequence[Charge]) -> PrivacyPlan:
+        """The split of the budget over what is released."""
+        delta = min(1e-5, self.records(binding) ** -1.1) if self.delta is None else self.delta
+        return PrivacyPlan(self.epsilon, delta, self.relation, items=items)
+
+    def promise(self, plan: PrivacyPlan, binding: Binding, published: str | None = None) -> Promise:
+        """What the pipeline promises under a plan."""
+        n = binding.n if self.n == "exact" else None
+        return Promise(self.epsilon, float(plan.delta or 0), self.relation, n, ASSUMPTIONS, published)
+
+
+def rounds_of(binding: Binding, sampler: FullBatch | Poisson, n: int) -> int:
+    """How many rounds the run is planned for: it may stop earlier, never go on."""
+    if binding.steps is not None:
+        return binding.steps
+    if binding.epochs is None:
+        _validate.refuse("steps, epochs", (None, None), "give one of the two: a private run is planned beforehand")
+    return max(1, round(binding.epochs * sampler.rounds(n)))

@@ -1,0 +1,180 @@
+"""Compressive private SGD (paper 002): sketch, clip, noise in R^p, then decode a sparse gradient.
+
+Decoding and keeping the largest entries come AFTER the noise, where they cost nothing.  The paper keeps the largest
+entries of the average before the noise: that destroys the 1/n by which one record's influence falls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
+from isthmus.algorithms.private import Relation
+from isthmus.bounded import Bounded
+from isthmus.lifts import CoSaMP, discard, pinv
+from isthmus.parts import Step
+from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.privacy import Charge, Clip, Laplace
+from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
+from isthmus.sketches.selection import SelectionMap
+from isthmus.solve import Binding, Recipe
+
+VARIANTS = ("gaussian", "laplace", "selection")
+
+
+def compressive_dp_sgd(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    p: int,
+    kappa: int,
+    clip: float,
+    step: StepRule,
+    variant: str = "gaussian",
+    batch_size: int | None = None,
+    n: int | str | None = None,
+    adjacency: Relation = "add-remove",
+    output: str = "last",
+    as_published: bool = False,
+) -> Recipe:
+    """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
+
+    p        the narrow dimension, about kappa log(d / kappa) and at least 3
+    clip     the bound of a record: l2 of its code ("gaussian"), l1 of its code ("laplace"), or of every entry of its
+             gradient ("selection")
+    variant  "gaussian": noise on codes, decoded by CoSaMP (the default);
+             "laplace": the paper's noise with a scale that holds;
+             "selection": kappa coordinates chosen by the exponential mechanism, then their values (all records only)
+    as_published  the paper's mechanism (top-kappa of the average, signs / sqrt(p), Laplace) with epsilon as the TOTAL
+                  budget of pure differential privacy, replace-one; the paper prints epsilon per iteration
+
+    >>> compressive_dp_sgd(epsilon=1.0, p=20, kappa=5, clip=1.0, step=0.1, n="exact").arguments["variant"]
+    'gaussian'
+    """
+    _validate.positive_int(p=p, kappa=kappa)
+    _validate.check(p >= 3, "p", p, "give at least 3")
+    _validate.one_of(VARIANTS, variant=variant)
+    sampled = batch_size is not None and (variant == "selection" or as_published)
+    _validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
+    budget = Budget(epsilon, delta, "replace-one" if as_published else adjacency, n)
+    filling = _Compressive(budget, p, kappa, clip, step, variant, batch_size, output, as_published)
+    shown = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
+    return Recipe("compressive_dp_sgd", filling.build, {**shown, "as_published": as_published})
+
+
+@dataclass(frozen=True)
+class _Compressive:
+    """The three variants: which stages they have."""
+
+    budget: Budget
+    p: int
+    kappa: int
+    clip: float
+    step: StepRule
+    variant: str
+    batch_size: int | None
+    output: str
+    published: bool
+
+    def __post_init__(self) -> None:
+        Clip(self.clip)
+        step_rule(self.step, None)
+        _validate.one_of(OUTPUTS, output=self.output)
+
+    def build(self, binding: Binding) -> Pipeline:
+        """The pipeline for a space and a public number of records and rounds."""
+        _validate.at_most(binding.d, "the dimension d", p=self.p, kappa=self.kappa)
+        budget, n = self.budget, self.budget.records(binding)
+        sampler = budget.sampler(binding, self.batch_size)
+        rounds = rounds_of(binding, sampler, n)
+        if self.published:
+            stages, promise = self._printed(binding, sampler, rounds)
+        else:
+            plan = budget.plan(binding, self._charges(rounds, sampler))
+            stages, promise = self._stages(plan, sampler), budget.promise(plan, binding)
+        return Pipeline(
+            stages,
+            step_rule(self.step, None),
+            Step(binding.constraint, binding.penalty),
+            OUTPUTS[self.output],
+            output="last" if self.output == "last" else "average",
+            rounds=rounds,
+            promise=promise,
+        )
+
+    def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
+        if self.variant != "selection":
+            return [Charge("gradient", self.variant, rounds, sampler=sampler)]
+        choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=self.kappa)
+        return [choose, Charge("gradient", "gaussian", rounds, share=0.5, sampler=sampler)]
+
+    def _stages(self, plan: Any, sampler: Any) -> list[Stage]:
+        mechanism = plan.mechanism("gradient")
+        if self.variant == "selection":
+            entries, selection = Clip(self.clip, ord=math.inf), plan.mechanism("choose")
+            chosen = Release("choose", clip=entries, mechanism=selection, lift=discard)
+            # kappa entries of at most `clip` each have this l2 norm
+            values = Clip(self.clip * math.sqrt(self.kappa))
+            value = Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
+            return [Stage(sampler, [chosen], "choose"), Stage(sampler, [value])]
+        encode = GaussianSketch(self.p, scaling="jl")
+        clip = Clip(self.clip, ord=1 if self.variant == "laplace" else 2)
+        return [Stage(sampler, [Release(encode=encode, clip=clip, mechanism=mechanism, lift=CoSaMP(self.kappa))])]
+
+    def _printed(self, binding: Binding, sampler: Any, rounds: int) -> tuple[list[Stage], Any]:
+        """Top-kappa of the average, Psi of signs / sqrt(p), Laplace noise for a pure epsilon / T a round."""
+        per_round = self.budget.epsilon / rounds
+        release = Release(
+            encode=RademacherSketch(self.p, scaling="jl"),
+            clip=Clip(self.clip, ord=math.inf, before=True),
+            between=(_KeepLargest(self.kappa, self.clip, binding.n),),
+            mechanism=Laplace(2 / per_round),  # the bound is that of one record: replace-one moves the sum by two
+            lift=CoSaMP(self.kappa),
+        )
+        plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
+        words = (
+            f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public; "
+            "the noise does not fall with n, because the largest entries of an average can change with one record"
+        )
+        promise = self.budget.promise(plan, binding, words)
+        return [Stage(sampler, [release])], replace(promise, adjacency=self.budget.relation)
+
+
+@dataclass(frozen=True)
+class _KeepLargest:
+    """Q_kappa of an average with entries of at most Xi: it moves by at most 2 Xi kappa in l1, tight for every n."""
+
+    kappa: int
+    bound: float
+    n: int
+
+    def __call__(self, bounded: Bounded, sketch: Sketch) -> Bounded:
+        """The sparse sum; half of the l1 movement of replace-one is the bound of one record."""
+        kept = torch.zeros_like(bounded.value)
+        top = bounded.value.abs().topk(self.kappa).indices
+        kept[top] = bounded.value[top]
+        return Bounded(kept, 1, self.n * self.bound * self.kappa)
+
+
+@dataclass(frozen=True)
+class Chosen(Encoder):
+    """The coordinates that an earlier stage of the round released as a 0/1 vector: v -> v[chosen].
+
+    What it selects was paid for, so the map is public.
+    """
+
+    stage: str
+    release: str
+
+    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+        """The map of the coordinates chosen in this round."""
+        chosen: Tensor = context.released[self.stage][self.release]  # type: ignore[attr-defined]
+        index = chosen.nonzero().reshape(-1)
+        return SelectionMap(context.space, index, 1.0, 1.0), None

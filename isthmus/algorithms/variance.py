@@ -1,0 +1,68 @@
+"""DP-SVRG: a private anchor gradient every K rounds, private differences against it in between."""
+
+from __future__ import annotations
+
+from isthmus import _validate
+from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.first_order import StepRule, step_rule
+from isthmus.algorithms.private import Relation
+from isthmus.parts import AgainstAnchor, Restart, Step
+from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.privacy import Charge, Clip, FullBatch
+from isthmus.solve import Binding, Recipe
+
+
+def dp_svrg(
+    *,
+    epsilon: float,
+    delta: float | None = None,
+    clip: float,
+    step: StepRule,
+    inner: int,
+    batch_size: int | None = 256,
+    inner_clip: float | None = None,
+    anchor_share: float = 0.5,
+    n: int | str | None = None,
+    adjacency: Relation = "add-remove",
+) -> Recipe:
+    """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
+
+    inner         K, the rounds of an inner loop
+    inner_clip    the bound of a record's difference; by default `clip`
+    anchor_share  the anchor's share of the budget: its noise is used K times, so it must be small
+
+    >>> dp_svrg(epsilon=1.0, clip=1.0, step=0.1, inner=20, n="exact").name
+    'dp_svrg'
+    """
+    budget = Budget(epsilon, delta, adjacency, n)
+    rule, bounds = step_rule(step, None), (Clip(clip), Clip(clip if inner_clip is None else inner_clip))
+    _validate.positive_int(inner=inner)
+    _validate.open_unit(anchor_share=anchor_share)
+
+    def build(binding: Binding) -> Pipeline:
+        everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)
+        rounds = rounds_of(binding, sampler, budget.records(binding))
+        looks = -(-rounds // inner)
+        whole = FullBatch() if getattr(everything, "rate", 1.0) == 1.0 else everything
+        items = [
+            Charge("anchor", rounds=looks, share=anchor_share, sampler=whole),
+            Charge("difference", rounds=rounds, share=1 - anchor_share, sampler=sampler),
+        ]
+        plan = budget.plan(binding, items)
+        anchor = Release("anchor", clip=bounds[0], mechanism=plan.mechanism("anchor"))
+        difference = Release("difference", clip=bounds[1], mechanism=plan.mechanism("difference"))
+        return Pipeline(
+            [
+                Stage(everything, [anchor], "anchor", every=inner),
+                Stage(sampler, [difference], "inner", source=AgainstAnchor("anchor")),
+            ],
+            rule,
+            Step(binding.constraint, binding.penalty),
+            Restart(inner),
+            output="average",
+            rounds=rounds,
+            promise=budget.promise(plan, binding),
+        )
+
+    shown = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
+    return Recipe("dp_svrg", build, shown)

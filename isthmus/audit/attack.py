@@ -1,0 +1,264 @@
+"""The distinguishing test: can what a round releases tell two neighbours apart better than was promised?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import norm
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
+from isthmus.audit.neighbours import Movement, inner, law, movement
+from isthmus.audit.probe import Probe, Values
+from isthmus.audit.records import Pair
+from isthmus.bounded import Bounded
+from isthmus.pipeline import Pipeline, Release, Stage, slots
+from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
+from isthmus.privacy.noise import SecretSource
+from isthmus.space import as_space
+
+__all__ = ["AuditReport", "attack", "scores"]
+
+BATCH = 1 << 21
+"""Numbers drawn at once."""
+THRESHOLDS = 2000
+"""Thresholds tried on the first half."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an attack found: epsilon is at least `lower` at `delta`, with `confidence`, against `claimed`.
+
+    `gaussian`, for Gaussian noise on the full batch, is the sharper bound that takes the noise to be Gaussian and
+    estimates only its scale (it decides nothing here); `ratio` is the pair's movement against the stated bound.
+
+    >>> report = AuditReport("kernel", 1.0, 1e-5, 1.5, 0.999, 100_000, 1.0)
+    >>> report.verdict
+    'violation'
+    >>> print(report)
+    kernel: epsilon >= 1.500 at delta=1e-05 (confidence 0.999, 100000 draws), claimed 1, ratio 1.000: violation
+    """
+
+    pair: str
+    claimed: float
+    delta: float
+    lower: float
+    confidence: float
+    draws: int
+    ratio: float
+    gaussian: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """ "violation" where the lower bound exceeds the claim, else "consistent"."""
+        return "violation" if self.lower > self.claimed else "consistent"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pair}: epsilon >= {self.lower:.3f} at delta={self.delta:g} (confidence {self.confidence:g}, "
+            f"{self.draws} draws), claimed {self.claimed:g}, ratio {self.ratio:.3f}: {self.verdict}"
+        )
+
+    def row(self) -> dict[str, Any]:
+        """One line of a table."""
+        curve = "" if self.gaussian is None else self.gaussian
+        return {
+            "pair": self.pair,
+            "ratio": self.ratio,
+            "claimed": self.claimed,
+            "lower": self.lower,
+            "gaussian curve": curve,
+            "draws": self.draws,
+            "verdict": self.verdict,
+        }
+
+
+def attack(
+    pipe: Pipeline,
+    pair: Pair | Movement,
+    draws: int = 100_000,
+    confidence: float = 0.999,
+    noise: Any = None,
+    *,
+    public_rows: Any = None,
+) -> AuditReport:
+    """Draw one round's released codes `draws` times for each of two neighbours and try to tell them apart.
+
+    The values are computed once by the pipeline's own code; noise comes from its own mechanisms, and the record that
+    differs is in the sample with the sampler's probability, anew in every draw.  The score is the log-likelihood
+    ratio; a threshold and a side are chosen on the first half of the draws and judged on the second by
+    Clopper-Pearson bounds.  Later stages are attacked given one fixed public transcript.
+
+    The other records' membership is held fixed, which every sampler's guarantee allows: it holds whoever else is in.
+
+    >>> from isthmus.audit import worst_pair
+    >>> from isthmus.pipeline import Promise
+    >>> from isthmus.privacy import Clip, FullBatch, SeededSource, noise_multiplier
+    >>> z = noise_multiplier(epsilon=1.0, delta=1e-5)
+    >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(z))])], lambda t: 0.1,
+    ...                 promise=Promise(1.0, 1e-5))
+    >>> attack(pipe, worst_pair(pipe, d=3, n=5), draws=2000, noise=SeededSource(0)).verdict
+    'consistent'
+    """
+    pair = pair.pair if isinstance(pair, Movement) else pair
+    _validate.positive_int(draws=draws)
+    _validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
+    _validate.open_unit(confidence=confidence)
+    found = movement(pipe, pair, public_rows=public_rows)
+    promise = pipe.promise
+    assert promise is not None  # a private pipeline has one
+    left, right = scores(pipe, pair, draws, noise, public_rows=public_rows)
+    half = draws // 2
+
+    def lower(hits: Any, alarms: Any, trials: int) -> Any:
+        return epsilon_from_counts(hits, alarms, trials, promise.delta, confidence)
+
+    def separation(hits: Any, alarms: Any, trials: int) -> Any:
+        each = (1 + confidence) / 2
+        low, high = clopper_pearson(hits, trials, each)[0], clopper_pearson(alarms, trials, each)[1]
+        return norm.ppf(low) - norm.ppf(high)
+
+    curve = None
+    if _all_gaussian(pipe, pair.t):
+        mu = _held_out(separation, left, right, half)
+        curve = epsilon_of(Gaussian(1 / mu).event(), promise.delta) if mu > 0 else 0.0
+    best = float(_held_out(lower, left, right, half))
+    return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, found.ratio, curve)
+
+
+def scores(
+    pipe: Pipeline, pair: Pair, draws: int, noise: Any = None, *, public_rows: Any = None
+) -> tuple[Array, Array]:
+    """Log-likelihood ratios of what a round releases: `draws` of them under each dataset of a pair."""
+    noise = SecretSource() if noise is None else noise
+    probe = Probe(
+        pipe, as_space(pair.d) if pair.space is None else pair.space, seed=pair.seed, t=pair.t, public_rows=public_rows
+    )
+    games = [_Game(probe, stage, pair) for stage in probe.stages]
+    both = [sum((game.scores(side, draws, noise) for game in games), torch.zeros(draws)) for side in (0, 1)]
+    left, right = (side.double().round(decimals=9).numpy() for side in both)  # equal outcomes have equal scores
+    return left, right
+
+
+def _all_gaussian(pipe: Pipeline, t: int) -> bool:
+    """Whether everything a round releases is Gaussian and nothing is sampled."""
+    stages = [stage for stage in pipe.stages if stage.private and t % stage.every == 0]
+    releases = [release for stage in stages for release in stage.releases]
+    full = all(getattr(stage.sampler, "rate", 1.0) == 1 for stage in stages)
+    return full and all(isinstance(inner(release.mechanism), Gaussian) for release in releases)
+
+
+def _held_out(measure: Callable[[Any, Any, int], Any], left: Array, right: Array, half: int) -> float:
+    """`measure(hits, alarms, trials)` on the second half, at the threshold and side that are best on the first."""
+    best, choice = -np.inf, (1.0, 0.0)
+    for sign in (1.0, -1.0):
+        hit, alarm = (left, right) if sign > 0 else (right, left)
+        ours, theirs = np.sort(sign * hit[:half]), np.sort(sign * alarm[:half])
+        tails = np.concatenate([np.linspace(0, 1, THRESHOLDS // 2), np.geomspace(1 / half, 1, THRESHOLDS // 2)])
+        at = np.unique(np.quantile(np.concatenate([ours, theirs]), 1 - tails, method="higher"))
+        hits, alarms = half - np.searchsorted(ours, at), half - np.searchsorted(theirs, at)
+        values = measure(hits, alarms, half)
+        if values.max() > best:
+            best, choice = values.max(), (sign, at[values.argmax()])
+    sign, threshold = choice
+    hit, alarm = (left, right) if sign > 0 else (right, left)
+    rest = len(left) - half
+    return float(measure((sign * hit[half:] >= threshold).sum(), (sign * alarm[half:] >= threshold).sum(), rest))
+
+
+# ---------------------------------------------------------------- one stage
+
+
+class _Game:
+    """One stage against one pair: what it releases when the record that differs is in the sample, and when not."""
+
+    def __init__(self, probe: Probe, stage: Stage, pair: Pair) -> None:
+        self.rate = float(getattr(stage.sampler, "rate", 1.0))
+        members, absent = _samples(stage.sampler, pair)
+        self.inside: list[Values] = []
+        self.outside: list[Values] = []
+        for left in (True, False):
+            records = pair.records(left)
+            here = left or pair.right is not None
+            out = probe.values(stage, records, absent)
+            self.inside.append(probe.values(stage, records, members) if here else out)
+            self.outside.append(out)
+        self.releases = {slot: release for _, release, slot in slots([stage])}
+        for slot, release in self.releases.items():
+            if _adds_noise(release):
+                self._keep_what_differs(slot)
+
+    def _keep_what_differs(self, slot: str) -> None:
+        """Independent noise on coordinates that are equal in all cases says nothing: it is not drawn."""
+        cases = self.inside + self.outside
+        values = torch.stack([case[slot].value.double().reshape(-1) for case in cases])
+        differs = (values != values[0]).any(0)
+        differs[0] |= ~differs.any()
+        for case, value in zip(cases, values, strict=True):
+            case[slot] = Bounded(value[differs], case[slot].ord, case[slot].bound)
+
+    def scores(self, side: int, draws: int, noise: Any) -> Tensor:
+        """The log-likelihood ratio (left over right) of `draws` releases under one of the datasets."""
+        width = max(self.inside[0][slot].value.numel() for slot in self.releases)
+        sizes = [min(BATCH // width + 1, draws - lo) for lo in range(0, draws, BATCH // width + 1)]
+        return torch.cat([self._batch(side, size, noise) for size in sizes])
+
+    def _batch(self, side: int, size: int, noise: Any) -> Tensor:
+        member = torch.ones(size, dtype=torch.bool) if self.rate == 1 else noise.mask(size, self.rate)
+        logs = {(s, kind): torch.zeros(size, dtype=torch.float64) for s in (0, 1) for kind in (0, 1)}
+        for slot, release in self.releases.items():
+            drawn = _draw(release, self.inside[side][slot], self.outside[side][slot], member, noise)
+            for s in (0, 1):
+                for kind, cases in enumerate((self.inside, self.outside)):
+                    logs[s, kind] += _log_likelihood(release, cases[s][slot], drawn)
+        return self._mixed(logs[0, 0], logs[0, 1]) - self._mixed(logs[1, 0], logs[1, 1])
+
+    def _mixed(self, inside: Tensor, outside: Tensor) -> Tensor:
+        """log(q p_in + (1 - q) p_out)."""
+        if self.rate == 1:
+            return inside
+        return torch.logaddexp(inside + np.log(self.rate), outside + np.log1p(-self.rate))
+
+
+def _samples(sampler: Any, pair: Pair) -> tuple[Tensor | None, Tensor | None]:
+    """The records of a sample with, and of one without, the record that differs (which comes last)."""
+    size = getattr(sampler, "batch_size", None)
+    if size is None or size == pair.n:
+        return None, torch.arange(pair.n - 1)
+    return torch.cat([torch.arange(size - 1), torch.tensor([pair.n - 1])]), torch.arange(size)
+
+
+def _adds_noise(release: Release) -> bool:
+    """Whether the noise is independent in every coordinate, so that many draws are one call."""
+    return isinstance(inner(release.mechanism), Gaussian | Laplace)
+
+
+def _draw(release: Release, inside: Bounded, outside: Bounded, member: Tensor, noise: Any) -> Tensor:
+    """One release a row, from the mechanism itself."""
+    if _adds_noise(release) and inside.bound == outside.bound:
+        stacked = torch.where(member[:, None], inside.value.double(), outside.value.double())
+        return release.mechanism.release(Bounded(stacked, inside.ord, inside.bound), noise)
+    cases = [inside if chosen else outside for chosen in member.tolist()]
+    return torch.stack([release.mechanism.release(case, noise).reshape(-1) for case in cases])
+
+
+def _log_likelihood(release: Release, case: Bounded, drawn: Tensor) -> Tensor:
+    """The stated log-likelihood of each row, up to a constant; as a statistic it is valid whatever the noise is."""
+    mechanism = inner(release.mechanism)
+    if isinstance(mechanism, NoisyMax):
+        chosen = torch.cat([drawn == 1, drawn == -1], 1) if mechanism.signed else drawn == 1
+        return (chosen * law(mechanism, case).clamp(min=-1e6)).sum(1)
+    if isinstance(mechanism, TopK):  # the first-order part of the ratio: how much the chosen places gained
+        return drawn.double() @ law(mechanism, case).clamp(min=-1e6)
+    scale = float(getattr(mechanism, "multiplier", 1.0)) * case.bound
+    apart = (drawn.double() - case.value.double().reshape(-1)) / scale
+    return -apart.abs().sum(1) if case.ord == 1 else -apart.square().sum(1) / 2

@@ -1,0 +1,292 @@
+"""The worst neighbours an adversary can plant, and how far they move what a mechanism is handed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.audit.probe import Probe
+from isthmus.audit.records import Pair
+from isthmus.bounded import Bounded
+from isthmus.pipeline import Pipeline, Release, slots
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.mechanisms import NoisyMax, TopK
+from isthmus.sketches import Sketch
+from isthmus.space import Space, as_space
+
+__all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
+
+HUGE = 1e6
+"""How far beyond the clip the outlier lies."""
+MATRIX_LIMIT = 1 << 23
+"""Maps that are not tight are read as a matrix up to this many entries."""
+SMOOTHING = 1e-3
+"""Outcomes rarer than this cannot be told apart by counting."""
+
+
+@dataclass(frozen=True)
+class Movement:
+    """How far a pair moves the value handed to a mechanism, in the mechanism's norm, against the stated bound.
+
+    `ratio = moved / bound` with the bound of the promised adjacency: above 1 the stated sensitivity is false.
+    `release` is the slot where it is largest.
+    """
+
+    pair: Pair
+    moved: float
+    bound: float
+    ratio: float
+    release: str = "main/gradient"
+
+    def __str__(self) -> str:
+        return f"{self.pair.name}: moved {self.moved:.6g} of {self.bound:.6g} ({self.ratio:.4f}) at {self.release}"
+
+
+def worst_pair(
+    pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0, public_rows: Any = None
+) -> Movement:
+    """The pair of `candidates` that moves the pipeline's value most, at a fixed public seed and round.
+
+    Among pairs that move it equally far the one whose outcomes are easiest to tell apart: a movement in one
+    coordinate for Laplace noise, the largest ratio of probabilities for a selection.
+
+    >>> from isthmus.privacy import Clip, FullBatch, Gaussian
+    >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
+    ...                 promise=Promise(1.0, 1e-5))
+    >>> found = worst_pair(pipe, d=5, n=10)
+    >>> round(found.moved, 9), found.bound, round(found.ratio, 9)
+    (2.0, 2.0, 1.0)
+    """
+    found = _measured(pipe, d, n, seed, t, public_rows)
+    return max(found, key=lambda item: item[1])[0]
+
+
+def movements(
+    pipe: Pipeline, d: Space | int, n: int, *, seed: int = 0, t: int = 0, public_rows: Any = None
+) -> list[Movement]:
+    """The movement of every candidate pair."""
+    return [moved for moved, _ in _measured(pipe, d, n, seed, t, public_rows)]
+
+
+def movement(pipe: Pipeline, pair: Pair, *, public_rows: Any = None) -> Movement:
+    """The movement of one pair, at the seed and round it was built against."""
+    probe = Probe(pipe, _space(pair), seed=pair.seed, t=pair.t, public_rows=public_rows)
+    return _moved(probe, pair)[0]
+
+
+def candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
+    """Pairs that are bad for one mechanism or another, for every release of a probed round.
+
+    | name | the n - 1 others | the record |
+    |---|---|---|
+    | random | different random vectors | a random vector |
+    | generic | one random vector | a random vector |
+    | sign flip | one random vector | a random vector, negated (replace-one) |
+    | top singular | one random vector | the direction the map stretches most |
+    | kernel | a vector the map does not see | the direction the map stretches most |
+    | outlier | one random vector | a million times the clip bound |
+    | axis | one random vector | moves one coordinate of the code |
+    | tie | tie all coordinates | breaks the tie |
+    | column, row | one random vector | the worst one of the map's l1 or l-infinity norm |
+    """
+    _validate.check(n >= 2, "n", n, "give at least 2 records")
+    found: list[Pair] = []
+    for stage in probe.stages:
+        for _, release, slot in slots([stage]):
+            found += _Adversary(probe, release, slot, n, seed, t).pairs()
+    return found
+
+
+def inner(mechanism: Any) -> Any:
+    """The mechanism inside wrappers that keep it as `inner`."""
+    while hasattr(mechanism, "inner"):
+        mechanism = mechanism.inner
+    return mechanism
+
+
+def law(mechanism: NoisyMax | TopK, bounded: Bounded) -> Tensor:
+    """Logarithms of a selection's probabilities: of its outcomes (NoisyMax) or of its first choice (TopK)."""
+    scores = bounded.value.double().reshape(-1)
+    if isinstance(mechanism, TopK):
+        scores = scores.abs()
+    elif mechanism.signed:
+        scores = torch.cat([scores, -scores])
+    return torch.log_softmax(scores * (mechanism.epsilon / (2 * bounded.bound)), 0)
+
+
+# ---------------------------------------------------------------- measuring
+
+_Key = tuple[float, float, float]
+
+
+def _measured(
+    pipe: Pipeline, d: Space | int, n: int, seed: int, t: int, public_rows: Any
+) -> list[tuple[Movement, _Key]]:
+    probe = Probe(pipe, d, seed=seed, t=t, public_rows=public_rows)
+    return [_moved(probe, pair) for pair in candidates(probe, n, seed, t)]
+
+
+def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
+    """The largest movement of a pair, and what pairs are ordered by."""
+    adjacency = probe.promise.adjacency
+    same = pair.adjacency is adjacency
+    _validate.check(same, "pair", pair.name, f"the promise is for {adjacency.describe()}: give such a pair")
+    left, right = pair.records(left=True), pair.records(left=False)
+    worst: Movement | None = None
+    total = sharp = 0.0
+    for stage in probe.stages:
+        ours, theirs = probe.values(stage, left), probe.values(stage, right)
+        for _, release, slot in slots([stage]):
+            found = _compare(pair, adjacency, slot, ours[slot], theirs[slot])
+            worst = found if worst is None or found.ratio > worst.ratio else worst
+            total += found.ratio
+            sharp = max(sharp, _sharpness(release.mechanism, ours[slot], theirs[slot]))
+    assert worst is not None
+    return worst, (round(worst.ratio, 6), round(total, 6), sharp)
+
+
+def _compare(pair: Pair, adjacency: Adjacency, slot: str, ours: Bounded, theirs: Bounded) -> Movement:
+    moved = float(torch.linalg.vector_norm((ours.value - theirs.value).double(), ours.ord))
+    bound = adjacency.sensitivity(min(ours.bound, theirs.bound))
+    ratio = moved / bound if ours.bound == theirs.bound else math.inf  # a bound that looks at the data bounds nothing
+    return Movement(pair, moved, bound, ratio, slot)
+
+
+def _sharpness(mechanism: Any, ours: Bounded, theirs: Bounded) -> float:
+    """How visible a movement is, among movements of one length."""
+    mechanism = inner(mechanism)
+    if isinstance(mechanism, NoisyMax | TopK):
+        p, q = law(mechanism, ours).exp() + SMOOTHING, law(mechanism, theirs).exp() + SMOOTHING
+        return float((p / q).log().abs().max())
+    if ours.ord == 1:
+        return float((ours.value - theirs.value).abs().max()) / ours.bound
+    return 0.0
+
+
+# ---------------------------------------------------------------- planting
+
+
+class _Frame:
+    """What an adversary who knows the map computes from it."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self.sketch = sketch
+
+    @cached_property
+    def matrix(self) -> Tensor | None:
+        """Phi, where it is small enough."""
+        return self.sketch.dense() if self.sketch.m * self.sketch.d <= MATRIX_LIMIT else None
+
+    @cached_property
+    def _inverse(self) -> Tensor | None:
+        if self.sketch.tight or self.matrix is None:
+            return None
+        return torch.linalg.pinv(self.matrix @ self.matrix.T, hermitian=True, rtol=1e-11)
+
+    def lift(self, code: Tensor) -> Tensor:
+        """The shortest vector with this code (of a large map that is not tight: one whose code is near it)."""
+        if self.sketch.tight:
+            return self.sketch.pinv(code)
+        return self.sketch.adjoint(code if self._inverse is None else self._inverse @ code)
+
+    def top(self, start: Tensor) -> Tensor:
+        """A right singular vector of the largest singular value."""
+        if self.sketch.tight:
+            return self.lift(self.sketch.forward(start))
+        if self.matrix is not None:
+            return self.sketch.adjoint(torch.linalg.eigh(self.matrix @ self.matrix.T)[1][:, -1])
+        for _ in range(50):
+            start = self.sketch.adjoint(self.sketch.forward(start))
+            start = start / start.norm()
+        return start
+
+    def kernel(self, v: Tensor) -> Tensor | None:
+        """A vector with code 0, or None where the map sees everything."""
+        size = v.norm()
+        if not self.sketch.tight and self._inverse is None:
+            return None
+        for _ in range(3):  # each pass takes away the rounding of the one before
+            v = v - self.lift(self.sketch.forward(v))
+        return v if float(v.norm() / size) > 1e-6 else None
+
+
+class _Adversary:
+    """Builds the pairs against one release."""
+
+    def __init__(self, probe: Probe, release: Release, slot: str, n: int, seed: int, t: int) -> None:
+        self.frame, self.n, self.ord = _Frame(probe.sketch(slot)), n, release.clip.ord
+        self.size, self.replaced = probe.share(release, slot), probe.promise.adjacency is Adjacency.REPLACE_ONE
+        self.k = int(getattr(inner(release.mechanism), "k", 1))
+        self.blank = Pair("", torch.zeros(n - 1, probe.space.d), torch.zeros(probe.space.d), None, probe.space, seed, t)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def pairs(self) -> list[Pair]:
+        """Every kind of pair there is for this map and norm."""
+        d, sketch = self.blank.d, self.frame.sketch
+        others, one, two = (self._unit(self._normal(d)) for _ in range(3))
+        mixed = self._normal(self.n - 1, d)
+        mixed *= 2 * self.size / torch.linalg.vector_norm(mixed, self.ord, dim=1, keepdim=True)
+        mixed *= torch.rand(self.n - 1, 1, generator=self.generator, dtype=torch.float64)
+        top = self._unit(self.frame.top(one))
+        code = torch.zeros(sketch.m, dtype=torch.float64)
+        code[int(sketch.forward(one).abs().argmax())] = 1.0  # a coordinate that the map does reach
+        axis = self.frame.lift(code)
+        found = [
+            self._pair("random", mixed, one, two),
+            self._pair("generic", others, one, two),
+            *([self._pair("sign flip", others, one)] if self.replaced else []),
+            self._pair("top singular", others, top),
+            self._pair("outlier", others, HUGE * one),
+            self._pair("axis", others, self._unit(axis) * HUGE),
+        ]
+        hidden = self.frame.kernel(two)
+        if hidden is not None:
+            found.append(self._pair("kernel", self._unit(hidden), top))
+        return found + self._ties() + self._extremes()
+
+    def _ties(self) -> list[Pair]:
+        """Others that make coordinates equal, and a record that decides between them."""
+        m = self.frame.sketch.m
+        tied = m if self.ord == math.inf else min(m, 2 * max(5, self.k))
+        level = torch.zeros(m, dtype=torch.float64)
+        level[:tied] = 1.0
+        breaker = -level
+        breaker[: self.k if self.ord == math.inf else (tied + 1) // 2] = 1.0
+        scale = self.size / float(torch.linalg.vector_norm(level, self.ord))
+        return [self._pair("tie", self.frame.lift(level * scale), self.frame.lift(breaker * scale))]
+
+    def _extremes(self) -> list[Pair]:
+        """The vectors that attain the norm of the map in l1 and in l-infinity."""
+        matrix, others = self.frame.matrix, self._unit(self._normal(self.blank.d))
+        if matrix is None or self.ord == 2:
+            return []
+        record = torch.zeros(self.blank.d, dtype=torch.float64)
+        if self.ord == 1:
+            record[int(matrix.abs().sum(0).argmax())] = self.size
+            return [self._pair("column", others, record)]
+        signs = matrix[int(matrix.abs().sum(1).argmax())].sign()
+        return [self._pair("row", others, signs * self.size)]
+
+    def _pair(self, name: str, common: Tensor, record: Tensor, other: Tensor | None = None) -> Pair:
+        """A pair; where one record is replaced, by `other` or else by its negative."""
+        common = common if common.ndim == 2 else common.expand(self.n - 1, -1)
+        right = (-record if other is None else other) if self.replaced else None
+        return replace(self.blank, name=name, common=common, left=record, right=right)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
+
+    def _unit(self, v: Tensor) -> Tensor:
+        """The vector at the size of the clip."""
+        norm = float(torch.linalg.vector_norm(v, self.ord))
+        return v * (self.size / norm) if norm > 0 else v
+
+
+def _space(pair: Pair) -> Space:
+    return as_space(pair.d) if pair.space is None else pair.space

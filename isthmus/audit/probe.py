@@ -1,0 +1,139 @@
+"""What a pipeline hands to its mechanisms, seen before the noise: through the pipeline's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.audit.records import LinearRecords
+from isthmus.bounded import Bounded
+from isthmus.gradients import Rows
+from isthmus.lifts import discard
+from isthmus.pipeline import (
+    Keys,
+    Pipeline,
+    Release,
+    Stage,
+    bind_stage,
+    close_stage,
+    fragment,
+    open_round,
+    slots,
+    start,
+)
+from isthmus.privacy._library import dpa
+from isthmus.sketches import Sketch
+from isthmus.space import Space, as_space
+
+Values = dict[str, Bounded]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
+
+    >>> tap = Tap()
+    >>> _ = tap.release(Bounded(torch.ones(2), 2, 1.0), None)
+    >>> tap.kept[0].bound
+    1.0
+    """
+
+    kept: list[Bounded] = field(default_factory=list)
+    private: ClassVar[bool] = False
+    ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
+
+    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+        """The value itself."""
+        self.kept.append(bounded)
+        return bounded.value
+
+    def event(self, adjacency: Any = None) -> Any:
+        """A release without any guarantee."""
+        return dpa.NonPrivateDpEvent()
+
+
+class Probe:
+    """One round of a private pipeline at a public seed, stopped in front of its mechanisms.
+
+    Maps and clip bounds are those of round `t` of a run with `seed`.  A later stage sees what the stages before it
+    release on records that are all zero: one fixed public transcript for every dataset.
+
+    >>> from isthmus.privacy import Clip, FullBatch, Gaussian
+    >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
+    ...                 promise=Promise(1.0, 1e-5))
+    >>> value = Probe(pipe, 2).values(pipe.stages[0], LinearRecords([[3.0, 4.0], [0.0, 0.5]]))["main/gradient"]
+    >>> [round(v, 6) for v in value.value.tolist()], value.bound
+    ([0.6, 1.3], 1.0)
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        space: Space | int,
+        *,
+        seed: int = 0,
+        t: int = 0,
+        public_rows: Callable[[Tensor, Any], Any] | None = None,
+    ) -> None:
+        _validate.check(pipe.private, "pipe", pipe, "give a private pipeline: there is nothing else to audit")
+        assert pipe.promise is not None
+        self.pipe, self.space, self.promise = pipe, as_space(space), pipe.promise
+        state = replace(start(pipe, torch.zeros(self.space.d, dtype=torch.float64), seed), t=t)
+        self.round = open_round(
+            pipe,
+            state,
+            space=self.space,
+            seed=seed,
+            epoch=0,
+            read=lambda: state.w,
+            public_rows=self._public_rows if public_rows is None else public_rows,
+        )
+        nobody = LinearRecords(torch.zeros(1, self.space.d, dtype=torch.float64), self.space)
+        for stage in self.round.active:
+            bind_stage(self.round, stage, state)
+            self._close(stage, nobody, None)
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The private stages of the round."""
+        return [stage for stage in self.round.active if stage.private]
+
+    def sketch(self, slot: str) -> Sketch:
+        """The map of a release."""
+        return self.round.sketches[slot]
+
+    def share(self, release: Release, slot: str) -> float:
+        """The bound of one record's share right after the clip."""
+        return float(release.clip.total(self.round.bounds[slot]))
+
+    def values(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Values:
+        """What each release of a stage hands to its mechanism, by slot, for the records of an index (None: all)."""
+        held, released = dict(self.round.held), dict(self.round.released)
+        try:
+            return self._close(stage, records, index)
+        finally:  # the transcript stays what it was, whatever the records are
+            self.round.held, self.round.released = held, released
+
+    def _close(self, stage: Stage, records: LinearRecords, index: Tensor | None) -> Values:
+        taps: dict[str, Tap] = {}
+        releases: list[Release] = []
+        for _, release, slot in slots([stage]):
+            taps[slot] = Tap()
+            releases.append(replace(release, mechanism=taps[slot], lift=discard))
+        rows = stage.source(records, self.round.w, index, self.round.held)
+        message = replace(fragment(self.round, stage, rows), divisor=1.0)
+        close_stage(self.round, replace(stage, releases=_as_tuple(releases)), message, Keys())
+        return {slot: tap.kept[0] for slot, tap in taps.items()}
+
+    def _public_rows(self, w: Tensor, data: Any) -> Any:
+        """Public data as rows: rows as they are, vectors as linear records."""
+        return data if isinstance(data, Rows) else LinearRecords(data, self.space).rows(w)
+
+
+def _as_tuple(releases: Sequence[Release]) -> tuple[Release, ...]:
+    return tuple(releases)

@@ -1,0 +1,100 @@
+"""Records an adversary plants: linear losses, and two datasets that differ in one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import Dense, Rows
+from isthmus.objectives.base import Objective, as_index
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.space import Space, as_space
+
+
+class LinearRecords(Objective):
+    """`l_i(w) = <v_i, w>`: the gradient of record i is the vector v_i, wherever the iterate is.
+
+    With these an adversary hands any vectors to any pipeline.
+
+    >>> f = LinearRecords([[1.0, 0.0], [0.0, 3.0]])
+    >>> f.n, f.rows(torch.zeros(2)).dense().tolist(), f.loss(torch.ones(2))
+    (2, [[1.0, 0.0], [0.0, 3.0]], 2.0)
+    """
+
+    def __init__(self, vectors: Any, space: Space | int | None = None) -> None:
+        self.vectors = _validate.as_tensor("vectors", vectors, ndim=2)
+        self.n, self.dtype = self.vectors.shape[0], self.vectors.dtype
+        self.space = as_space(self.vectors.shape[1] if space is None else space)
+        _validate.shape((self.n, self.space.d), vectors=self.vectors)
+
+    def data_loss(self, w: Tensor, index: Any = None) -> float:
+        """The mean of the `<v_i, w>`; 0 for an empty batch."""
+        chosen = self._chosen(index)
+        return float((chosen @ w.to(chosen)).mean()) if len(chosen) else 0.0
+
+    def rows(self, w: Tensor, index: Any = None) -> Rows:
+        """The vectors themselves, in the leaves of the space."""
+        chosen = self._chosen(index)
+        if len(self.space.leaves) == 1:
+            return Dense(chosen)
+        return Rows.stack([(leaf.name, Dense(chosen[:, self.space.slice(leaf.name)])) for leaf in self.space.leaves])
+
+    def on(self, data: Any) -> LinearRecords:
+        """The same losses on other (public) vectors."""
+        return LinearRecords(data, self.space)
+
+    def _chosen(self, index: Any) -> Tensor:
+        places = as_index(index, self.n)
+        return self.vectors if places is None else self.vectors[places]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Neighbouring datasets: `common` (n - 1 records) with `left`, and with `right` in its place (None: nobody).
+
+    `seed` and `t` are the public seed and the round whose maps the pair was built against.
+
+    >>> pair = Pair("one more", torch.zeros(3, 2), torch.ones(2), None)
+    >>> pair.records(left=True).n, pair.records(left=False).n, pair.adjacency.value
+    (4, 3, 'add-remove')
+    """
+
+    name: str
+    common: Tensor
+    left: Tensor
+    right: Tensor | None
+    space: Space | None = None
+    seed: int = 0
+    t: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.check(self.common.ndim == 2, "common.shape", tuple(self.common.shape), "give an (n - 1) x d tensor")
+        _validate.non_negative_int(seed=self.seed, t=self.t)
+        for name, record in (("left", self.left), ("right", self.right)):
+            if record is not None:
+                _validate.shape((self.d,), **{name: record})
+
+    @property
+    def d(self) -> int:
+        """The dimension of the records."""
+        return int(self.common.shape[1])
+
+    @property
+    def n(self) -> int:
+        """The number of records of the left dataset."""
+        return int(self.common.shape[0]) + 1
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What the two datasets are neighbours in."""
+        return Adjacency.ADD_REMOVE if self.right is None else Adjacency.REPLACE_ONE
+
+    def records(self, left: bool) -> LinearRecords:
+        """One of the two datasets; the record that differs comes last."""
+        last = self.left if left else self.right
+        rows = self.common if last is None else torch.cat([self.common, last[None]])
+        return LinearRecords(rows, self.space)

@@ -1,0 +1,73 @@
+"""The private side of one run: its secret noise, its ledger, and what it releases before the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.bounded import Bounded
+from isthmus.pipeline import Pipeline, Promise, Release, measure
+from isthmus.privacy._library import dpa
+from isthmus.privacy.accounting import compose
+from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.noise import SecretSource, SeededSource
+from isthmus.privacy.statement import PrivacyStatement
+from isthmus.sketches.identity import IdentityMap
+from isthmus.space import Space
+
+
+class Spending:
+    """Pays for every release of a run before it happens, and says afterwards what was promised.
+
+    ledger      a `Ledger` shared by several runs, or None for one of this run alone with the promise as its budget
+    noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
+    """
+
+    def __init__(self, promise: Promise, ledger: Any = None, noise_seed: int | None = None) -> None:
+        self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
+        _validate.check(
+            promise.sound or ledger is None, "ledger", ledger, "a mechanism without a guarantee cannot share a budget"
+        )
+        budget = (promise.epsilon, promise.delta) if promise.sound else None
+        self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
+        self._before: list[Any] = []
+
+    def release(self, release: Release, rows: Any) -> Tensor:
+        """One clipped sum of rows, outside the loop: charged, then released.  It is a sum, not a mean."""
+        bounded = measure(release, IdentityMap(Space.flat(rows.d)), release.clip.init(), rows)
+        return self.publish(release.name, bounded, release.mechanism)
+
+    def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
+        """A value whose bound was proven elsewhere: charged, then released."""
+        event = mechanism.event(self.promise.adjacency)
+        self.ledger.pay(name, event)
+        self._before.append(event)
+        return mechanism.release(bounded, self.noise)
+
+    def open(self, pipe: Pipeline, rounds: int) -> Any:
+        """The charges of the loop, reserved some rounds at a time so that few of them wait for the disk."""
+        if not hasattr(self.ledger, "run"):
+            return self.ledger
+        return self.ledger.run(self._events(pipe), reserve=max(1, min(100, rounds // 10)))
+
+    def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
+        """What this run promises: its own releases, those before the loop included."""
+        promise = self.promise
+        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
+        events = [event for name, event in self._events(pipe).items() for _ in range(looks[name])]
+        words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
+        return PrivacyStatement.of(
+            compose([*self._before, *events]) if promise.sound else dpa.NonPrivateDpEvent(),
+            promise.delta,
+            promise.adjacency,
+            seeded=self.noise.seeded,
+            n=promise.n,
+            sampler=words,
+            assumptions=promise.assumptions,
+            guarantee=promise.published or "",
+        )
+
+    def _events(self, pipe: Pipeline) -> dict[str, Any]:
+        return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

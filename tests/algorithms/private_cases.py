@@ -1,0 +1,46 @@
+"""What the tests of private recipes share: a problem, common arguments, one round taken apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+
+from isthmus import Logistic
+from isthmus.parts import Client
+from isthmus.pipeline import Keys, Pipeline, bind_stage, close_stage, contribute, open_round, start
+from isthmus.solve import Binding, _gradient
+
+
+def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> Logistic:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)) / math.sqrt(d)
+    y = np.sign(X[:, 0] - X[:, 1] + 0.1 * rng.standard_normal(n))
+    return Logistic(sp.csr_matrix(X) if sparse else X, y)
+
+
+COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.5, "step": 1.0, "n": "exact"}
+
+
+def build(recipe: Any, objective: Any, constraint: Any, steps: int) -> Pipeline:
+    facts = (constraint, objective.penalty, objective.space, objective.n, steps, None)
+    return recipe.bind(Binding(*facts, objective.loss, _gradient(objective)))
+
+
+def one_release(pipe: Pipeline, objective: Any, noise: Any, w: torch.Tensor | None = None) -> tuple[Any, Any]:
+    """The message before the noise and the released values of round 0."""
+    state = start(pipe, torch.zeros(objective.d, dtype=torch.float64) if w is None else w)
+    round = open_round(
+        pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
+    )
+    stage, keys = pipe.stages[0], Keys(0, noise)
+    bind_stage(round, stage, state)
+    message = contribute(round, stage, Client("0", objective), keys, {})
+
+    class Free:
+        def charge(self, stage: Any, t: int) -> None: ...
+
+    return message, close_stage(round, stage, message, keys, Free())

@@ -1,0 +1,204 @@
+"""Private recipes: what is accounted is what runs, bounds hold, nothing leaks beside the releases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_cases import COMMON, build, one_release, problem
+from scipy import stats
+
+import isthmus
+from isthmus import L1Ball, L2Ball, Logistic, algorithms, minimize
+from isthmus.privacy import Ledger, SeededSource, epsilon_of
+from isthmus.sketches import Identity
+
+RECIPES: dict[str, Any] = {
+    "dp_sgd": lambda **o: algorithms.dp_sgd(batch_size=60, **(COMMON | o)),
+    "dp_gd": lambda **o: algorithms.dp_gd(**(COMMON | o)),
+    "priv_sgd": lambda **o: algorithms.priv_sgd(m=10, **(COMMON | o)),
+    "dp_comp_minibatch": lambda **o: algorithms.dp_comp_minibatch(m=10, batch_size=60, **(COMMON | o)),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_every_recipe_runs_and_states_its_guarantee(name: str, sparse: bool) -> None:
+    objective, ball = problem(sparse=sparse), L2Ball(5.0)
+    found = minimize(objective, RECIPES[name](), ball, steps=40)
+    statement = found.privacy
+    assert statement.private and statement.delta == 1e-5
+    assert 0.99 < statement.epsilon <= 1.0
+    assert statement.n == 300
+    words = statement.words()
+    assert "adding or removing one record" in words and "one record belongs to one person" in words
+    assert ball.contains(found.x) and torch.isfinite(found.x).all()
+    assert all("loss" not in record for record in found.history)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_is_accounted_is_what_ran(name: str) -> None:
+    """The ledger, the plan and the statement agree; a run that stops early has spent less."""
+    objective, ledger = problem(), Ledger(budget=(1.0, 1e-5))
+    stop = lambda record, state: state.t == 10  # noqa: E731
+    found = minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, record=1, callbacks=[stop], ledger=ledger)
+    assert ledger.rounds() == {"main": 10}
+    assert found.privacy.epsilon == pytest.approx(ledger.spent(), rel=1e-6)
+    assert found.privacy.epsilon < 0.7
+    with pytest.raises(isthmus.privacy.BudgetExceeded):
+        minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, ledger=ledger)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_one_record_moves_the_sum_by_at_most_its_bound(name: str, adjacency: str) -> None:
+    objective = problem()
+    other = Logistic(torch.cat([objective.X[1:], 1e3 * torch.ones(1, 30).double()]), np.append(objective.y[1:], 1.0))
+    pipe = build(RECIPES[name](adjacency=adjacency), objective, L2Ball(5.0), steps=10)
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
+    first, second = (one_release(pipe, f, SeededSource(0))[0].values["gradient"] for f in (objective, other))
+    moved = float((first.value - second.value).norm())
+    assert moved <= 2 * first.bound * (1 + 1e-12)
+    assert first.bound == 0.5
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_noise_has_the_stated_scale_two_sidedly(name: str) -> None:
+    """Kolmogorov-Smirnov on the released code: accepts the scale, rejects 2/3 and 3/2 of it."""
+    objective = problem()
+    pipe = build(RECIPES[name](), objective, L2Ball(5.0), steps=10)
+    release = pipe.stages[0].releases[0]
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
+    scale = release.mechanism.multiplier * 0.5 / objective.n
+    draws = []
+    for seed in range(60 if release.encode == Identity() else 400):
+        message, released = one_release(pipe, objective, SeededSource(seed))
+        draws.append(released["gradient"] - message.values["gradient"].value / objective.n)
+    noise = torch.cat(draws).numpy()
+    p = {factor: stats.kstest(noise / (factor * scale), "norm").pvalue for factor in (2 / 3, 1.0, 1.5)}
+    assert p[1.0] > 1e-3 and p[2 / 3] < 1e-6 and p[1.5] < 1e-6
+
+
+def test_adjacency_and_sampling_change_the_noise() -> None:
+    objective, ball = problem(), L2Ball(5.0)
+    z = {
+        key: build(RECIPES[name](adjacency=adjacency), objective, ball, 40).stages[0].releases[0].mechanism.multiplier
+        for key, (name, adjacency) in {
+            "full": ("dp_gd", "add-remove"),
+            "replace": ("dp_gd", "replace-one"),
+            "poisson": ("dp_sgd", "add-remove"),
+        }.items()
+    }
+    assert z["replace"] == pytest.approx(2 * z["full"], rel=1e-3)
+    assert z["poisson"] < z["full"]
+
+
+def test_seeded_noise_is_marked_and_reproducible() -> None:
+    objective = problem()
+    one, two = (minimize(objective, RECIPES["dp_sgd"](), steps=10, noise_seed=3) for _ in range(2))
+    assert torch.equal(one.x, two.x)
+    assert not one.privacy.private and math.isinf(one.privacy.epsilon) and "not private" in str(one.privacy)
+    free = [minimize(objective, RECIPES["dp_sgd"](), steps=10, seed=0) for _ in range(2)]
+    assert not torch.equal(free[0].x, free[1].x)  # the public seed does not seed the noise
+
+
+def test_a_private_number_of_records() -> None:
+    """With an estimate of n the divisor and the rate are its own, and the true number is not stated."""
+    objective = problem(n=300)
+    found = minimize(objective, RECIPES["dp_sgd"](n=250), steps=5)
+    assert found.privacy.n is None and "300" not in found.privacy.words()
+    pipe = build(RECIPES["dp_gd"](n=250), objective, isthmus.Whole(), 5)
+    assert pipe.stages[0].sampler.divisor(300) == 250.0
+
+
+def test_the_published_map_is_different_and_promises_nothing() -> None:
+    """PrivSGD as printed: n - 1 records in the kernel of Phi and one that moves show sensitivity 2L, not 2L/n."""
+    from isthmus.gradients import Dense
+    from isthmus.space import Space
+
+    d, m, n = 400, 10, 1000
+
+    class Records:
+        """Linear losses: the gradients are the records."""
+
+        def __init__(self, rows: torch.Tensor) -> None:
+            self.X, self.n, self.space, self.d, self.penalty = rows, len(rows), Space.flat(d), d, isthmus_no_penalty()
+
+        def rows(self, w: torch.Tensor, index: Any = None) -> Any:
+            return Dense(self.X if index is None else self.X[index])
+
+        def loss(self, w: torch.Tensor) -> float:
+            return float(self.X.mean(0) @ w)
+
+    recipe = algorithms.priv_sgd(m=m, as_published=True, **(COMMON | {"clip": 1.0}))
+    default = algorithms.priv_sgd(m=m, **(COMMON | {"clip": 1.0}))
+    phi = isthmus.GaussianSketch(m).draw(d, seed=0, t=0).dense()
+    basis = torch.linalg.svd(phi, full_matrices=True).Vh
+    kernel, top = basis[-1], basis[0]
+    pairs = [Records(torch.cat([kernel.repeat(n - 1, 1), sign * top[None]])) for sign in (1.0, -1.0)]
+    moved = {}
+    for name, one in {"published": recipe, "default": default}.items():
+        pipe = build(one, pairs[0], isthmus.Whole(), 1)
+        values = []
+        for records in pairs:
+            message, _ = one_release(pipe, records, SeededSource(0))
+            bounded = message.values["gradient"]
+            for transform in pipe.stages[0].releases[0].between:
+                bounded = transform(bounded, isthmus.GaussianSketch(m).draw(d, seed=0, t=0))
+            code = bounded.value if name == "default" else phi @ bounded.value
+            values.append(code)
+        moved[name] = float((values[0] - values[1]).norm())
+    assert moved["published"] > 900 * 2.0  # 2L/n on the mean is 2L on the sum
+    assert moved["default"] <= 2.0 * (1 + 1e-12)
+    found = minimize(pairs[0], recipe, steps=1)
+    assert not found.privacy.private and math.isinf(found.privacy.epsilon)
+    assert "moves by up to 2L" in found.privacy.words()
+
+
+def isthmus_no_penalty() -> Any:
+    from isthmus.penalties import NoPenalty
+
+    return NoPenalty()
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0"),
+        ({"epsilon": -1.0}, "epsilon=-1.0"),
+        ({"epsilon": math.nan}, "epsilon=nan"),
+        ({"delta": 0.0}, "delta=0.0"),
+        ({"delta": 1.0}, "delta=1.0"),
+        ({"clip": 0.0}, "clip=0.0"),
+        ({"clip": math.inf}, "clip=inf"),
+        ({"step": 0.0}, "step=0.0"),
+        ({"n": None}, "n=None.*declare the number of records"),
+        ({"n": 0}, "n=0"),
+        ({"n": "many"}, "n='many'"),
+        ({"adjacency": "friends"}, "adjacency='friends'"),
+        ({"output": "best"}, "output='best'"),
+    ],
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_bad_arguments_are_refused_before_any_data_is_read(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(isthmus.InvalidInput, match=text):
+        RECIPES[name](**options)
+
+
+def test_the_budget_is_checked_before_the_first_release() -> None:
+    ledger = Ledger(budget=(0.1, 1e-5))
+    with pytest.raises(isthmus.privacy.BudgetExceeded):
+        minimize(problem(), RECIPES["dp_gd"](), steps=1, ledger=ledger)
+    assert ledger.rounds() == {}
+
+
+def test_events_of_a_pipeline_cost_what_was_asked() -> None:
+    pipe = build(RECIPES["dp_sgd"](), problem(), L1Ball(3.0), 40)
+    import dp_accounting
+
+    event = dp_accounting.SelfComposedDpEvent(pipe.stages[0].event(pipe.promise.adjacency), 40)
+    assert 0.99 < epsilon_of(event, 1e-5) <= 1.0

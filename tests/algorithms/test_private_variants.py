@@ -1,0 +1,185 @@
+"""Compressive, coordinate, variance-reduced and Frank-Wolfe recipes under privacy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_cases import COMMON, build, one_release, problem
+
+import isthmus
+from isthmus import L1Ball, L2Ball, Logistic, Simplex, algorithms, minimize
+from isthmus.privacy import SeededSource
+
+BALL = L1Ball(8.0)
+VARIANTS: dict[str, tuple[Any, Any]] = {
+    "compressive": (lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, **(COMMON | o)), BALL),
+    "compressive-batch": (
+        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, batch_size=60, **(COMMON | o)),
+        BALL,
+    ),
+    "compressive-laplace": (
+        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, variant="laplace", **(COMMON | o)),
+        BALL,
+    ),
+    "compressive-selection": (
+        lambda **o: algorithms.compressive_dp_sgd(p=15, kappa=4, variant="selection", **(COMMON | {"clip": 0.1} | o)),
+        BALL,
+    ),
+    "skgd-block": (lambda **o: skgd(sampling="block", blocks=5, **o), BALL),
+    "skgd-importance": (lambda **o: skgd(sampling="block", blocks=5, probabilities="importance", **o), BALL),
+    "skgd-nice": (lambda **o: skgd(sampling="nice", tau=6, **o), BALL),
+    "skgd-full": (lambda **o: skgd(sampling="full", **o), BALL),
+    "skgd-restart": (lambda **o: skgd(sampling="single", inner=10, **o), BALL),
+    "dp_cd": (lambda **o: algorithms.dp_cd(smoothness=0.02, clip=0.1, **(without("clip", "step") | o)), BALL),
+    "dp_svrg": (lambda **o: algorithms.dp_svrg(inner=8, batch_size=60, **(COMMON | o)), BALL),
+    "dp_fw-l1": (lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.2} | o)), BALL),
+    "dp_fw-simplex": (lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.2} | o)), Simplex(4.0)),
+    "dp_fw-hull": (
+        lambda **o: algorithms.dp_fw(**(without("step") | {"clip": 0.5} | o)),
+        isthmus.ConvexHull(3 * torch.eye(30, dtype=torch.float64)[:12]),
+    ),
+}
+
+
+def without(*names: str) -> dict[str, Any]:
+    return {key: value for key, value in COMMON.items() if key not in names}
+
+
+def skgd(**options: Any) -> Any:
+    return algorithms.dp_skgd(**({"smoothness": 0.02, "clip": 0.1} | without("clip", "step") | options))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_every_variant_runs_within_its_budget(name: str, sparse: bool) -> None:
+    make, constraint = VARIANTS[name]
+    objective = problem(sparse=sparse)
+    found = minimize(objective, make(), constraint, steps=24)
+    assert found.privacy.private and 0.9 < found.privacy.epsilon <= 1.0
+    assert constraint.contains(found.x)
+    assert all("loss" not in record for record in found.history)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_more_budget_learns(name: str) -> None:
+    """With much budget and many records every variant improves on its start, on data it never prints."""
+    make, constraint = VARIANTS[name]
+    objective = problem(n=20_000, d=30)
+    found = minimize(objective, make(epsilon=8.0), constraint, steps=60, noise_seed=1)
+    start = constraint.project(torch.zeros(30, dtype=torch.float64))
+    assert objective.loss(found.x) < objective.loss(start) - 0.005
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_outlier_moves_every_release_by_at_most_its_bound(name: str) -> None:
+    make, constraint = VARIANTS[name]
+    objective = problem()
+    other = Logistic(torch.cat([objective.X, 1e3 * torch.ones(1, 30).double()]), np.append(objective.y, 1.0))
+    pipe = build(make(), objective, constraint, steps=24)
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
+    first, second = (one_release(pipe, f, SeededSource(0))[0].values for f in (objective, other))
+    for release in pipe.stages[0].releases:
+        one, two = first[release.name], second[release.name]
+        moved = float(torch.linalg.vector_norm(one.value - two.value, one.ord))
+        assert 0 < moved <= one.bound * (1 + 1e-12)
+
+
+def test_skgd_is_the_papers_step() -> None:
+    """theta <- theta - Gamma I_S P^-1 (clipped gradient + noise): a step g_j / M_j on the drawn block only."""
+    objective = problem()
+    pipe = build(skgd(sampling="block", blocks=5, probabilities=[0.1, 0.2, 0.3, 0.2, 0.2]), objective, BALL, 4)
+    pipe = replace(pipe, stages=[replace(pipe.stages[0], sampler=isthmus.parts.Full())])
+    state_w = torch.zeros(30, dtype=torch.float64)
+    gamma = pipe.step(0)
+    message, released = one_release(pipe, objective, SeededSource(0), state_w)
+    sketch = pipe.stages[0].releases[0].encode.draw(30, seed=0, t=0)
+    lifted = pipe.stages[0].releases[0].lift(sketch, released["gradient"], state_w, gamma).direction
+    moved = gamma * lifted
+    block = moved.nonzero().reshape(-1)
+    assert len(block) == 6
+    noise = released["gradient"] - message.values["gradient"].value / objective.n
+    bound = 0.1 * math.sqrt(6)
+    gradient = objective.rows(state_w).dense()[:, block]
+    clipped = (gradient * (bound / gradient.norm(dim=1)).clamp(max=1)[:, None]).sum(0) / objective.n
+    torch.testing.assert_close(moved[block], (clipped + noise * bound) / 0.02, rtol=1e-9, atol=1e-12)
+
+
+def test_the_block_law_does_not_change_the_cost() -> None:
+    objective = problem()
+    multipliers = {
+        name: build(VARIANTS[name][0](), objective, BALL, 24).stages[0].releases[0].mechanism.multiplier
+        for name in ("skgd-block", "skgd-importance", "skgd-nice", "skgd-full", "dp_cd")
+    }
+    assert len({round(z, 9) for z in multipliers.values()}) == 1
+
+
+def test_the_compressive_mechanism_as_published() -> None:
+    """One record breaks a tie of the average: top-kappa flips, and the sum moves by all of n Xi kappa."""
+    from isthmus.gradients import Dense
+    from isthmus.penalties import NoPenalty
+    from isthmus.space import Space
+
+    d, n, kappa = 30, 200, 3
+
+    class Records:
+        def __init__(self, rows: torch.Tensor) -> None:
+            self.X, self.n, self.space, self.d, self.penalty = rows, len(rows), Space.flat(d), d, NoPenalty()
+
+        def rows(self, w: torch.Tensor, index: Any = None) -> Any:
+            return Dense(self.X if index is None else self.X[index])
+
+        def loss(self, w: torch.Tensor) -> float:
+            return float(self.X.mean(0) @ w)
+
+    tied = torch.zeros(n, d, dtype=torch.float64)
+    tied[:, : 2 * kappa] = 1.0
+    first, second = tied.clone(), tied.clone()
+    first[-1, kappa : 2 * kappa] = 0.0
+    second[-1, :kappa] = 0.0
+    options = COMMON | {"clip": 1.0}
+    published = algorithms.compressive_dp_sgd(p=15, kappa=kappa, as_published=True, **options)
+    pipe = build(published, Records(first), isthmus.Whole(), 5)
+    release, sketch = pipe.stages[0].releases[0], isthmus.RademacherSketch(15, scaling="jl").draw(d)
+    kept = []
+    for rows in (first, second):
+        bounded = one_release(pipe, Records(rows), SeededSource(0))[0].values["gradient"]
+        kept.append(release.between[0](bounded, sketch))
+    moved = float((kept[0].value - kept[1].value).abs().sum())
+    assert moved == pytest.approx(2 * kept[0].bound, rel=1e-2)  # replace-one: twice a record's bound, and tight
+    assert moved > 0.99 * 2 * n * kappa
+    found = minimize(Records(first), published, steps=5)
+    assert found.privacy.epsilon <= 1.0 and "does not fall with n" in found.privacy.words()
+
+
+@pytest.mark.parametrize(
+    "build_it, text",
+    [
+        (lambda: VARIANTS["compressive"][0](epsilon=0.0), "epsilon=0.0"),
+        (lambda: algorithms.compressive_dp_sgd(p=2, kappa=1, **COMMON), "p=2"),
+        (lambda: algorithms.compressive_dp_sgd(p=9, kappa=0, **COMMON), "kappa=0"),
+        (lambda: algorithms.compressive_dp_sgd(p=9, kappa=2, variant="magic", **COMMON), "variant='magic'"),
+        (
+            lambda: algorithms.compressive_dp_sgd(p=9, kappa=2, variant="selection", batch_size=5, **COMMON),
+            "batch_size=5",
+        ),
+        (lambda: skgd(sampling="some"), "sampling='some'"),
+        (lambda: skgd(probabilities="best"), "probabilities='best'"),
+        (lambda: algorithms.dp_skgd(smoothness=0.0, clip=1.0, **without("clip", "step")), "smoothness=0.0"),
+        (lambda: algorithms.dp_skgd(smoothness=1.0, clip=[-1.0], **without("clip", "step")), "clip="),
+        (lambda: skgd(inner=0), "inner=0"),
+        (lambda: algorithms.dp_svrg(inner=0, **COMMON), "inner=0"),
+        (lambda: algorithms.dp_svrg(inner=4, anchor_share=1.0, **COMMON), "anchor_share=1.0"),
+        (lambda: algorithms.dp_fw(**(without("step") | {"clip": -1.0})), "clip=-1.0"),
+        (lambda: build(VARIANTS["dp_fw-l1"][0](), problem(), L2Ball(1.0), 5), "needs a polytope"),
+        (lambda: build(skgd(sampling="nice", tau=31), problem(), BALL, 5), "tau=31"),
+        (lambda: build(skgd(smoothness=[1.0] * 3), problem(), BALL, 5), "smoothness.shape"),
+    ],
+)
+def test_refusals(build_it: Any, text: str) -> None:
+    with pytest.raises(isthmus.InvalidInput, match=text):
+        build_it()

@@ -1,0 +1,490 @@
+"""The ledger's rules: the chain, the budget, reservations and refunds, and events as JSON."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event as E
+
+from isthmus._validate import InvalidInput
+from isthmus.privacy import accounting
+from isthmus.privacy._events import canonical, composed, flatten, from_json, to_json
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, RunLedger
+
+GAUSSIAN = E.GaussianDpEvent(40.0)
+EVENTS = [
+    E.NoOpDpEvent(),
+    E.NonPrivateDpEvent(),
+    E.GaussianDpEvent(0.1 + 0.2),
+    E.LaplaceDpEvent(1 / 3),
+    E.ZCDpEvent(rho=0.01, xi=0.5),
+    E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0, 2.0), (0.7, 0.2, 0.1)),
+    E.PoissonSampledDpEvent(0.01, E.GaussianDpEvent(1.1)),
+    E.PoissonSampledDpEvent(0.3, E.LaplaceDpEvent(5.0)),
+    E.SampledWithoutReplacementDpEvent(10_000, 100, E.GaussianDpEvent(2.0)),
+    E.SelfComposedDpEvent(E.PoissonSampledDpEvent(0.01, E.GaussianDpEvent(1.1)), 7),
+    E.ComposedDpEvent([E.GaussianDpEvent(1.0), E.SelfComposedDpEvent(E.LaplaceDpEvent(2.0), 3), E.NoOpDpEvent()]),
+]
+
+
+@pytest.fixture(params=["memory", "file"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return None if request.param == "memory" else tmp_path / "ledger"
+
+
+# ---------------------------------------------------------------- events
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_events_survive_json(event: Any) -> None:
+    data = to_json(event)
+    again = json.loads(canonical(data))
+    assert again == data and to_json(again) == data
+    assert from_json(again) == event
+    ledger = Ledger()
+    ledger.pay("it", event)
+    assert composed(flatten(data)) == ledger.event()
+
+
+def test_numbers_of_any_type_give_one_event() -> None:
+    assert to_json(E.GaussianDpEvent(2)) == to_json(E.GaussianDpEvent(np.float32(2))) == to_json(E.GaussianDpEvent(2.0))
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        (E.UnsupportedDpEvent(), "give a dp_accounting event"),
+        (E.RandomizedResponseDpEvent(0.1, 3), "give a dp_accounting event"),
+        (None, "give a dp_accounting event"),
+        ({"event": "Cauchy"}, "give one of"),
+        ({"event": "Gaussian"}, "the fields of a Gaussian event"),
+        ({"event": "Gaussian", "noise_multiplier": 1.0, "more": 2}, "the fields of a Gaussian event"),
+        (E.GaussianDpEvent(math.inf), "noise_multiplier=inf"),
+        (E.GaussianDpEvent(math.nan), "noise_multiplier=nan"),
+        (E.LaplaceDpEvent(-1.0), "noise_multiplier=-1.0"),
+        (E.PoissonSampledDpEvent(1.5, GAUSSIAN), "sampling_probability=1.5"),
+        (E.SelfComposedDpEvent(GAUSSIAN, 0), "count=0"),
+        (E.SelfComposedDpEvent(GAUSSIAN, 2.5), "count=2.5"),
+        (E.ComposedDpEvent([GAUSSIAN, E.UnsupportedDpEvent()]), "give a dp_accounting event"),
+    ],
+)
+def test_events_that_cannot_be_written_are_refused(event: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Ledger().run({"main": event})
+
+
+def test_equal_events_are_counted_together(path: Path | None) -> None:
+    ledger = Ledger(path)
+    ledger.pay("a", E.GaussianDpEvent(2.0), 3)
+    ledger.pay("b", E.SelfComposedDpEvent(E.GaussianDpEvent(2), 4))
+    ledger.pay("c", E.ComposedDpEvent([E.LaplaceDpEvent(3.0), E.GaussianDpEvent(2.0)]))
+    both = [E.SelfComposedDpEvent(E.GaussianDpEvent(2.0), 8), E.LaplaceDpEvent(3.0)]
+    assert ledger.event() == E.ComposedDpEvent(both)
+    assert ledger.rounds() == {"a": 3, "b": 1, "c": 1}
+    expected = accounting.epsilon_of(E.ComposedDpEvent(both), 1e-5, Adjacency.ADD_REMOVE)
+    assert ledger.spent(1e-5) == pytest.approx(expected, rel=1e-12)
+
+
+# ---------------------------------------------------------------- reservations and refunds
+
+
+def test_a_reservation_is_charged_whole_and_consumed_round_by_round(path: Path | None) -> None:
+    ledger = Ledger(path)
+    run = ledger.run({"main": GAUSSIAN, "rare": E.LaplaceDpEvent(3.0)}, reserve={"main": 10, "rare": 1})
+    charged = []
+    for t in range(12):
+        run.charge(SimpleNamespace(name="main"), t)
+        charged.append(ledger.rounds()["main"])
+    run.charge("rare", 12)
+    assert charged == [10] * 10 + [20] * 2
+    assert run.held() == {"main": 8, "rare": 0}
+    run.note()
+    assert ledger.rounds() == {"main": 20, "rare": 1}
+    run.close()
+    assert ledger.rounds() == {"main": 12, "rare": 1}
+    kinds = [(r["kind"], r.get("what"), r.get("rounds")) for r in ledger.records()]
+    ran = [("ran", "main", 12), ("ran", "rare", 1)]
+    assert kinds == [
+        ("open", None, None),
+        ("begin", None, None),
+        *[("charge", "main", 10)] * 2,
+        ("charge", "rare", 1),
+        *ran,
+        *ran,
+        ("refund", "main", 8),
+        ("close", None, None),
+    ]
+
+
+def test_what_a_dead_run_reserved_stays_charged(tmp_path: Path) -> None:
+    run = Ledger.open(tmp_path / "l").run({"main": GAUSSIAN}, reserve=10)
+    run.charge("main")
+    del run
+    resumed = Ledger.open(tmp_path / "l")
+    assert resumed.rounds() == {"main": 10}
+    with resumed.run({"main": GAUSSIAN}, reserve=5) as second:
+        second.charge("main")
+    assert resumed.rounds() == {"main": 11}
+
+
+def test_a_closed_run_is_over(path: Path | None) -> None:
+    ledger = Ledger(path)
+    run = ledger.run({"main": GAUSSIAN}, reserve=3)
+    run.charge("main")
+    run.close(refund=False)
+    run.close()
+    assert ledger.rounds() == {"main": 3}
+    for act in (lambda: run.charge("main"), run.note):
+        with pytest.raises(InvalidInput, match="it is closed: begin another one"):
+            act()
+
+
+def test_a_run_that_fails_gives_back_what_it_never_began(path: Path | None) -> None:
+    ledger = Ledger(path)
+    with pytest.raises(ZeroDivisionError), ledger.run({"main": GAUSSIAN}, reserve=9) as run:
+        run.charge("main")
+        1 / 0  # noqa: B018
+    assert ledger.rounds() == {"main": 1}
+
+
+def test_another_process_cannot_spend_or_refund_a_reservation(
+    path: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(path)
+    run = ledger.run({"main": GAUSSIAN}, reserve=5)
+    run.charge("main")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        for act in (lambda: run.charge("main"), run.close, run.note):
+            with pytest.raises(InvalidInput, match="this run belongs to process"):
+                act()
+        if path is None:
+            with pytest.raises(InvalidInput, match="share a ledger between processes through a path"):
+                ledger.rounds()
+    assert ledger.rounds() == {"main": 5} and run.held() == {"main": 4}
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_reservation_cannot_be_duplicated(path: Path | None, duplicate: Any) -> None:
+    ledger = Ledger(path)
+    for each in (ledger, ledger.run({"main": GAUSSIAN})):
+        with pytest.raises(TypeError, match="is not copied or pickled"):
+            duplicate(each)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "message"),
+    [
+        ([{"kind": "refund", "what": "main", "rounds": 3}], "never announced or made"),
+        ([{"kind": "charge", "what": "main", "rounds": 0}], "never announced or made"),
+        ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
+        ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
+        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "'charge' here"),
+        ([{"kind": "holiday"}], "'holiday' here"),
+        ([{"kind": "ran", "run": "nobody"}], "nobody"),
+        ([{"kind": "open"}], "one 'open' record"),
+    ],
+)
+def test_well_sealed_nonsense_is_refused(tmp_path: Path, bodies: list[dict[str, Any]], message: str) -> None:
+    ledger = Ledger.open(tmp_path / "l")
+    run = ledger.run({"main": GAUSSIAN}, reserve=2)
+    run.charge("main")
+    for _ in range(2):  # by the writer, and by whoever opens the file next
+        with pytest.raises(LedgerCorrupt, match=message):
+            ledger._write([{"run": run.id, "event": to_json(GAUSSIAN)} | body for body in bodies])
+        with pytest.raises(LedgerCorrupt, match=message):
+            Ledger.open(tmp_path / "l")
+
+
+# ---------------------------------------------------------------- the budget
+
+
+@pytest.mark.parametrize("reserve", [1, 7, 100])
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_the_budget_is_used_up_and_not_exceeded(path: Path | None, reserve: int, adjacency: Adjacency) -> None:
+    ledger = Ledger(path, (1.0, 1e-5), adjacency=adjacency)
+    run = ledger.run({"main": GAUSSIAN}, reserve=reserve)
+    rounds = 0
+    with pytest.raises(BudgetExceeded) as refused:
+        while True:
+            run.charge("main", rounds)
+            rounds += 1
+
+    def cost(count: int) -> float:
+        return accounting.epsilon_of(E.SelfComposedDpEvent(GAUSSIAN, count), 1e-5, adjacency)
+
+    assert cost(rounds) <= 1.0 < cost(rounds + 1)
+    assert ledger.rounds() == {"main": rounds} and run.held() == {"main": 0}
+    assert ledger.spent() == pytest.approx(cost(rounds), rel=1e-12)
+    assert refused.value.spent == ledger.spent() and refused.value.left == ledger.remaining() == 1.0 - ledger.spent()
+    assert refused.value.asked == pytest.approx(cost(rounds + 1), rel=1e-12)
+    for number in (refused.value.spent, refused.value.asked, refused.value.left):
+        assert f"{number:.6g}" in str(refused.value)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_a_payment_is_made_whole_or_not_at_all(path: Path | None) -> None:
+    ledger = Ledger(path, (0.5, 1e-5))
+    with pytest.raises(BudgetExceeded, match="'big' is refused: 10000 more round"):
+        ledger.pay("big", GAUSSIAN, 10_000)
+    assert ledger.rounds() == {} and ledger.spent() == 0.0
+    ledger.pay("small", GAUSSIAN, 3)
+    assert ledger.rounds() == {"small": 3}
+
+
+def test_unhidden_releases_never_fit_a_budget(path: Path | None) -> None:
+    with pytest.raises(BudgetExceeded, match="to inf"):
+        Ledger(path, (100.0, 1e-5)).pay("plain", E.NonPrivateDpEvent())
+    free = Ledger()
+    free.pay("plain", E.NonPrivateDpEvent())
+    assert free.spent(1e-5) == math.inf
+
+
+def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = accounting.epsilon_of
+
+    def counting(event: Any, *rest: Any) -> float:
+        asked.append(event)
+        return real(event, *rest)
+
+    monkeypatch.setattr(accounting, "epsilon_of", counting)
+    ledger = Ledger(budget=(4.0, 1e-5))
+    events = {"main": E.GaussianDpEvent(400.0), "anchor": E.GaussianDpEvent(100.0)}
+    with pytest.raises(BudgetExceeded), ledger.run(events, reserve={"main": 100, "anchor": 10}) as run:
+        for t in range(200_000):
+            run.charge("main", t)
+            if t % 10 == 0:
+                run.charge("anchor", t)
+    assert ledger.rounds()["main"] > 50_000
+    assert len(asked) < 150
+    assert 3.99 < ledger.spent() <= 4.0
+
+
+def test_events_no_accountant_composes_are_refused_when_a_run_begins(path: Path | None) -> None:
+    unknown = E.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN)
+    with pytest.raises(InvalidInput, match="no accountant composes it for add-remove"):
+        Ledger(path, (1.0, 1e-5)).run({"main": unknown})
+    Ledger(budget=(1.0, 1e-5), adjacency="replace-one").run({"main": unknown})
+
+
+def test_without_a_budget_everything_is_recorded(path: Path | None) -> None:
+    ledger = Ledger(path)
+    assert ledger.budget is None and ledger.remaining() == math.inf
+    assert ledger.spent(1e-5) == 0.0 and ledger.event() == E.NoOpDpEvent()
+    with pytest.raises(InvalidInput, match="delta=None"):
+        ledger.spent()
+    with pytest.raises(InvalidInput, match="the budget is one at delta=1e-05"):
+        Ledger(budget=(1.0, 1e-5)).remaining(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"budget": (0.0, 1e-5)}, "budget"),
+        ({"budget": (1.0, 1.0)}, "budget"),
+        ({"budget": (math.inf, 1e-5)}, "budget"),
+        ({"budget": (1.0,)}, "budget"),
+        ({"budget": 1.0}, "budget=1.0"),
+        ({"adjacency": "neighbours"}, "adjacency='neighbours'"),
+        ({"dataset": 3}, "dataset=3"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_a_file_is_made(tmp_path: Path, wrong: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Ledger.open(tmp_path / "l", **wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("events", "reserve", "message"),
+    [
+        ({}, 1, "events"),
+        ({"": GAUSSIAN}, 1, "events"),
+        ({"main": GAUSSIAN}, 0, "reserve"),
+        ({"main": GAUSSIAN}, 1.5, "reserve"),
+        ({"main": GAUSSIAN}, {"other": 3}, "reserve"),
+    ],
+)
+def test_wrong_runs_are_refused(events: Any, reserve: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        RunLedger(Ledger(), events, reserve)
+
+
+def test_a_continued_ledger_must_agree(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / "l", (1.0, 1e-5), adjacency=Adjacency.REPLACE_ONE, dataset="census")
+    again = Ledger.open(tmp_path / "l")
+    assert (again.budget, again.adjacency, again.dataset) == ((1.0, 1e-5), Adjacency.REPLACE_ONE, "census")
+    Ledger.open(tmp_path / "l", [1, 1e-5], adjacency="replace-one", dataset="census")  # type: ignore[arg-type]
+    for wrong in ({"budget": (2.0, 1e-5)}, {"adjacency": Adjacency.ADD_REMOVE}, {"dataset": "other"}):
+        with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*this ledger was opened with"):
+            Ledger.open(tmp_path / "l", **wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- the chain
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    ledger = Ledger.open(tmp_path / "l", (9.0, 1e-5), dataset="d")
+    with ledger.run({"main": GAUSSIAN, 'odd "name"\t\n': E.LaplaceDpEvent(9.0)}, reserve=4) as run:
+        run.charge("main")
+        run.charge('odd "name"\t\n')
+    ledger.run({"main": GAUSSIAN}).charge("main")
+    return tmp_path / "l"
+
+
+def test_any_altered_byte_is_refused_by_line(filled: Path) -> None:
+    data = filled.read_bytes()
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        filled.write_bytes(changed)
+        line = data[:place].count(b"\n") + 1
+        with pytest.raises(LedgerCorrupt, match=f"line {line} "):
+            Ledger.open(filled)
+    filled.write_bytes(data)
+    assert Ledger.open(filled).rounds() == {"main": 2, 'odd "name"\t\n': 1}
+
+
+def test_without_its_mark_an_altered_line_is_refused_too(filled: Path) -> None:
+    """All but the last newline: a last line without one is a torn write, and its charge counts."""
+    data = filled.read_bytes()
+    for place in range(0, len(data) - 1, 3):
+        changed = bytearray(data)
+        changed[place] ^= 2
+        filled.write_bytes(changed)
+        Path(f"{filled}.lock").unlink(missing_ok=True)
+        with pytest.raises(LedgerCorrupt, match=f"line {data[:place].count(bytes([10])) + 1} "):
+            Ledger.open(filled)
+
+
+def test_removed_repeated_and_moved_lines_are_refused(filled: Path) -> None:
+    lines = filled.read_bytes().splitlines(keepends=True)
+    for i in range(len(lines) - 1):
+        for changed in (
+            lines[:i] + lines[i + 1 :],
+            lines[: i + 1] + lines[i:],
+            lines[:i] + [lines[i + 1], lines[i]] + lines[i + 2 :],
+            lines[:i] + [b"\n"] + lines[i:],
+            lines[:i] + [b"{}\n"] + lines[i + 1 :],
+        ):
+            filled.write_bytes(b"".join(changed))
+            with pytest.raises(LedgerCorrupt, match=f"line {i + 1} |line {i + 2} holds record {i + 1} "):
+                Ledger.open(filled)
+
+
+def test_lost_lines_at_the_end_are_refused(filled: Path) -> None:
+    lines = filled.read_bytes().splitlines(keepends=True)
+    for kept in range(len(lines)):
+        filled.write_bytes(b"".join(lines[:kept]))
+        message = rf"line {kept + 1} is cut or missing: {len(lines)} records were written.*{kept} are left"
+        with pytest.raises(LedgerCorrupt, match=message):
+            Ledger.open(filled)
+    filled.unlink()
+    with pytest.raises(LedgerCorrupt, match="line 1 is cut or missing"):
+        Ledger.open(filled)
+
+
+def test_a_resealed_line_is_refused(filled: Path) -> None:
+    lines = filled.read_bytes().splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        record = json.loads(line)
+        record.pop("hash")
+        record["time"] = "1970-01-01T00:00:00.000+00:00"
+        record["hash"] = hashlib.sha256(canonical(record).encode()).hexdigest()
+        forged = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        filled.write_bytes(b"".join(lines[:i] + [forged] + lines[i + 1 :]))
+        last = i == len(lines) - 1
+        message = f"line {i + 1} is not the record" if last else f"line {i + 2} does not continue the line before it"
+        with pytest.raises(LedgerCorrupt, match=message):
+            Ledger.open(filled)
+
+
+def test_the_same_record_in_other_bytes_is_refused(filled: Path) -> None:
+    lines = filled.read_bytes().splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        ordered = json.dumps(json.loads(line), sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        for same in (line.replace(b":", b": ", 1), line.replace(b"kind", rb"k\u0069nd", 1), ordered, b" " + line):
+            filled.write_bytes(b"".join(lines[:i] + [same] + lines[i + 1 :]))
+            with pytest.raises(LedgerCorrupt, match=f"line {i + 1} was altered"):
+                Ledger.open(filled)
+
+
+def test_the_hash_is_that_of_the_rest(filled: Path) -> None:
+    previous = "0" * 64
+    for line in filled.read_text().splitlines():
+        record = json.loads(line)
+        assert record["previous"] == previous
+        previous = record.pop("hash")
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(text.encode()).hexdigest() == previous
+        assert record["time"].endswith("+00:00")
+
+
+def test_a_file_changed_under_a_live_ledger_is_refused(filled: Path, tmp_path: Path) -> None:
+    ledger, data = Ledger.open(filled), filled.read_bytes()
+    os.truncate(filled, len(data) - 1)
+    with pytest.raises(LedgerCorrupt, match="has shrunk"):
+        ledger.rounds()
+    (tmp_path / "new").write_bytes(data)
+    os.replace(tmp_path / "new", filled)
+    with pytest.raises(LedgerCorrupt, match="was replaced by another file"):
+        ledger.rounds()
+    assert Ledger.open(filled).rounds()
+
+
+def test_an_empty_file_becomes_a_ledger(tmp_path: Path) -> None:
+    (tmp_path / "l").touch()
+    assert Ledger.open(tmp_path / "l", (1.0, 1e-5)).rounds() == {}
+    assert Ledger.open(tmp_path / "l").budget == (1.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"hello", b"hello\n", b"\n", b"{}\n", b"[1, 2]\n", b"\x00\xff\xfe" * 50, b"\x00" * 64 + b"\n", b"1", b"[" * 10**5]
+    + [b'{"kind":"charge","run":"', b'{"kind":"open","run":""}\n'],
+)
+def test_what_is_not_a_ledger_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "l").write_bytes(content)
+    with pytest.raises(LedgerCorrupt, match=r"l: line 1 is not a record: this is not a ledger"):
+        Ledger.open(tmp_path / "l")
+    assert (tmp_path / "l").read_bytes() == content
+
+
+def test_places_where_no_ledger_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "missing" / "l", tmp_path / "file" / "l", tmp_path / "folder"):
+        with pytest.raises(InvalidInput, match="a ledger cannot be kept there"):
+            Ledger.open(place)
+
+    def denied(*arguments: Any, **options: Any) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(InvalidInput, match=r"a ledger cannot be kept there \(Permission denied\)"):
+        Ledger.open(tmp_path / "l")
+
+
+def test_the_ledger_loads_neither_torch_nor_the_accountant() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ledger_child; ledger_child.light_package()\n"
+        "from isthmus.privacy.ledger import Ledger\n"
+        "Ledger().pay('it', ledger_child.EVENT)\n"
+        "assert not {'torch', 'dp_accounting'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], check=True)

@@ -1,0 +1,147 @@
+"""Private samplers draw secretly, divide by public constants and state their event; clips that adapt pay."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import dp_accounting as dpa
+import pytest
+import torch
+from scipy import stats
+
+from isthmus._validate import InvalidInput
+from isthmus.bounded import Bounded
+from isthmus.gradients import Dense
+from isthmus.parts.samplers import Sampler
+from isthmus.pipeline import Release, Stage
+from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
+
+GAUSS = Gaussian(2.0).event()
+
+
+def keys(seed: int = 0) -> Any:
+    return SimpleNamespace(noise=SeededSource(seed), seed=0)
+
+
+def test_poisson_membership_is_independent_with_the_rate() -> None:
+    source, sizes, first = keys(), [], 0
+    for t in range(2000):
+        batch = Poisson(0.3).draw(20, t, source, "0")
+        assert batch.dtype == torch.int64 and batch.tolist() == sorted(set(batch.tolist()))
+        sizes.append(len(batch))
+        first += 0 in batch.tolist()
+    counts = torch.tensor(sizes).bincount(minlength=21)[:13].numpy()
+    expected = stats.binom(20, 0.3).pmf(range(13))
+    assert stats.chisquare(counts, expected / expected.sum() * counts.sum()).pvalue > 1e-3
+    assert abs(first - 600) < 7 * math.sqrt(2000 * 0.21)
+
+
+def test_poisson_batches_may_be_empty() -> None:
+    assert len(Poisson(1e-9).draw(5, 0, keys(), "0")) == 0
+
+
+def test_draws_do_not_depend_on_round_or_public_seed() -> None:
+    source = keys()
+    assert not torch.equal(Poisson(0.5).draw(99, 0, source, "0"), Poisson(0.5).draw(99, 0, source, "0"))
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.5), FixedSize(2, n=5)])
+def test_without_a_secret_source_nothing_is_drawn(sampler: Any) -> None:
+    with pytest.raises(InvalidInput, match="SecretSource"):
+        sampler.draw(5, 0, SimpleNamespace(noise=None), "0")
+
+
+def test_divisors_and_epochs_are_public_constants() -> None:
+    assert Poisson(0.1).divisor(1000) == 100.0 and Poisson(0.1, 90).divisor(1000) == 90.0
+    assert Poisson(0.1).rounds(1000) == 10 and Poisson(0.7).rounds(10) == 1
+    assert FixedSize(30, n=100).divisor(100) == 30.0 and FixedSize(30, n=100).rounds(100) == 4
+    assert FullBatch().divisor(7) == 7.0 and FullBatch().rounds(7) == 1
+
+
+def test_fixed_size_batches() -> None:
+    sampler = FixedSize(3, n=8)
+    batch = sampler.draw(8, 0, keys(), "0")
+    assert len(set(batch.tolist())) == 3 and int(batch.max()) < 8
+    with pytest.raises(InvalidInput, match="n=9"):
+        sampler.draw(9, 0, keys(), "0")
+
+
+def test_events() -> None:
+    assert Poisson(0.1).event(GAUSS) == dpa.PoissonSampledDpEvent(0.1, GAUSS)
+    assert FixedSize(3, n=8).event(GAUSS) == dpa.SampledWithoutReplacementDpEvent(8, 3, GAUSS)
+    assert FullBatch().event(GAUSS) == Poisson(1.0).event(GAUSS) == FixedSize(8, n=8).event(GAUSS) == GAUSS
+
+
+def test_words() -> None:
+    assert "probability 0.1" in Poisson(0.1).describe()
+    assert "3 of 8" in FixedSize(3, n=8).describe()
+    assert "every record" in FullBatch().describe()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Poisson(0.0),
+        lambda: Poisson(1.5),
+        lambda: Poisson(0.5, 0.0),
+        lambda: FixedSize(0, n=5),
+        lambda: FixedSize(6, n=5),
+        lambda: AdaptiveClip(0.0),
+        lambda: AdaptiveClip(1.0, quantile=1.0),
+        lambda: AdaptiveClip(1.0, rate=-1.0),
+        lambda: AdaptiveClip(1.0, ord=3),
+    ],
+)
+def test_bad_input_is_refused(build: Any) -> None:
+    with pytest.raises(InvalidInput):
+        build()
+
+
+@pytest.mark.parametrize("sampler", [Poisson(0.1), FixedSize(3, n=8), FullBatch()])
+def test_they_fill_the_pipelines_slot(sampler: Sampler) -> None:
+    """A stage of two Gaussian releases is one sampled Gaussian event."""
+    releases = [Release(name, clip=Clip(1.0), mechanism=Gaussian(6.0)) for name in ("code", "rest")]
+    stage = Stage(sampler, releases)
+    assert stage.private
+    merged = Gaussian(6 / math.sqrt(2)).event()
+    event = stage.event(Adjacency.REPLACE_ONE)
+    inner = getattr(event, "event", event)
+    assert inner.noise_multiplier == pytest.approx(merged.noise_multiplier, rel=1e-12)
+    assert type(event) is type(sampler.event(merged))
+
+
+def test_released_mean_has_the_planned_noise() -> None:
+    """Standard deviation z C / (q n), whatever batch was drawn; five standard errors each way, 2/3 and 3/2 outside."""
+    sampler, m = Poisson(0.1), 4000
+    noise = Gaussian(2.0).release(Bounded(torch.zeros(m, dtype=torch.float64), 2, 3.0), SeededSource(1))
+    ratio = float((noise / sampler.divisor(500)).std()) / (2.0 * 3.0 / 50)
+    assert abs(ratio - 1) < 5 / math.sqrt(2 * m) < 1 / 3
+
+
+# ---------------------------------------------------------------- the clip that adapts
+
+
+def test_adaptive_clip_finds_the_quantile() -> None:
+    norms = torch.linspace(0.1, 10, 500, dtype=torch.float64)
+    clip = AdaptiveClip(0.5, quantile=0.8, rate=0.3)
+    bound = clip.init()
+    for _ in range(200):
+        below = ((norms <= bound).double() - 0.5).mean().reshape(1)
+        bound = clip.next(bound, {"below": below})
+    assert float((norms <= bound).double().mean()) == pytest.approx(0.8, abs=0.01)
+
+
+def test_adaptive_clip_cuts_noise_and_never_leaves_its_range() -> None:
+    clip = AdaptiveClip(1.0, rate=1.0)
+    assert clip.next(1.0, {"below": torch.tensor([99.0])}) == pytest.approx(math.exp(-0.5))
+    assert clip.next(1e-6, {"below": torch.tensor([99.0])}) == 1e-6
+    with pytest.raises(InvalidInput, match="release"):
+        clip.next(1.0, {"other": torch.zeros(1)})
+
+
+def test_adaptive_clip_weights_are_those_of_a_clip_at_its_bound() -> None:
+    rows = Dense(torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
+    assert torch.equal(AdaptiveClip(1.0).weights(rows, 2.0), Clip(1.0).weights(rows, 2.0))
+    assert AdaptiveClip(1.0).total(2.0) == 2.0
