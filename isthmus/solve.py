@@ -106,6 +106,8 @@ def minimize(
     )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
+    state = resume if resume is not None else start(pipe, _start_point(objective, constraint, x0), seed)
+    _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     spending = None if pipe.promise is None else Spending(pipe.promise, ledger, noise_seed)
     setting = Setting(
         aggregator=_aggregator(objective, clients, pipe),
@@ -114,10 +116,8 @@ def minimize(
         public_rows=lambda w, data: objective.on(data).rows(w),
         per_epoch=per_epoch,
         physical=physical_batch_size,
-        ledger=ledger if spending is None else spending.open(pipe, rounds),
+        ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
     )
-    state = resume if resume is not None else start(pipe, _start_point(objective, constraint, x0), seed)
-    _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state)
     with watch, _closing(setting.ledger):
         state, x, status = run(pipe, state, rounds, setting, watch)

@@ -46,11 +46,13 @@ class Spending:
         self._before.append(event)
         return mechanism.release(bounded, self.noise)
 
-    def open(self, pipe: Pipeline, rounds: int) -> Any:
-        """The charges of the loop, reserved some rounds at a time so that few of them wait for the disk."""
+    def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
+        """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
         if not hasattr(self.ledger, "run"):
             return self.ledger
-        return self.ledger.run(self._events(pipe), reserve=max(1, min(100, rounds // 10)))
+        looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
+        events = self._events(pipe)
+        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
         """What this run promises: its own releases, those before the loop included."""
@@ -71,3 +73,8 @@ class Spending:
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
+
+
+def _reserve(looks: int) -> int:
+    """The largest divisor of a number of rounds that is at most 100 and a tenth of it: reservations end with the run."""
+    return max(k for k in range(1, max(1, min(100, looks // 10)) + 1) if looks % k == 0)

@@ -19,10 +19,10 @@ An audit can refute a promise, never prove it: its numbers are lower bounds of e
 """
 
 from isthmus.audit import known_bad
-from isthmus.audit.attack import AuditReport, attack
 from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts, one_run_epsilon, one_run_p_value
+from isthmus.audit.canaries import OneRun, one_run, orthogonal_canaries, training
+from isthmus.audit.distinguish import AuditReport, attack
 from isthmus.audit.neighbours import Movement, movement, movements, worst_pair
-from isthmus.audit.one_run import OneRun, one_run, orthogonal_canaries, training
 from isthmus.audit.probe import Probe
 from isthmus.audit.records import LinearRecords, Pair
 

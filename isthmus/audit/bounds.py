@@ -40,7 +40,7 @@ def epsilon_from_counts(hits: Any, alarms: Any, trials: int, delta: float, confi
     split evenly over the two bounds.  Never below 0.
 
     >>> round(float(epsilon_from_counts(900, 100, 1000, 1e-5, 0.95)), 3)
-    1.998
+    1.99
     """
     each = (1 + confidence) / 2
     tpr, fpr = clopper_pearson(hits, trials, each)[0], clopper_pearson(alarms, trials, each)[1]
@@ -76,7 +76,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.
     """The largest epsilon that `correct` right guesses refute, from below, with the given confidence.
 
     >>> round(one_run_epsilon(1000, 1000, 750), 3)
-    0.976
+    0.978
     """
     _validate.open_unit(confidence=confidence)
     tail = 1 - confidence

@@ -56,6 +56,7 @@ def worst_pair(
     Among pairs that move it equally far the one whose outcomes are easiest to tell apart: a movement in one
     coordinate for Laplace noise, the largest ratio of probabilities for a selection.
 
+    >>> from isthmus.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))

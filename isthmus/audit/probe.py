@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -63,6 +63,7 @@ class Probe:
     Maps and clip bounds are those of round `t` of a run with `seed`.  A later stage sees what the stages before it
     release on records that are all zero: one fixed public transcript for every dataset.
 
+    >>> from isthmus.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
@@ -127,13 +128,9 @@ class Probe:
             releases.append(replace(release, mechanism=taps[slot], lift=discard))
         rows = stage.source(records, self.round.w, index, self.round.held)
         message = replace(fragment(self.round, stage, rows), divisor=1.0)
-        close_stage(self.round, replace(stage, releases=_as_tuple(releases)), message, Keys())
+        close_stage(self.round, replace(stage, releases=tuple(releases)), message, Keys())
         return {slot: tap.kept[0] for slot, tap in taps.items()}
 
     def _public_rows(self, w: Tensor, data: Any) -> Any:
         """Public data as rows: rows as they are, vectors as linear records."""
         return data if isinstance(data, Rows) else LinearRecords(data, self.space).rows(w)
-
-
-def _as_tuple(releases: Sequence[Release]) -> tuple[Release, ...]:
-    return tuple(releases)

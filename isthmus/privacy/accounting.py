@@ -116,11 +116,15 @@ def _leaves(event: Any, count: int = 1) -> Counter[Any]:
 def _split(leaves: Leaves) -> tuple[float, dict[Any, int]]:
     """The multiplier of all unsampled Gaussians together (inf for none), and the rest."""
     gaussians = {leaf: count for leaf, count in leaves.items() if isinstance(leaf, dpa.GaussianDpEvent)}
-    if any(leaf.noise_multiplier == 0 for leaf in gaussians):
+    if any(map(_noiseless, gaussians)):
         return 0.0, {}
     weight = math.fsum(count / leaf.noise_multiplier**2 for leaf, count in gaussians.items())
     rest = {leaf: count for leaf, count in leaves.items() if leaf not in gaussians}
     return (1 / math.sqrt(weight) if weight else math.inf), rest
+
+
+def _noiseless(leaf: Any) -> bool:
+    return getattr(getattr(leaf, "event", leaf), "noise_multiplier", None) == 0
 
 
 def _name(event: Any) -> str:
@@ -235,7 +239,7 @@ def _key(event: Any) -> Key:
 def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
     leaves = dict(key)
-    if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in leaves):
+    if any(isinstance(leaf, dpa.NonPrivateDpEvent) or _noiseless(leaf) for leaf in leaves):
         return math.inf if asked == "epsilon" else 1.0
     gaussian, rest = _split(leaves)
     if not rest:

@@ -195,7 +195,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Integer discrete Gaussian noise on a grid: a guarantee that holds in floating point, bit for bit.
+    """Integer discrete Gaussian noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
     integer noise of scale `multiplier * (C + sqrt(m) grid)` is added (Canonne, Kamath and Steinke 2020).

@@ -98,7 +98,7 @@ class PrivacyPlan:
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     n_public: int | None = None
     items: Sequence[Charge] = ()
-    numbers: Mapping[str, float] | None = None
+    numbers: Mapping[str, float] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)

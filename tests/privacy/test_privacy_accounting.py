@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import dp_accounting as dpa
@@ -217,6 +219,27 @@ def test_a_release_without_noise_has_no_epsilon() -> None:
         Poisson(0.1).event(Exact().event()),
     ):
         assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
+
+
+def test_zero_noise_has_no_epsilon() -> None:
+    silent = dpa.GaussianDpEvent(0.0)
+    for event in (silent, dpa.PoissonSampledDpEvent(0.1, silent), dpa.LaplaceDpEvent(0.0), joint([silent, silent])):
+        assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
+
+
+def test_the_accounting_library_is_loaded_only_when_it_is_needed() -> None:
+    code = "import sys, isthmus.pipeline, isthmus.privacy; assert 'dp_accounting' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_sparse_search_over_orders_finds_the_dense_optimum() -> None:
+    dense = [1 + x / 10 for x in range(1, 100)] + list(range(11, 1025))
+    for z, eps0 in ((20.0, 0.01), (60.0, 0.003), (3.0, 0.2)):
+        parts = [Gaussian(z).event(), NoisyMax(eps0).event()]
+        slow = dpa.rdp.RdpAccountant(dense)
+        for part in parts:
+            slow.compose(part)
+        assert epsilon_of(compose(parts), DELTA) == pytest.approx(slow.get_epsilon(DELTA), rel=1e-4)
 
 
 def test_small_multipliers_and_many_rounds_stay_within_memory() -> None:

@@ -76,7 +76,8 @@ def test_everything_together_costs_epsilon(plans: dict[str, PrivacyPlan], name: 
 @pytest.mark.parametrize("name", PLANS)
 def test_text_round_trip(plans: dict[str, PrivacyPlan], name: str) -> None:
     plan = plans[name]
-    assert PrivacyPlan.from_json(plan.to_json()) == plan
+    again = PrivacyPlan.from_json(plan.to_json())
+    assert again == plan and hash(again) == hash(plan)
 
 
 @pytest.mark.parametrize("name", PLANS)

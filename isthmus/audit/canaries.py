@@ -51,7 +51,7 @@ def one_run(
     """Include each canary with probability 1/2, train ONCE, guess who was in, and bound epsilon from below.
 
     train    takes the canaries that are in (a k x d tensor) and returns a score for EVERY canary, high for "in"
-    guesses  how many canaries are guessed: the highest half "in", the lowest "out"; all of them by default.
+    guesses  how many canaries are guessed: half of them, the highest, "in", the lowest "out"; all by default.
              Fewer guesses are surer ones.  Fix the number before looking at a run.
 
     The bound is for adding or removing one record, and holds with the given confidence for every training function.
@@ -59,8 +59,8 @@ def one_run(
     >>> from isthmus.privacy import SeededSource
     >>> canaries = torch.eye(50)
     >>> leak = lambda included: canaries @ included.sum(0)  # releases everything
-    >>> print(one_run(leak, canaries, noise=SeededSource(0)))
-    50 of 50 guesses about 50 canaries were right: epsilon >= 2.782 at delta=0 (confidence 0.95)
+    >>> print(one_run(leak, canaries, guesses=30, noise=SeededSource(0)))
+    30 of 30 guesses about 50 canaries were right: epsilon >= 2.254 at delta=0 (confidence 0.95)
     """
     _validate.check(canaries.ndim == 2 and len(canaries) > 0, "canaries.shape", tuple(canaries.shape), "give m x d")
     m = len(canaries)
