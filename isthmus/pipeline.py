@@ -134,7 +134,8 @@ class Pipeline:
     """An algorithm: stages of releases, a step rule `t -> eta` (t from 0), an update and an average.
 
     `output` says what a run returns as its point, the "last" iterate or the "average"; `rounds` how many it
-    takes where the algorithm says so itself; `promise` what a private one guarantees.  Unsound fillings, and
+    takes where the algorithm says so itself; `promise` what a private one guarantees; `prepare` what is released
+    before the loop (see `isthmus.spending`).  Unsound fillings, and
     private ones that the accountant cannot account for, are refused when it is built.
     """
 
@@ -147,6 +148,7 @@ class Pipeline:
     output: str = "last"
     rounds: int | None = None
     promise: Promise | None = None
+    prepare: Any = None
 
     def __post_init__(self) -> None:
         _check_sound(self)

@@ -24,6 +24,7 @@ class Result:
     bytes     what those numbers weigh on the wire
     seconds   time in the loop, records not counted
     certificate  for a stop rule: what it promised, checked on one full gradient
+    transform  for a run that scaled its columns first: the public map from given rows to those x belongs to
     state     everything needed to go on: `minimize(..., resume=result.state)`
     """
 
@@ -37,6 +38,7 @@ class Result:
     seconds: float
     state: State
     certificate: Mapping[str, float] = field(default_factory=dict)
+    transform: Any = None
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

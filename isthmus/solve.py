@@ -19,7 +19,7 @@ from isthmus.pipeline import Keys, Pipeline, Setting, run, start
 from isthmus.result import Result
 from isthmus.sets import ConvexSet, Whole
 from isthmus.space import Space
-from isthmus.spending import Spending
+from isthmus.spending import Prepared, Spending
 from isthmus.state import State
 
 Callback = Callable[[dict[str, Any], State], bool | None]
@@ -106,9 +106,12 @@ def minimize(
     )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
-    state = resume if resume is not None else start(pipe, _start_point(objective, constraint, x0), seed)
-    _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     spending = None if pipe.promise is None else Spending(pipe.promise, ledger, noise_seed)
+    prepared, bought = _prepare(pipe, objective, spending, resume)
+    pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
+    first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
+    state = resume if resume is not None else start(pipe, first, seed).replace(parts=bought)
+    _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     setting = Setting(
         aggregator=_aggregator(objective, clients, pipe),
         space=space,
@@ -132,7 +135,20 @@ def minimize(
         seconds=watch.seconds,
         state=state,
         certificate=_certificate(pipe, objective, x),
+        transform=prepared.transform,
     )
+
+
+def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
+    """Buy what the pipeline needs to know before its loop, or take what an interrupted run has bought."""
+    if pipe.prepare is None:
+        return Prepared(objective), {}
+    if resume is None:
+        bought = pipe.prepare.release(objective, spending)
+    else:
+        bought = resume.parts["prepare"]
+        spending.recall(pipe.prepare.events(bought))
+    return pipe.prepare.apply(objective, bought), {"prepare": bought}
 
 
 def _closing(ledger: Any) -> Any:

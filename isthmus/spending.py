@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from isthmus import _validate
 from isthmus.bounded import Bounded
-from isthmus.pipeline import Pipeline, Promise, Release, measure
+from isthmus.pipeline import Pipeline, Promise, Release, StepSize, measure
 from isthmus.privacy._library import dpa
 from isthmus.privacy.accounting import compose
 from isthmus.privacy.ledger import Ledger
@@ -16,6 +18,38 @@ from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.sketches.identity import IdentityMap
 from isthmus.space import Space
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows."""
+
+    objective: Any
+    step: StepSize | None = None
+    start: Tensor | None = None
+    update: Any = None
+    transform: Any = None
+
+    def fill(self, pipe: Pipeline) -> Pipeline:
+        """The pipeline with what was prepared in its slots."""
+        changes = {"step": self.step, "update": self.update}
+        return replace(pipe, **{name: value for name, value in changes.items() if value is not None})
+
+
+class Preparation(Protocol):
+    """Releases before the loop."""
+
+    def release(self, objective: Any, spending: Spending) -> dict[str, Tensor]:
+        """Charge and release; what comes back is public."""
+        ...
+
+    def events(self, bought: Mapping[str, Tensor]) -> list[Any]:
+        """What those releases cost."""
+        ...
+
+    def apply(self, objective: Any, bought: Mapping[str, Tensor]) -> Prepared:
+        """What follows from it: no further look at private data but through the transformed problem."""
+        ...
 
 
 class Spending:
@@ -45,6 +79,10 @@ class Spending:
         self.ledger.pay(name, event)
         self._before.append(event)
         return mechanism.release(bounded, self.noise)
+
+    def recall(self, events: list[Any]) -> None:
+        """Releases of the run before it was interrupted: charged then, stated now."""
+        self._before += events
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
         """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
@@ -76,5 +114,5 @@ class Spending:
 
 
 def _reserve(looks: int) -> int:
-    """The largest divisor of a number of rounds that is at most 100 and a tenth of it: reservations end with the run."""
+    """The largest divisor of a number of rounds, at most 100 and a tenth of it: reservations end with the run."""
     return max(k for k in range(1, max(1, min(100, looks // 10)) + 1) if looks % k == 0)

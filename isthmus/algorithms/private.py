@@ -16,6 +16,7 @@ from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
+from isthmus.algorithms.prepared import prepared_gd
 from isthmus.bounded import Bounded
 from isthmus.lifts import ProjectAndLift, pinv
 from isthmus.parts import Step
@@ -63,13 +64,29 @@ def dp_gd(
     epsilon: float,
     delta: float | None = None,
     clip: float,
-    step: StepRule,
+    step: StepRule | str,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     momentum: float = 0.0,
     output: str = "last",
+    scale: str = "none",
+    precondition: bool = False,
+    tau: float | None = None,
 ) -> Recipe:
-    """DP-GD: `dp_sgd` on all records every round."""
+    """DP-GD: `dp_sgd` on all records every round.
+
+    For linear models whose rows have norm at most 1 it can first buy, from the same budget, what it needs to know:
+
+    scale         "moments" (dense, at most 300 columns): noisy column means and second moments, 10 % of the budget;
+                  columns are centred and scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second
+                  moments only, rows renormalised.  `result.transform` maps new rows the same way.
+    step          "auto": 2 % for lambda_max of X'X; the step is as long as it is stable and its accumulated noise,
+                  about `tau` (default 0.3) in the margin of a unit row, allows
+    precondition  45 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
+    """
+    if scale != "none" or precondition or isinstance(step, str):
+        budget = Budget(epsilon, delta, adjacency, n)
+        return prepared_gd(budget, clip, "auto" if precondition else step, scale, precondition, tau, output)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, None, output, momentum)
     return filling.recipe("dp_gd")
 

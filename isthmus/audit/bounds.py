@@ -76,7 +76,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.
     """The largest epsilon that `correct` right guesses refute, from below, with the given confidence.
 
     >>> round(one_run_epsilon(1000, 1000, 750), 3)
-    0.978
+    0.977
     """
     _validate.open_unit(confidence=confidence)
     tail = 1 - confidence

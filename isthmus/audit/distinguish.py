@@ -30,6 +30,8 @@ BATCH = 1 << 21
 """Numbers drawn at once."""
 THRESHOLDS = 64
 """Thresholds tried on the first half: many more would only fit its luck."""
+RAREST = 500
+"""The fewest draws of the first half that a threshold should rest on: rarer events look good by luck."""
 
 Array = NDArray[np.float64]
 _Measure = Callable[[Any, Any, int], Any]
@@ -163,7 +165,8 @@ def _all_gaussian(pipe: Pipeline, t: int) -> bool:
 def _chosen(measure: _Measure, left: Array, right: Array) -> tuple[float, float]:
     """The side and threshold with the largest `measure(hits, alarms, trials)`."""
     count, best, choice = len(left), -np.inf, (1.0, 0.0)
-    tails = np.concatenate([np.linspace(0, 1, THRESHOLDS // 2), np.geomspace(1 / count, 1, THRESHOLDS // 2)])
+    rarest = min(0.1, RAREST / count)
+    tails = np.concatenate([np.linspace(rarest, 1, THRESHOLDS // 2), np.geomspace(rarest, 1, THRESHOLDS // 2)])
     for sign in (1.0, -1.0):
         hit, alarm = _sided(left, right, sign)
         at = np.unique(np.quantile(np.concatenate([hit, alarm]), 1 - tails, method="higher"))

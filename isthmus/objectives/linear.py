@@ -132,6 +132,14 @@ class LinearModel(Objective):
         _validate.check(other.d == self.d, "X.shape", tuple(other.X.shape), f"give {self.X.shape[1]} columns")
         return other
 
+    def with_inputs(self, X: Any) -> LinearModel:
+        """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
+        other = copy.copy(self)
+        other.X = as_matrix("X", X)
+        _validate.check(other.X.shape[0] == self.n, "X.shape", tuple(other.X.shape), f"give {self.n} rows")
+        other.dtype, other.space = dtype_of(other.X), other._space()
+        return other
+
     def _load(self, X: Any, y: Any) -> None:
         self.X: Matrix = as_matrix("X", X)
         _validate.check(min(self.X.shape) > 0, "X.shape", tuple(self.X.shape), "give at least one row and one column")

@@ -72,6 +72,25 @@ class Step:
         return memo, self.constraint.project(self.penalty.prox(point, eta))
 
 
+@dataclass(frozen=True, eq=False)
+class Preconditioned:
+    """w+ = w - eta A direction, with a public matrix A (an inverse Hessian that was paid for, say).
+
+    >>> Preconditioned(torch.eye(2) / 2).apply({}, torch.ones(2), [Lifted(torch.ones(2))], 1.0)[1]
+    tensor([0.5000, 0.5000])
+    """
+
+    matrix: Tensor
+
+    def init(self, w: Tensor) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The preconditioned step."""
+        return memo, w - eta * (self.matrix.to(w) @ direction_of(lifted))
+
+
 @dataclass(frozen=True)
 class Delegate:
     """Hands the direction to an optimiser of somebody else, as the gradient of their parameters."""

@@ -1,0 +1,135 @@
+"""DP-GD that buys column moments, lambda_max or sufficient statistics first."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import isthmus
+from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
+from isthmus.algorithms.prepared import Transform
+from isthmus.privacy import Ledger
+from isthmus.state import State
+
+COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.3, "n": "exact", "output": "average"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "auto": {"step": "auto"},
+    "moments": {"step": "auto", "scale": "moments"},
+    "statistics": {"step": "auto", "scale": "moments", "precondition": True},
+}
+
+
+def table(n: int = 8000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of very different scale, rows inside the unit ball."""
+    rng = np.random.default_rng(seed)
+    raw = rng.standard_normal((n, 6)) * np.geomspace(1, 0.02, 6) + 0.3
+    X = raw / max(1.0, float(np.linalg.norm(raw, axis=1).max()))
+    z = (X - X.mean(0)) / X.std(0)
+    y = np.clip(z @ np.array([0.1, -0.1, 0.1, 0.1, -0.1, 0.1]) + 0.02 * rng.standard_normal(n), -1, 1)
+    return X, y
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_what_is_bought_is_paid_for(name: str) -> None:
+    ledger = Ledger(budget=(1.0, 1e-5))
+    found = minimize(LeastSquares(*table()), algorithms.dp_gd(**COMMON, **OPTIONS[name]), steps=20, ledger=ledger)
+    expected = {
+        "auto": {"lambda": 1},
+        "moments": {"scale": 1, "lambda": 1},
+        "statistics": {"scale": 1, "statistics": 1},
+    }
+    assert ledger.rounds() == expected[name] | {"main": 20}
+    assert 0.99 < found.privacy.epsilon <= 1.0
+    assert found.privacy.epsilon == pytest.approx(ledger.spent(), rel=1e-9)
+
+
+def test_buying_beats_plain_gradient_descent_on_badly_scaled_columns() -> None:
+    X, y = table()
+    held, truth = table(seed=1)
+    scores = {}
+    for name, options in {"plain": {"step": 1.0}, **OPTIONS}.items():
+        recipe, steps = algorithms.dp_gd(**COMMON, **options), 20 if "precondition" in options else 60
+        found = minimize(LeastSquares(X, y), recipe, steps=steps, record=None, noise_seed=0)
+        rows = torch.from_numpy(held) if found.transform is None else found.transform(torch.from_numpy(held))
+        rest = truth - (rows @ found.x).numpy()
+        scores[name] = 1 - float((rest**2).mean() / truth.var())
+    assert scores["moments"] > scores["plain"] + 0.2
+    assert scores["statistics"] > scores["plain"] + 0.2
+
+
+def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = sp.random(3000, 500, density=0.02, format="csr", random_state=0)
+    X.data[:] = 1.0
+    X = sp.csr_matrix(sp.diags_array(1 / np.sqrt(np.maximum(np.asarray(X.sum(1)).ravel(), 1))) @ X)
+    y = np.where(np.asarray(X[:, :50].sum(1)).ravel() > 0, 1, -1)
+    for kind in (sp.csr_matrix, sp.csr_array):
+        monkeypatch.setattr(kind, "toarray", lambda self: pytest.fail("densified"))
+    recipe = algorithms.dp_gd(**(COMMON | {"clip": 0.5}), step="auto", scale="columns")
+    found = minimize(Logistic(X, y), recipe, steps=20, record=None)
+    assert found.privacy.private and found.x.shape == (500,)
+    again = found.transform(X)
+    assert (
+        sp.issparse(again) and float(np.abs(np.sqrt(np.asarray(again.multiply(again).sum(1))).ravel() - 1).max()) < 1e-5
+    )
+
+
+def test_one_record_moves_lambda_max_by_at_most_one() -> None:
+    from isthmus.objectives.linear import largest_eigenvalue
+
+    X, _ = table(500)
+    one = np.vstack([X, np.ones((1, 6)) / math.sqrt(6)])
+    moved = largest_eigenvalue(torch.from_numpy(one)) - largest_eigenvalue(torch.from_numpy(X))
+    assert 0 <= moved <= 1 + 1e-9
+
+
+def test_transformed_rows_stay_in_the_unit_ball() -> None:
+    X = torch.from_numpy(table()[0]) * 100
+    rows = Transform(X.mean(0), 1 / X.std(0), math.sqrt(7))(X)
+    assert rows.shape == (8000, 7) and float(rows.norm(dim=1).max()) <= 1 + 1e-12
+
+
+def test_a_resumed_run_does_not_buy_again(tmp_path: Path) -> None:
+    objective, ledger = LeastSquares(*table()), Ledger(budget=(1.0, 1e-5))
+    recipe = algorithms.dp_gd(**COMMON, **OPTIONS["moments"])
+    half = minimize(objective, recipe, steps=20, ledger=ledger, record=1, callbacks=[lambda r, s: s.t == 8])
+    half.state.save(tmp_path / "s")
+    whole = minimize(objective, recipe, steps=20, ledger=ledger, resume=State.load(tmp_path / "s"))
+    assert ledger.rounds() == {"scale": 1, "lambda": 1, "main": 20}
+    assert whole.state.t == 20 and whole.transform is not None
+    assert whole.privacy.epsilon == pytest.approx(ledger.spent(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options, constraint, text",
+    [
+        ({"step": "fast"}, None, "step='fast'"),
+        ({"step": "auto", "scale": "rows"}, None, "scale='rows'"),
+        ({"step": "auto", "tau": 0.0}, None, "tau=0.0"),
+        ({"step": "auto", "scale": "moments"}, L2Ball(1.0), "scaled columns"),
+    ],
+)
+def test_refusals(options: dict[str, Any], constraint: Any, text: str) -> None:
+    with pytest.raises(isthmus.InvalidInput, match=text):
+        minimize(LeastSquares(*table(50)), algorithms.dp_gd(**COMMON, **options), constraint, steps=5)
+
+
+def test_long_rows_are_clipped_by_the_public_map_not_refused() -> None:
+    """An error that depends on one private row would say something about it."""
+    X, y = table(50)
+    found = minimize(LeastSquares(10 * X, y), algorithms.dp_gd(**COMMON, step="auto"), steps=5)
+    assert found.privacy.private and float(found.transform(torch.from_numpy(10 * X)).norm(dim=1).max()) <= 1 + 1e-12
+
+
+def test_losses_without_curvature_are_refused_before_anything_is_bought() -> None:
+    X, y = table(50)
+    ledger = Ledger(budget=(1.0, 1e-5))
+    with pytest.raises(isthmus.InvalidInput, match="smooth linear model"):
+        hinge = isthmus.Hinge(X, np.sign(y + 1e-9))
+        minimize(hinge, algorithms.dp_gd(**COMMON, step="auto"), steps=5, ledger=ledger)
+    assert ledger.rounds() == {}
