@@ -26,8 +26,8 @@ reproduce: $(VENV)/.installed
 	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) experiments/$$name.py; done
 
-audit:
-	@echo "make audit: the privacy mechanisms, and so their audit, are not part of this version yet" >&2; exit 1
+audit: $(VENV)/.installed
+	$(PY) -m isthmus.cli audit
 
 docs:
 	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1

@@ -232,6 +232,11 @@ class Context:
         """What the earlier stages of this round released."""
         return self._round.released
 
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """The clip bounds of this round's releases, by slot: public, given or paid for."""
+        return self._round.bounds
+
     def rows(self, data: Any) -> Any:
         """Per-example gradients at the iterate on public data."""
         return self._round.public_rows(self._round.w, data)
@@ -325,9 +330,10 @@ def open_round(
 def bind_stage(round: Round, stage: Stage, state: State) -> None:
     """Bind the encoders of a stage, which may look at what earlier stages released, and look up its clip bounds."""
     for _, release, slot in slots([stage]):
-        round.sketches[slot] = round.context.bind(release.encode)
         if release.clip is not None:
             round.bounds[slot] = state.parts.get(f"{slot}/clip", release.clip.init())
+    for _, release, slot in slots([stage]):
+        round.sketches[slot] = round.context.bind(release.encode)
 
 
 def contribute(

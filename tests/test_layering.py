@@ -35,6 +35,7 @@ LAYERS = [
     "driver",
     "algorithms",
     "demo",
+    "cli",
 ]
 
 

@@ -40,7 +40,7 @@ SMALL = 300
 
 @dataclass(frozen=True)
 class Transform:
-    """A public map of rows to the unit ball: (x - shift) * weight, perhaps a bias, clipped at `limit` and divided by it.
+    """A public map of rows to the unit ball: (x - shift) * weight, perhaps a bias, clipped at `limit`, divided by it.
 
     `limit=None` gives every row length 1.  CSR is neither shifted nor given a bias.
     """

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from isthmus import _validate
+from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
 from isthmus.algorithms.prepared import prepared_gd
 from isthmus.bounded import Bounded
-from isthmus.lifts import ProjectAndLift, pinv
+from isthmus.lifts import ProjectAndLift, discard, pinv
 from isthmus.parts import Step
 from isthmus.pipeline import Pipeline, Release, Stage
-from isthmus.privacy import Charge, Clip, Gaussian
+from isthmus.privacy import AdaptiveClip, Charge, Clip, Gaussian
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.published import privsgd_sigma
 from isthmus.sets import Whole
@@ -36,7 +37,7 @@ def dp_sgd(
     *,
     epsilon: float,
     delta: float | None = None,
-    clip: float,
+    clip: float | AdaptiveClip,
     step: StepRule,
     batch_size: int | None = 256,
     n: int | str | None = None,
@@ -47,7 +48,8 @@ def dp_sgd(
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
-    clip            C: a public number, not one looked up in the data
+    clip            C: a public number, not one looked up in the data; or a `privacy.AdaptiveClip`, which starts at one
+                    and follows a quantile of the norms for 5 % of the budget
     batch_size      the expected size of a Poisson batch; None looks at all records every round
     n               "exact" declares the number of records public; a number is a public estimate of it
     adjacency       "add-remove" or "replace-one"
@@ -63,7 +65,7 @@ def dp_gd(
     *,
     epsilon: float,
     delta: float | None = None,
-    clip: float,
+    clip: float | AdaptiveClip,
     step: StepRule | str,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
@@ -86,6 +88,8 @@ def dp_gd(
     """
     if scale != "none" or precondition or isinstance(step, str):
         budget = Budget(epsilon, delta, adjacency, n)
+        if isinstance(clip, AdaptiveClip):
+            _validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
         return prepared_gd(budget, clip, "auto" if precondition else step, scale, precondition, tau, output)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, None, output, momentum)
     return filling.recipe("dp_gd")
@@ -96,7 +100,7 @@ def dp_comp_minibatch(
     epsilon: float,
     delta: float | None = None,
     m: Size | WidthRule,
-    clip: float,
+    clip: float | AdaptiveClip,
     step: StepRule,
     batch_size: int | None = 256,
     n: int | str | None = None,
@@ -122,7 +126,7 @@ def priv_sgd(
     epsilon: float,
     delta: float | None = None,
     m: Size | WidthRule,
-    clip: float,
+    clip: float | AdaptiveClip,
     step: StepRule,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
@@ -155,7 +159,7 @@ class _Private:
     """One stage, one release: encode, clip after, Gaussian, lift, step on C."""
 
     budget: Budget
-    clip: float
+    clip: float | AdaptiveClip
     step: StepRule
     batch_size: int | None
     output: str
@@ -166,7 +170,9 @@ class _Private:
     published: bool = False
 
     def __post_init__(self) -> None:
-        Clip(self.clip)
+        fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
+        _validate.check(fixed, "clip", self.clip, "give a number")
+        self.clipping()
         step_rule(self.step, None)
         _validate.one_of(OUTPUTS, output=self.output)
         _validate.positive(tol=self.tol)
@@ -181,14 +187,19 @@ class _Private:
         budget, n = self.budget, self.budget.records(binding)
         sampler = budget.sampler(binding, self.batch_size)
         rounds = rounds_of(binding, sampler, n)
-        plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
-        release = Release(clip=Clip(self.clip), mechanism=plan.mechanism("gradient"))
+        plan = budget.plan(binding, self._charges(rounds, sampler))
+        release = Release(clip=self.clipping(), mechanism=plan.mechanism("gradient"))
         release = replace(release, encode=self._encode(binding, sampler.rounds(n)), lift=self._lift(binding))
-        promise = budget.promise(plan, binding)
+        promise, releases = budget.promise(plan, binding), [release]
         if self.published:
-            release, promise = _as_published(release, self.clip, rounds, n, promise)
+            release, promise = _as_published(release, self.clipping().init(), rounds, n, promise)
+            releases = [release]
+        if isinstance(self.clip, AdaptiveClip):
+            below = Below(release.encode, self.clip, "main/gradient")
+            count = plan.mechanism(self.clip.release)
+            releases.append(Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard))
         return Pipeline(
-            [Stage(sampler, [release])],
+            [Stage(sampler, releases)],
             step_rule(self.step, None),
             Step(binding.constraint, binding.penalty, self.momentum),
             OUTPUTS[self.output],
@@ -196,6 +207,16 @@ class _Private:
             rounds=rounds,
             promise=promise,
         )
+
+    def clipping(self) -> Any:
+        """The clip as its type."""
+        return self.clip if isinstance(self.clip, AdaptiveClip) else Clip(self.clip)
+
+    def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
+        if not isinstance(self.clip, AdaptiveClip):
+            return [Charge("gradient", rounds=rounds, sampler=sampler)]
+        shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
+        return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
 
     def _encode(self, binding: Binding, per_epoch: int) -> Encoder:
         if self.sketch is None or self.m is None:

@@ -16,6 +16,7 @@ from isthmus.gradients import Rows
 from isthmus.lifts import discard
 from isthmus.pipeline import (
     Keys,
+    Message,
     Pipeline,
     Release,
     Stage,
@@ -27,6 +28,7 @@ from isthmus.pipeline import (
     start,
 )
 from isthmus.privacy._library import dpa
+from isthmus.privacy.noise import SeededSource
 from isthmus.sketches import Sketch
 from isthmus.space import Space, as_space
 
@@ -57,11 +59,18 @@ class Tap:
         return dpa.NonPrivateDpEvent()
 
 
+class _Free:
+    """A ledger for what is released about no records: it costs nothing."""
+
+    def charge(self, stage: Stage, t: int) -> None:
+        """Nothing."""
+
+
 class Probe:
     """One round of a private pipeline at a public seed, stopped in front of its mechanisms.
 
     Maps and clip bounds are those of round `t` of a run with `seed`.  A later stage sees what the stages before it
-    release on records that are all zero: one fixed public transcript for every dataset.
+    release on a record that is zero: one fixed public transcript for every dataset.
 
     >>> from isthmus.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
@@ -97,7 +106,9 @@ class Probe:
         nobody = LinearRecords(torch.zeros(1, self.space.d, dtype=torch.float64), self.space)
         for stage in self.round.active:
             bind_stage(self.round, stage, state)
-            self._close(stage, nobody, None)
+            silent = [replace(release, lift=discard) for release in stage.releases]
+            keys = Keys(noise=SeededSource(seed))
+            close_stage(self.round, replace(stage, releases=silent), self._message(stage, nobody), keys, _Free())
 
     @property
     def stages(self) -> list[Stage]:
@@ -126,10 +137,13 @@ class Probe:
         for _, release, slot in slots([stage]):
             taps[slot] = Tap()
             releases.append(replace(release, mechanism=taps[slot], lift=discard))
-        rows = stage.source(records, self.round.w, index, self.round.held)
-        message = replace(fragment(self.round, stage, rows), divisor=1.0)
-        close_stage(self.round, replace(stage, releases=tuple(releases)), message, Keys())
+        close_stage(self.round, replace(stage, releases=releases), self._message(stage, records, index), Keys())
         return {slot: tap.kept[0] for slot, tap in taps.items()}
+
+    def _message(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Message:
+        """What the holder of the records sends."""
+        rows = stage.source(records, self.round.w, index, self.round.held)
+        return replace(fragment(self.round, stage, rows), divisor=1.0)
 
     def _public_rows(self, w: Tensor, data: Any) -> Any:
         """Public data as rows: rows as they are, vectors as linear records."""

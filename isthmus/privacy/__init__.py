@@ -1,5 +1,8 @@
 """Differential privacy: clips, mechanisms, secret randomness, private samplers, accounting and the budget's plan."""
 
+import importlib
+from typing import Any
+
 from isthmus.privacy.accounting import (
     UnsupportedEvent,
     calibrate,
@@ -64,3 +67,10 @@ __all__ = [
     "skgd_sigma",
     "supports",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`privacy.audit` is loaded when it is first used: it looks at whole pipelines, which are built on this package."""
+    if name == "audit":
+        return importlib.import_module("isthmus.audit")
+    raise AttributeError(f"module 'isthmus.privacy' has no attribute {name!r}")

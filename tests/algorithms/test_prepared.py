@@ -90,7 +90,7 @@ def test_one_record_moves_lambda_max_by_at_most_one() -> None:
 
 def test_transformed_rows_stay_in_the_unit_ball() -> None:
     X = torch.from_numpy(table()[0]) * 100
-    rows = Transform(X.mean(0), 1 / X.std(0), math.sqrt(7))(X)
+    rows = Transform(X.mean(0), 1 / X.std(0), math.sqrt(7), bias=True)(X)
     assert rows.shape == (8000, 7) and float(rows.norm(dim=1).max()) <= 1 + 1e-12
 
 

@@ -202,3 +202,20 @@ def test_events_of_a_pipeline_cost_what_was_asked() -> None:
 
     event = dp_accounting.SelfComposedDpEvent(pipe.stages[0].event(pipe.promise.adjacency), 40)
     assert 0.99 < epsilon_of(event, 1e-5) <= 1.0
+
+
+@pytest.mark.parametrize("name", ["dp_sgd", "dp_gd", "priv_sgd"])
+def test_an_adaptive_clip_is_paid_for_and_moves_to_its_quantile(name: str) -> None:
+    """The bound starts far too high, and ends near the median of the norms; the count is part of the budget."""
+    objective = problem(n=4000)
+    clip = isthmus.privacy.AdaptiveClip(8.0, quantile=0.5, rate=0.5)
+    options = {"clip": clip, "step": 1e-6, "epsilon": 4.0}
+    found = minimize(objective, RECIPES[name](**options), isthmus.Whole(), steps=40)
+    assert 3.9 < found.privacy.epsilon <= 4.0
+    pipe = build(RECIPES[name](**options), objective, isthmus.Whole(), 40)
+    assert [release.name for release in pipe.stages[0].releases] == ["gradient", "below"]
+    sketch = isthmus.CountSketch(10).draw(30)
+    rows = objective.rows(torch.zeros(30, dtype=torch.float64))
+    median = float((sketch.encode(rows) if name == "priv_sgd" else rows).norms().median())
+    assert 0.6 * median < found.state.parts["main/gradient/clip"] < 1.7 * median
+    assert found.x.norm() < 1e-2  # the step was tiny, so the norms stayed those of the start
