@@ -69,7 +69,7 @@ def a9a(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
 def imdb(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
     """Presence of a word, rows of norm 1, no bias; CSR as it is.
 
-    An entry is 1 / sqrt(different words); it is 0.1 for a review of 100, and a shorter one is clipped where that counts.
+    An entry is 1 / sqrt(different words); 0.1 for a review of 100: a shorter one is clipped where that counts.
     """
     x = x.astype(np.float64)
     norms = np.sqrt(x.multiply(x).sum(1)).A1

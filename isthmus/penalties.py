@@ -10,7 +10,9 @@ to use one, and mixing them counts the l2 part twice:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -150,6 +152,82 @@ class NoPenalty(Penalty):
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """w."""
         return w
+
+    prox_rest = prox
+
+
+@dataclass(frozen=True, eq=False)
+class GroupPenalty(Penalty):
+    """lam sum_g ||w_g||_2: whole groups of coordinates vanish together.
+
+    groups  a group number for each coordinate
+
+    A step for each coordinate has no closed form here: the mean of eta over a group is used.
+
+    >>> GroupPenalty([0, 0, 1], 1.0).prox(torch.tensor([3.0, 4.0, 0.5]), 1.0)
+    tensor([2.4000, 3.2000, 0.0000])
+    """
+
+    groups: Any
+    lam: float
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(lam=self.lam)
+        ids = torch.as_tensor(self.groups)
+        whole = ids.ndim == 1 and ids.numel() > 0 and not ids.is_floating_point() and int(ids.min()) >= 0
+        _validate.check(whole, "groups", self.groups, "give a group number >= 0 for each coordinate")
+        object.__setattr__(self, "groups", ids.long())
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return self.lam * float(self._norms(w).sum())
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """0: the penalty is not smooth."""
+        return torch.zeros_like(w)
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """w_g max(1 - eta lam / ||w_g||, 0)."""
+        norms, threshold = self._norms(w), self.lam * self._mean(eta, w)
+        shrink = torch.where(norms > threshold, 1 - threshold / norms.clamp(min=1e-300), torch.zeros_like(norms))
+        return w * shrink[self.groups]
+
+    prox_rest = prox
+
+    def _norms(self, w: Tensor) -> Tensor:
+        _validate.shape(tuple(self.groups.shape), w=w)
+        return w.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, w * w).sqrt_()
+
+    def _mean(self, eta: float | Tensor, w: Tensor) -> float | Tensor:
+        if not isinstance(eta, Tensor) or eta.ndim == 0:
+            return eta
+        totals = w.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, eta.to(w))
+        return totals / torch.bincount(self.groups).clamp(min=1).to(w)
+
+
+@dataclass(frozen=True, eq=False)
+class ProxPenalty(Penalty):
+    """Any penalty, separable or not, given by its value and its proximal map `prox(w, eta)` (eta a number).
+
+    >>> ridge = ProxPenalty(lambda w: float(w @ w) / 2, lambda w, eta: w / (1 + eta))
+    >>> ridge.prox(torch.tensor([2.0]), 1.0)
+    tensor([1.])
+    """
+
+    evaluate: Callable[[Tensor], float]
+    proximal: Callable[[Tensor, float], Tensor]
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        return float(self.evaluate(w))
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """0: the penalty enters by its proximal map only."""
+        return torch.zeros_like(w)
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """The given map; a step for each coordinate counts by its mean."""
+        return self.proximal(w, float(eta.mean()) if isinstance(eta, Tensor) else float(eta))
 
     prox_rest = prox
 

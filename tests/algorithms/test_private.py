@@ -219,3 +219,24 @@ def test_an_adaptive_clip_is_paid_for_and_moves_to_its_quantile(name: str) -> No
     median = float((sketch.encode(rows) if name == "priv_sgd" else rows).norms().median())
     assert 0.6 * median < found.state.parts["main/gradient/clip"] < 1.7 * median
     assert found.x.norm() < 1e-2  # the step was tiny, so the norms stayed those of the start
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2", "elastic", "group", "largest"])
+def test_regularisers_enter_after_the_noise_and_cost_nothing(penalty: str) -> None:
+    from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, ProxPenalty
+
+    kinds = {
+        "l1": L1Penalty(0.02),
+        "l2": L2Penalty(0.1),
+        "elastic": ElasticNet(0.02, 0.1),
+        "group": GroupPenalty([j // 3 for j in range(30)], 0.02),
+        "largest": ProxPenalty(lambda w: float(w.abs().max()), lambda w, eta: w - L1Ball(0.02 * eta).project(w)),
+    }
+    plain = problem()
+    objective = Logistic(plain.X, np.asarray(plain.y), penalty=kinds[penalty])
+    found = minimize(objective, RECIPES["dp_gd"](), steps=20, noise_seed=2)
+    free = minimize(plain, RECIPES["dp_gd"](), steps=20, noise_seed=2)
+    assert found.privacy.nominal == free.privacy.nominal
+    assert float(found.x.norm()) < float(free.x.norm())
+    if penalty in ("l1", "group", "elastic"):
+        assert int((found.x == 0).sum()) >= int((free.x == 0).sum())

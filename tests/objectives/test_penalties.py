@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus._validate import InvalidInput
-from isthmus.penalties import ElasticNet, L1Penalty, L2Penalty, NoPenalty, penalty_of
+from isthmus.penalties import ElasticNet, GroupPenalty, L1Penalty, L2Penalty, NoPenalty, ProxPenalty, penalty_of
 
 ALL = [NoPenalty(), L2Penalty(0.7), L1Penalty(0.4), ElasticNet(0.4, 0.7), ElasticNet(0.0, 0.3), L1Penalty(0.0)]
 W = torch.tensor([-2.0, -0.3, 0.0, 0.25, 1.7], dtype=torch.float64)
@@ -71,3 +71,40 @@ def test_penalty_of_picks_the_plainest_type():
         L2Penalty,
         ElasticNet,
     ]
+
+
+def test_group_prox_against_cvxpy():
+    import cvxpy as cp
+
+    groups, penalty = [0, 1, 0, 2, 1], GroupPenalty([0, 1, 0, 2, 1], 0.6)
+    for eta in (0.1, 0.7, 3.0):
+        v = cp.Variable(5)
+        norms = sum(cp.norm(v[[i for i in range(5) if groups[i] == g]]) for g in range(3))
+        cp.Problem(cp.Minimize(0.6 * norms + cp.sum_squares(v - W.numpy()) / (2 * eta))).solve(solver="CLARABEL")
+        torch.testing.assert_close(penalty.prox(W, eta), torch.from_numpy(v.value), rtol=0, atol=1e-5)
+
+
+def test_group_penalty_of_single_coordinates_is_l1():
+    single = GroupPenalty(torch.arange(5), 0.4)
+    each = torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    for eta in (0.5, each):
+        torch.testing.assert_close(single.prox(W, eta), L1Penalty(0.4).prox(W, eta))
+    assert single.value(W) == pytest.approx(L1Penalty(0.4).value(W))
+
+
+def test_a_penalty_that_does_not_separate():
+    """lam ||w||_inf by Moreau: w minus the projection onto the l1 ball of radius eta lam."""
+    from isthmus.sets import L1Ball
+
+    largest = ProxPenalty(lambda w: 0.5 * float(w.abs().max()), lambda w, eta: w - L1Ball(0.5 * eta).project(w))
+    found = largest.prox(W, 1.0)
+    base = largest.value(found) + float((found - W).square().sum()) / 2
+    for direction in torch.randn(200, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
+        other = found + 0.01 * direction
+        assert largest.value(other) + float((other - W).square().sum()) / 2 >= base - 1e-12
+
+
+@pytest.mark.parametrize("groups", [[], [0.5, 1.0], [[0, 1]], [-1, 0]])
+def test_bad_groups_are_refused(groups):
+    with pytest.raises(InvalidInput, match="groups"):
+        GroupPenalty(groups, 1.0)
