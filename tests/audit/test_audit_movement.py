@@ -1,0 +1,179 @@
+"""One record moves what a mechanism is handed by at most the stated bound, whatever the map and the neighbours."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from isthmus import InvalidInput
+from isthmus.audit import LinearRecords, Pair, Probe, known_bad, movement, movements, worst_pair
+from isthmus.gradients import Dense
+from isthmus.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
+from isthmus.sketches import (
+    SRHT,
+    Blocks,
+    Coordinates,
+    CountSketch,
+    GaussianSketch,
+    Identity,
+    Kronecker,
+    Nice,
+    PerLeaf,
+    Progressive,
+    PublicSubspace,
+    RademacherSketch,
+    Residual,
+    SparseJL,
+)
+from isthmus.space import Space
+
+ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+SLACK = 1 + 1e-9  # sums of n records are rounded n times
+PUBLIC = Dense(torch.randn(12, 120, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+LAYERS = Space.of({"a": (6, 10), "b": (4, 15)})
+ENCODERS = {
+    "identity": Identity(),
+    "gaussian": GaussianSketch(10),
+    "gaussian-jl": GaussianSketch(10, scaling="jl"),
+    "rademacher": RademacherSketch(10),
+    "rademacher-jl": RademacherSketch(10, scaling="jl"),
+    "sparse": SparseJL(10),
+    "count": CountSketch(10),
+    "count-jl": CountSketch(60, scaling="jl"),
+    "srht": SRHT(10),
+    "coordinates": Coordinates(10),
+    "nice": Nice(10, bounds=[1.0 + i / 60 for i in range(120)]),
+    "blocks": Blocks(6, bounds=[0.5, 1.0, 2.0, 3.0, 4.0, 5.0]),
+    "kronecker": Kronecker(3, 2),
+    "per-leaf": PerLeaf(CountSketch(0.2)),
+    "progressive": Progressive([(0, GaussianSketch(5)), (2, GaussianSketch(10))]),
+    "public": PublicSubspace(5, data=PUBLIC),
+    "residual": Residual(PublicSubspace(5, data=PUBLIC)),
+}
+MECHANISMS = {1: Laplace(2.0), 2: Gaussian(4.0), math.inf: NoisyMax(1.0)}
+
+
+def private(encode=None, clip=None, adjacency=ADD, mechanism=None, between=()) -> Pipeline:
+    clip = Clip(1.5) if clip is None else clip
+    mechanism = MECHANISMS[clip.ord] if mechanism is None else mechanism
+    release = Release("gradient", Identity() if encode is None else encode, clip, between, mechanism)
+    return Pipeline([Stage(FullBatch(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5, adjacency))
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_no_pair_moves_a_sum_beyond_its_bound(name: str, before: bool, adjacency: Adjacency) -> None:
+    space = LAYERS if name in ("kronecker", "per-leaf") else Space.flat(120)
+    for ord in MECHANISMS:
+        pipe = private(ENCODERS[name], Clip(1.5, ord, before), adjacency)
+        found = movements(pipe, space, 30, seed=4)
+        names = {each.pair.name for each in found}
+        assert {"random", "generic", "top singular", "outlier", "axis", "tie"} <= names
+        assert ("kernel" in names) == (name != "identity")
+        assert all(each.ratio <= SLACK for each in found), [str(each) for each in found]
+        if not before:  # the bound of a clip after the map is attained
+            assert max(each.ratio for each in found) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("encode", [GaussianSketch(50, scaling="jl"), CountSketch(50)], ids=["gaussian-jl", "count"])
+def test_wide_maps(encode, adjacency: Adjacency) -> None:
+    found = movements(private(encode, Clip(1.0), adjacency), 10_000, 1000)
+    assert {"generic", "top singular", "kernel"} <= {each.pair.name for each in found}
+    assert all(each.ratio <= SLACK for each in found)
+
+
+def test_the_published_map_breaks_its_bound_by_the_number_of_records() -> None:
+    pipe = known_bad.published_privsgd(1000, 50)
+    found = {each.pair.name: each for each in movements(pipe, 10_000, 1000)}
+    assert found["kernel"].ratio == pytest.approx(999, rel=1e-4)
+    assert 10 < found["top singular"].ratio < 20  # about sqrt(d / m)
+    assert found["generic"].ratio < 1
+    assert worst_pair(pipe, 10_000, 1000).pair.name == "kernel"
+
+
+@pytest.mark.parametrize("ord", [1, 2, math.inf])
+def test_a_clip_before_the_map_is_bounded_by_the_gain_and_no_less(ord: float) -> None:
+    pipe = private(GaussianSketch(8, scaling="jl"), Clip(1.0, ord, before=True))
+    worst = worst_pair(pipe, 60, 20)
+    assert 1 - 1e-6 < worst.ratio <= SLACK
+    assert worst.pair.name == {1: "column", 2: "top singular", math.inf: "row"}[ord]
+
+
+def test_a_layerwise_clip() -> None:
+    pipe = private(Identity(), PerLeafClip({"a": 1.0, "b": 2.0}))
+    found = movements(pipe, LAYERS, 20)
+    assert all(each.ratio <= SLACK for each in found)
+    assert max(each.ratio for each in found) == pytest.approx(1.0)
+
+
+def test_ties_are_the_worst_neighbours_of_a_selection() -> None:
+    assert worst_pair(private(clip=Clip(1.0, math.inf)), 20, 50).pair.name == "tie"
+    pipe = private(clip=Clip(1.0, math.inf), mechanism=TopK(3, 1.0))
+    assert worst_pair(pipe, 20, 50).pair.name == "tie"
+
+
+def test_every_release_and_stage_is_measured() -> None:
+    two = [
+        Release("small", clip=Clip(1.0), mechanism=Gaussian(4.0)),
+        Release("large", GaussianSketch(4), Clip(5.0), mechanism=Gaussian(4.0)),
+    ]
+    stages = [Stage(FullBatch(), two), Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(3.0))], "later")]
+    pipe = Pipeline(stages, lambda t: 0.1, promise=Promise(1.0, 1e-5))
+    probe = Probe(pipe, 10)
+    assert [stage.name for stage in probe.stages] == ["main", "later"]
+    values = probe.values(stages[0], LinearRecords(torch.full((3, 10), 9.0, dtype=torch.float64)))
+    assert {slot: bounded.bound for slot, bounded in values.items()} == {"main/small": 1.0, "main/large": 5.0}
+    assert all(each.ratio <= SLACK for each in movements(pipe, 10, 20))
+
+
+def test_the_maps_are_those_of_the_seed_and_the_round() -> None:
+    pipe = private(GaussianSketch(3))
+    worst = worst_pair(pipe, 12, 5, seed=3, t=2)
+    assert (worst.pair.seed, worst.pair.t) == (3, 2)
+    expected = GaussianSketch(3).draw(12, seed=3, t=2).dense()
+    assert torch.equal(Probe(pipe, 12, seed=3, t=2).sketch("main/gradient").dense(), expected)
+    assert movement(pipe, worst.pair).ratio == worst.ratio
+
+
+def test_a_bound_that_looks_at_the_data_bounds_nothing() -> None:
+    def leaky(bounded, sketch):
+        return type(bounded)(bounded.value, bounded.ord, 1.0 + float(bounded.value.norm()), bounded.radius)
+
+    pipe = private(clip=Clip(1.0, before=True), between=(leaky,))
+    assert worst_pair(pipe, 5, 4).ratio == math.inf
+
+
+def test_linear_records_have_the_gradients_they_are_given() -> None:
+    rows = torch.arange(120.0).reshape(4, 30).double()
+    f = LinearRecords(rows, Space.of({"a": (2, 5), "b": (20,)}))
+    w = torch.linspace(0, 1, 30, dtype=torch.float64)
+    assert torch.equal(f.rows(w, [2, 0]).dense(), rows[[2, 0]])
+    assert [name for name, _ in f.rows(w).leaves()] == ["a", "b"]
+    assert f.loss(w) == pytest.approx(float((rows @ w).mean()))
+    assert torch.allclose(f.gradient(w), rows.mean(0)) and f.data_loss(w, []) == 0
+    assert f.on(rows[:1]).n == 1
+
+
+def test_bad_input_is_refused() -> None:
+    plain = Pipeline([Stage(FullBatch())], lambda t: 0.1)
+    with pytest.raises(InvalidInput, match="private pipeline"):
+        worst_pair(plain, 3, 4)
+    with pytest.raises(InvalidInput, match="at least 2"):
+        worst_pair(private(), 3, 1)
+    with pytest.raises(InvalidInput, match="private pipeline"):
+        known_bad.halved(plain)
+    with pytest.raises(InvalidInput, match="adding or removing"):
+        movement(private(), Pair("swap", torch.zeros(2, 3), torch.ones(3), -torch.ones(3)))
+    with pytest.raises(InvalidInput, match="right.shape"):
+        Pair("odd", torch.zeros(2, 3), torch.ones(3), torch.ones(4))
+    with pytest.raises(InvalidInput, match="common.shape"):
+        Pair("odd", torch.zeros(3), torch.ones(3), None)
+    with pytest.raises(InvalidInput, match="vectors"):
+        LinearRecords([[math.nan]])
+    with pytest.raises(InvalidInput, match="vectors.shape"):
+        LinearRecords(torch.zeros(2, 3), 4)
