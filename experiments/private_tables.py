@@ -8,11 +8,11 @@ Nothing is tuned: one setting for each method, from public constants, stated her
     entries    0.5 times the bound of a column: single coordinates, selection, Frank-Wolfe
     blocks     10 equal blocks or random tenths, T = 1000 sampled, c_j = 0.5 / sqrt(d); M = 1/8 (steps of 8), for
                importance M from a public guess of how often a column is on: 14 of 123 (a9a: all alike, so importance
-               is uniform there), 30 / rank (IMDB: Zipf's law)
+               is uniform there), 30 / rank (IMDB: Zipf's law); inner loops of 250 rounds, as in DP-CD
     DP-CD      M_j = 1/4 times the bound squared times that guess (at least 0.03), importance; all records; T = 1000 on
                a9a; T = 500 on IMDB, where that visits at most 5 % of the columns
     sketches   m = 50 (a9a), 500 (IMDB)
-    codes      p = 50, kappa = 10, T = 100 (a9a); p = 200, kappa = 20, T = 30 on IMDB, where decoding is the cost
+    codes      p = 50, kappa = 10, T = 100 (a9a); p = 100, kappa = 10, T = 20 on IMDB, where decoding is the cost
     SVRG       inner loops of 100 sampled rounds, differences clipped at 0.1
     DP-FW      l1 ball of radius 50 (a9a), 150 (IMDB), T = 100
 
@@ -48,17 +48,17 @@ SEEN = {
 }
 
 
-def recipes(name: str, data: glm_data.Split, epsilon: float) -> dict[str, tuple[Any, int, Any]]:
+def recipes(name: str, data: glm_data.Split, epsilon: float, inner: int = 250) -> dict[str, tuple[Any, int, Any]]:
     """(recipe, rounds, set) of each method."""
     text, d, a = name == "imdb", data.d, algorithms
     common = {"epsilon": epsilon, "delta": DELTA, "n": "exact"}
     batch, sampled = {"batch_size": data.n // 100}, 1.0 if text else 2.0
-    m, codes = (500, {"p": 200, "kappa": 20}) if text else (50, {"p": 50, "kappa": 10})
-    decoded = 30 if text else 100
+    m, codes = (500, {"p": 100, "kappa": 10}) if text else (50, {"p": 50, "kappa": 10})
+    decoded = 20 if text else 100
     entry = CLIP * data.bound
     guess = np.minimum(1.0, 30 / (1 + np.arange(d))) if text else np.ones(d)  # how often a column is on, up to a factor
     often = np.maximum(guess, 0.03)
-    part = {"clip": CLIP / d**0.5, **batch, **common}
+    part = {"clip": CLIP / d**0.5, "inner": inner, **batch, **common}
     last = {"clip": CLIP, "output": "last", **common}
     return {
         "DP-GD": (a.dp_gd(clip=CLIP, step=8.0, **common), 100, None),
@@ -72,6 +72,11 @@ def recipes(name: str, data: glm_data.Split, epsilon: float) -> dict[str, tuple[
             None,
         ),
         "DP-SkGD block": (a.dp_skgd(smoothness=0.125, blocks=10, **part), 1000, None),
+        "DP-SkGD block, M by frequency": (
+            a.dp_skgd(smoothness=0.125 * np.maximum(guess, 0.1), blocks=10, **part),
+            1000,
+            None,
+        ),
         "DP-SkGD block, importance": (
             a.dp_skgd(smoothness=0.125 * np.maximum(guess, 0.1), blocks=10, probabilities="importance", **part),
             1000,
@@ -79,11 +84,17 @@ def recipes(name: str, data: glm_data.Split, epsilon: float) -> dict[str, tuple[
         ),
         "DP-SkGD nice": (a.dp_skgd(smoothness=0.125, sampling="nice", tau=d // 10, **part), 1000, None),
         "DP-CD": (
-            a.dp_cd(smoothness=data.bound**2 * often / 4, probabilities="importance", clip=entry, **common),
+            a.dp_cd(
+                smoothness=data.bound**2 * often / 4, probabilities="importance", clip=entry, inner=inner, **common
+            ),
             500 if text else 1000,
             None,
         ),
-        "DP-SVRG": (a.dp_svrg(clip=CLIP, step=sampled, inner=100, inner_clip=0.1, **batch, **common), 1000, None),
+        "DP-SVRG": (
+            a.dp_svrg(clip=CLIP, step=sampled, inner=min(100, inner), inner_clip=0.1, **batch, **common),
+            1000,
+            None,
+        ),
         "DP-FW": (a.dp_fw(clip=entry, **common), 100, L1Ball(150.0 if text else 50.0)),
     }
 
@@ -105,7 +116,8 @@ def main() -> None:
             data = glm_data.load(which, args.data, seed=seed)
             train, test = Logistic(data.x, data.y), Logistic(data.x_test, data.y_test)
             for epsilon in epsilons:
-                for method, (recipe, rounds, ball) in recipes(which, data, epsilon).items():
+                plans = recipes(which, data, epsilon, 3 if args.quick else 250)
+                for method, (recipe, rounds, ball) in plans.items():
                     rounds = 3 if args.quick else rounds
                     key = f"{which} | {method} | epsilon {epsilon:g} | T={rounds} | seed {seed}"
                     if key not in cells:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import click
+from importlib.metadata import version
 
-from isthmus import __version__
+import click
 
 
 @click.group()
-@click.version_option(__version__, prog_name="isthmus")
+@click.version_option(version("isthmus"), prog_name="isthmus")
 def main() -> None:
     """Training with low-dimensional gradients: private, distributed, constrained."""
 
@@ -22,14 +22,14 @@ def demo() -> None:
 
 
 @main.command()
-@click.option("--draws", default=100_000, show_default=True, help="Draws of each side of a pair.")
+@click.option("--draws", default=200_000, show_default=True, help="Draws of each side of a pair.")
 @click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
 def audit(draws: int, as_json: bool) -> None:
     """Attack every private algorithm on its worst neighbours and print claimed and empirical epsilon.
 
     Exits with 1 when a sound mechanism is caught violating its claim, or a broken one is not caught.
     """
-    from isthmus.audit.suite import main as run
+    from isthmus.auditing import main as run
 
     raise SystemExit(run(draws=draws, as_json=as_json))
 

@@ -34,6 +34,7 @@ LAYERS = [
     "theory",
     "driver",
     "algorithms",
+    "auditing",
     "demo",
     "cli",
 ]

@@ -183,3 +183,24 @@ def test_the_compressive_mechanism_as_published() -> None:
 def test_refusals(build_it: Any, text: str) -> None:
     with pytest.raises(isthmus.InvalidInput, match=text):
         build_it()
+
+
+def test_skgd_as_published_is_sound_and_noisier() -> None:
+    """The printed constant: 1.575 times the tight noise at (1, 1e-5), for replace-one; really epsilon 0.608."""
+    objective = problem()
+    printed = skgd(as_published=True)
+    noise = [build(one, objective, BALL, 24).stages[0].releases[0].mechanism.multiplier for one in (
+        printed, skgd(adjacency="replace-one"))]  # fmt: skip
+    assert noise[0] / noise[1] == pytest.approx(1.575, abs=2e-3)
+    found = minimize(objective, printed, BALL, steps=24)
+    assert found.privacy.private and found.privacy.epsilon == pytest.approx(0.60810, abs=1e-4)
+    assert "0.6081" in found.privacy.words()
+
+
+def test_the_minibatch_as_published_promises_nothing_and_knows_its_condition() -> None:
+    objective = problem(n=1000)
+    recipe = algorithms.dp_comp_minibatch(m=10, batch_size=100, as_published=True, **COMMON)
+    found = minimize(objective, recipe, BALL, steps=500, record=None)
+    assert not found.privacy.private and "moves by up to 2L" in found.privacy.words()
+    with pytest.raises(isthmus.InvalidInput):
+        minimize(objective, recipe, BALL, steps=2)  # epsilon_0 > 1: the paper's own amplification does not hold

@@ -2,24 +2,21 @@
 
 Claimed is (1, 1e-5) for one round.  `ratio` is how far the worst pair moves the value in front of the mechanism,
 relative to the stated sensitivity; `lower` a lower bound of epsilon that holds with the stated confidence; `gaussian
-curve` the sharper one that takes the noise to be Gaussian.  Exits with status 1 if a sound pipeline is refuted, or a
-broken one is not.
+curve` the sharper one that takes the noise to be Gaussian.  One-run canary bounds of whole runs stand beside them.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
-import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import table
 
 from isthmus import algorithms
-from isthmus.audit import attack, known_bad, worst_pair
+from isthmus.audit import attack, known_bad, one_run, orthogonal_canaries, training, worst_pair
 from isthmus.lifts import adjoint, pinv
 from isthmus.parts import FrankWolfe
 from isthmus.penalties import NoPenalty
@@ -34,7 +31,6 @@ from isthmus.privacy import (
     NoisyMax,
     Poisson,
     SecretSource,
-    SeededSource,
     TopK,
     calibrate,
     noise_multiplier,
@@ -167,34 +163,69 @@ def bound(recipe: Any, d: int = 400, n: int = 100, constraint: Any = None) -> Ca
     return Case(recipe.bind(Binding(constraint, NoPenalty(), Space.flat(d), n, 1, None)), d, n)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=200_000, help="releases drawn for each of two neighbours")
-    parser.add_argument("--confidence", type=float, default=0.999)
-    parser.add_argument("--seed", type=int, default=None, help="repeatable noise; by default it is fresh")
-    options = parser.parse_args()
+def examine(case: Case, draws: int, confidence: float) -> dict[str, Any]:
+    """Attack a case on its worst pair; `ok` when a sound one is consistent and a broken one is caught."""
+    began = time.perf_counter()
+    worst = worst_pair(case.pipe, case.d, case.n)
+    report = attack(case.pipe, worst, min(draws, 100_000) if case.selects else draws, confidence, SecretSource())
+    kept = report.verdict == "consistent" and report.ratio <= 1 + 1e-9
+    ok = kept if case.sound else report.verdict == "violation"
+    return {**report.row(), "seconds": round(time.perf_counter() - began, 1), "ok": ok}
+
+
+def canary_runs(steps: int = 20, count: int = 300, d: int = 400) -> dict[str, dict[str, Any]]:
+    """One whole run each with canaries: a lower bound for the run's claim of (1, 1e-5)."""
+    common: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "clip": 1.0, "n": count // 2, "step": 0.1}
+    recipes = {
+        "dp_gd": algorithms.dp_gd(**common),
+        "dp_sgd": algorithms.dp_sgd(**common, batch_size=15),
+        "priv_sgd": algorithms.priv_sgd(**common, m=200),
+        "compressive_dp_sgd": algorithms.compressive_dp_sgd(**common, p=200, kappa=20),
+    }
+    canaries = orthogonal_canaries(count, d)
+    found = {}
+    for name, recipe in recipes.items():
+        pipe = recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(d), count // 2, steps, None))
+        result = one_run(training(pipe, canaries, steps=steps), canaries, guesses=count // 3, delta=DELTA)
+        found[name] = {"right": f"{result.correct}/{result.guesses}", "claimed": EPSILON, "lower": result.lower}
+        found[name]["ok"] = result.lower <= EPSILON
+    return found
+
+
+def main(draws: int = 200_000, confidence: float = 0.999, as_json: bool = False) -> int:
+    """Run everything, print the tables (or JSON), return how many verdicts were wrong, at most 1."""
     torch.set_num_threads(1)
-    wrong = 0
-    for title, cases in (
-        ("pipelines by hand", private_pipelines()),
-        ("recipes", recipe_pipelines()),
-        ("broken on purpose", broken_pipelines()),
-    ):
-        rows = []
-        for name, case in cases.items():
-            began = time.perf_counter()
-            noise = SecretSource() if options.seed is None else SeededSource(options.seed)
-            worst = worst_pair(case.pipe, case.d, case.n)
-            draws = min(options.draws, 100_000) if case.selects else options.draws
-            report = attack(case.pipe, worst, draws, options.confidence, noise)
-            ok = (report.verdict == "consistent" and report.ratio <= 1 + 1e-9) == case.sound
-            wrong += not ok
-            seconds = time.perf_counter() - began
-            rows.append({"pipeline": name, **report.row(), "seconds": seconds, "": "ok" if ok else "WRONG"})
-        table(f"{title}: claimed ({EPSILON:g}, {DELTA:g}), confidence {options.confidence:g}", rows)
-    print(f"\n{wrong} wrong verdict(s)")
+    groups = {
+        "pipelines by hand": private_pipelines(),
+        "recipes": recipe_pipelines(),
+        "broken on purpose": broken_pipelines(),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for title, cases in groups.items():
+        found[title] = {name: examine(case, draws, confidence) for name, case in cases.items()}
+        if not as_json:
+            _print(f"{title}: claimed ({EPSILON:g}, {DELTA:g}), confidence {confidence:g}", found[title])
+    found["one run with canaries"] = canary_runs()
+    wrong = sum(not row["ok"] for rows in found.values() for row in rows.values())
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print("one run with canaries, confidence 0.95", found["one run with canaries"])
+        print(f"\n{wrong} wrong verdict(s)")
     return 1 if wrong else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _print(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    names = list(next(iter(rows.values())))
+    lines = [["", *names]] + [[name, *(_text(row[key]) for key in names)] for name, row in rows.items()]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    print(f"\n{title}", flush=True)
+    for line in lines:
+        cells = [
+            text.ljust(w) if i < 2 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  " + "  ".join(cells), flush=True)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
