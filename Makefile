@@ -4,7 +4,7 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist
+EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables
 
 .PHONY: demo test lint bench reproduce audit docs clean
 

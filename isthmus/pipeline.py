@@ -34,17 +34,18 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.bounded import Bounded
 from isthmus.lifts import pinv
+from isthmus.message import Keys, Message, Wire
 from isthmus.parts.aggregators import Aggregator, Client
 from isthmus.parts.averages import Average, Last
 from isthmus.parts.samplers import Sampler
 from isthmus.parts.sources import Source, current
 from isthmus.parts.updates import Step, Update
-from isthmus.privacy.accounting import check as check_accountable
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.randomness import key
 from isthmus.sketches import Encoder, Identity, Sketch
+from isthmus.soundness import check_sound
 from isthmus.space import Space
 from isthmus.state import Held, State
 
@@ -83,26 +84,6 @@ class Stage:
     def event(self, adjacency: Adjacency) -> Any:
         """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
         return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
-
-
-class Codec(Protocol):
-    """Real bytes and back, unbiased, with `E||decode - v||^2 <= chi(m) ||v||^2`."""
-
-    def encode(self, v: Tensor, seed: int) -> bytes: ...
-    def decode(self, data: bytes, like: Tensor) -> Tensor: ...
-    def chi(self, m: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class Wire:
-    """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
-
-    `per_round` clients are asked in a round, drawn with replacement; None asks all of them.
-    """
-
-    codec: Codec | None = None
-    feedback: bool = False
-    per_round: int | None = None
 
 
 class Ledger(Protocol):
@@ -151,7 +132,7 @@ class Pipeline:
     prepare: Any = None
 
     def __post_init__(self) -> None:
-        _check_sound(self)
+        check_sound(self)
 
     @property
     def private(self) -> bool:
@@ -169,44 +150,7 @@ class Pipeline:
         return slots
 
 
-# ---------------------------------------------------------------- what travels
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The randomness of a run: a public seed, and a secret source of noise (operating-system entropy)."""
-
-    seed: int = 0
-    noise: Any = None
-
-    def __post_init__(self) -> None:
-        _validate.non_negative_int(seed=self.seed)
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a holder of data sends in a round: bounded sums that add up, and their public divisor."""
-
-    values: Mapping[str, Bounded]
-    divisor: float
-    dims: int = 0
-    bytes: int = 0
-
-    def __add__(self, other: Message) -> Message:
-        values = {name: value + other.values[name] for name, value in self.values.items()}
-        return Message(values, self.divisor + other.divisor, self.dims + other.dims, self.bytes + other.bytes)
-
-    def normalised(self) -> Message:
-        """Means instead of sums: every sender counts the same."""
-        scale = self.divisor
-        values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
-        return replace(self, values=values, divisor=1.0)
-
-    def map(self, total: Callable[[Tensor], Tensor]) -> Message:
-        """Every number through `total` (an all-reduce)."""
-        counts = total(torch.tensor([self.divisor, self.dims, self.bytes], dtype=torch.float64))
-        values = {name: replace(b, value=total(b.value)) for name, b in self.values.items()}
-        return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
+# ---------------------------------------------------------------- what an encoder sees, what a round holds
 
 
 Kept = dict[str, tuple[Any, Sketch]]
@@ -553,58 +497,3 @@ def _nested(encoder: Any, path: str) -> Iterator[tuple[str, Encoder]]:
             value = getattr(encoder, item.name)
             if isinstance(value, Encoder):
                 yield from _nested(value, f"{path}.{item.name}")
-
-
-def _check_sound(pipe: Pipeline) -> None:
-    """Refuse fillings that could break their own guarantee or cannot work."""
-    names = [stage.name for stage in pipe.stages]
-    _validate.one_of(("last", "average"), output=pipe.output)
-    _validate.check(len(names) > 0, "stages", names, "give at least one stage")
-    _validate.check(len(set(names)) == len(names), "stages", names, "give each stage its own name")
-    for stage in pipe.stages:
-        _validate.positive_int(every=stage.every)
-        releases = [release.name for release in stage.releases]
-        _validate.check(len(releases) > 0, "releases", releases, f"give stage {stage.name!r} at least one release")
-        _validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
-        for release in stage.releases:
-            _check_release(pipe, release)
-        if stage.private:
-            _check_private(pipe, stage)
-
-
-def _check_private(pipe: Pipeline, stage: Stage) -> None:
-    """A private stage hides everything it releases, and the accountant knows its event."""
-    promise = pipe.promise
-    if promise is None:
-        _validate.refuse("promise", None, f"stage {stage.name!r} adds noise: state epsilon, delta and adjacency")
-    open_releases = [release.name for release in stage.releases if not release.mechanism.private]
-    _validate.check(not open_releases, "mechanism", open_releases, f"stage {stage.name!r} releases these without noise")
-    check_accountable(stage.event(promise.adjacency), promise.adjacency)
-
-
-def _check_release(pipe: Pipeline, release: Release) -> None:
-    where = f"release {release.name!r}"
-    noisy, wire = release.mechanism.private, pipe.wire
-    clip = release.clip
-    _validate.check(
-        not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
-    )
-    _validate.check(
-        not noisy or bool(release.between) or clip.ord in release.mechanism.ords,
-        "ord",
-        getattr(clip, "ord", None),
-        f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
-    )
-    _validate.check(
-        not (noisy and wire.codec),
-        "codec",
-        wire.codec,
-        f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
-    )
-    _validate.check(
-        not (wire.feedback and (noisy or clip is not None)),
-        "feedback",
-        True,
-        f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
-    )
-    _validate.check(not release.between or clip is not None, "between", release.between, f"{where}: needs a clip")

@@ -26,6 +26,8 @@ LAYERS = [
     "lifts",
     "state",
     "parts",
+    "message",
+    "soundness",
     "pipeline",
     "spending",
     "result",

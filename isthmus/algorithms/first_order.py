@@ -14,10 +14,11 @@ from typing import Any
 from isthmus import _validate
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.lifts import ProjectAndLift, pinv
+from isthmus.message import Codec, Wire
 from isthmus.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
 from isthmus.parts.averages import Average
 from isthmus.parts.samplers import Sampler
-from isthmus.pipeline import Codec, Pipeline, Release, Stage, StepSize, Wire
+from isthmus.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, Encoder, Identity
 from isthmus.sketches.base import Random, Size

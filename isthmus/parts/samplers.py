@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
+from isthmus.privacy.sampling import FullBatch
 from isthmus.randomness import generator, key
 
 
@@ -42,33 +43,8 @@ class Sampler(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Full:
-    """Every record, every round.
-
-    >>> Full().draw(10, 0, None, "0") is None, Full().divisor(10)
-    (True, 10.0)
-    """
-
-    def draw(self, n: int, t: int, keys: Any, client: str) -> None:
-        """All records."""
-        return None
-
-    def divisor(self, n: int, t: int = 0) -> float:
-        """n."""
-        return float(n)
-
-    def rounds(self, n: int) -> int:
-        """One."""
-        return 1
-
-    def event(self, event: Any) -> Any:
-        """The event as it is: every round looks at every record."""
-        return event
-
-    def describe(self) -> str:
-        """Words for a privacy statement."""
-        return "every round looks at all records"
+Full = FullBatch
+"""Every record, every round: the one sampler that private and other runs share."""
 
 
 @dataclass(frozen=True)
