@@ -6,7 +6,8 @@ comes from moments, these are the second moments of 200 public rows without labe
 public law of the columns (the constructed problems).
 
 In the first constructed problem ("all") the bounds differ by factors of up to 100 and every column matters: single
-coordinates and blocks of like columns win clearly over DP-GD with one step.  DP-GD there gets its clip and step picked
+coordinates, and blocks of like columns with M from moments, win clearly over DP-GD with one step; blocks with M from
+bounds alone, random subsets and importance do not.  DP-GD there gets its clip and step picked
 from a grid on the result (an advantage that the block methods do not have).  A second row gives DP-GD on columns
 divided by their public bounds: that is the other cure, and the better one.  In the second ("few") importance wins over
 uniform sampling after one pass, and DP-GD over both.  One pass was added after a short run had shown that 20 are noisy.

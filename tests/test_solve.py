@@ -170,3 +170,15 @@ def test_states_of_another_problem_or_a_broken_file_are_refused(tmp_path: Path) 
             State.load(path)
     with pytest.raises(isthmus.InvalidInput, match="State.save"):
         State.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("steps, expected", [(3, [0, 1, 2]), (8, [4, 5, 6, 7]), (9, [4, 5, 6, 7]), (10, [8, 9])])
+def test_restarts_return_the_last_inner_loop_that_is_half_done(steps: int, expected: list[int]) -> None:
+    """A run shorter than an inner loop, or cut in the middle of one, still returns what it learned."""
+    from isthmus.parts import Restart
+
+    average = Restart(4)
+    memo = average.init(torch.full((1,), -100.0), 0)
+    for t in range(steps):
+        memo, _ = average.observe(memo, torch.tensor([float(t)]), 1.0, t)
+    assert float(average.output(memo, torch.zeros(1))) == pytest.approx(np.mean(expected))

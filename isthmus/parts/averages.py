@@ -99,7 +99,16 @@ class UniformRandom:
 
 @dataclass(frozen=True)
 class Restart:
-    """Every K rounds the iterate is replaced by the mean of the last K: inner loops restarted at their average."""
+    """Every K rounds the iterate is replaced by the mean of the last K: inner loops restarted at their average.
+
+    The output is the mean of the last inner loop that is at least half done; before that, of what there is.
+
+    >>> memo = Restart(4).init(torch.zeros(1), 0)
+    >>> for t in range(3):
+    ...     memo, _ = Restart(4).observe(memo, torch.tensor([float(t)]), 1.0, t)
+    >>> Restart(4).output(memo, torch.zeros(1))
+    tensor([1.])
+    """
 
     rounds: int
 
@@ -112,12 +121,12 @@ class Restart:
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The mean of this inner loop; at its end, the iterate."""
-        inner = t % self.rounds
-        mean = w.clone() if inner == 0 else torch.lerp(memo["mean"], w, 1 / (inner + 1))
-        if inner + 1 == self.rounds:
-            return {"mean": mean, "output": mean}, mean
-        return {"mean": mean, "output": memo["output"]}, w
+        done = t % self.rounds + 1
+        mean = w.clone() if done == 1 else torch.lerp(memo["mean"], w, 1 / done)
+        counts = 2 * done >= self.rounds or t < self.rounds
+        following = {"mean": mean, "output": mean if counts else memo["output"]}
+        return following, mean if done == self.rounds else w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
-        """The average of the last inner loop that ended."""
+        """The average of the last inner loop that counts."""
         return memo["output"]
