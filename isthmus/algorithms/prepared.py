@@ -124,7 +124,7 @@ class GlmPreparation:
 
     def release(self, objective: Any, spending: Spending) -> dict[str, Tensor]:
         """Charge and release everything that is bought; sums, not means."""
-        _check_linear(objective, self.scale)
+        _check_linear(objective, self.scale, self.precondition)
         bought: dict[str, Tensor] = {}
         X = objective.X
         ones = torch.ones(objective.n, dtype=torch.float64)
@@ -136,8 +136,8 @@ class GlmPreparation:
             bought["scale"] = spending.release(self._release("scale", bound), rows)
         moved = self._transformed(objective, bought)
         if self.precondition:
-            dense = moved.X if not is_sparse(moved.X) else torch.from_numpy(moved.X.toarray())
-            pairs = Stack([("gram", Outer(dense, dense)), ("cross", Outer(dense, moved.y.to(dense)[:, None]))])
+            rows = moved.X
+            pairs = Stack([("gram", Outer(rows, rows)), ("cross", Outer(rows, moved.y.to(rows)[:, None]))])
             bought["statistics"] = spending.release(self._release("statistics", math.sqrt(2)), pairs)
         elif self.automatic:
             # rows were clipped to norm 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)
@@ -205,9 +205,11 @@ class GlmPreparation:
         return Prepared(moved, transform=transform, start=start, update=update, step=lambda t: 1.0)
 
 
-def _check_linear(objective: Any, scale: str) -> None:
+def _check_linear(objective: Any, scale: str, precondition: bool) -> None:
     linear = hasattr(objective, "X") and hasattr(objective, "curvature") and objective.curvature is not None
     _validate.check(linear, "objective", objective, "give a smooth linear model such as Logistic or LeastSquares")
     _validate.check(objective.space.d == objective.X.shape[1], "objective", objective, "with one output")
-    fits = scale != "moments" or (not is_sparse(objective.X) and objective.X.shape[1] <= SMALL)
-    _validate.check(fits, "scale", scale, f'moments are for dense data with at most {SMALL} columns: use "columns"')
+    small = not is_sparse(objective.X) and objective.X.shape[1] <= SMALL
+    remedy = f"give dense data with at most {SMALL} columns"
+    _validate.check(small or scale != "moments", "scale", scale, f'{remedy}, or use "columns"')
+    _validate.check(small or not precondition, "precondition", precondition, remedy)

@@ -133,3 +133,10 @@ def test_losses_without_curvature_are_refused_before_anything_is_bought() -> Non
         hinge = isthmus.Hinge(X, np.sign(y + 1e-9))
         minimize(hinge, algorithms.dp_gd(**COMMON, step="auto"), steps=5, ledger=ledger)
     assert ledger.rounds() == {}
+
+
+@pytest.mark.parametrize("options", [{"scale": "moments"}, {"precondition": True}])
+def test_what_needs_dense_data_says_so(options: dict[str, Any]) -> None:
+    X, y = table(50)
+    with pytest.raises(isthmus.InvalidInput, match="give dense data"):
+        minimize(LeastSquares(sp.csr_matrix(X), y), algorithms.dp_gd(**COMMON, step="auto", **options), steps=5)
