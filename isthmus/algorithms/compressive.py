@@ -20,11 +20,12 @@ from isthmus.algorithms.private import Relation
 from isthmus.bounded import Bounded
 from isthmus.lifts import CoSaMP, discard, pinv
 from isthmus.parts import Step
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.privacy import Charge, Clip, Laplace
 from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.sketches.selection import SelectionMap
 from isthmus.solve import Binding, Recipe
+from isthmus.theory import Rule
 
 VARIANTS = ("gaussian", "laplace", "selection")
 
@@ -36,7 +37,7 @@ def compressive_dp_sgd(
     p: int,
     kappa: int,
     clip: float,
-    step: StepRule,
+    step: StepRule | None = None,
     variant: str = "gaussian",
     batch_size: int | None = None,
     n: int | str | None = None,
@@ -49,6 +50,7 @@ def compressive_dp_sgd(
     p        the narrow dimension, about kappa log(d / kappa) and at least 3
     clip     the bound of a record: l2 of its code ("gaussian"), l1 of its code ("laplace"), or of every entry of its
              gradient ("selection")
+    step     eta, or a rule t -> eta; by default, over a bounded set, the paper's ||C|| / (G sqrt(2 t)) with G = `clip`
     variant  "gaussian": noise on codes, decoded by CoSaMP (the default);
              "laplace": the paper's noise with a scale that holds;
              "selection": kappa coordinates chosen by the exponential mechanism, then their values (all records only)
@@ -77,7 +79,7 @@ class _Compressive:
     p: int
     kappa: int
     clip: float
-    step: StepRule
+    step: StepRule | None
     variant: str
     batch_size: int | None
     output: str
@@ -85,7 +87,8 @@ class _Compressive:
 
     def __post_init__(self) -> None:
         Clip(self.clip)
-        step_rule(self.step, None)
+        if self.step is not None:
+            step_rule(self.step, None)
         _validate.one_of(OUTPUTS, output=self.output)
 
     def build(self, binding: Binding) -> Pipeline:
@@ -101,13 +104,20 @@ class _Compressive:
             stages, promise = self._stages(plan, sampler), budget.promise(plan, binding)
         return Pipeline(
             stages,
-            step_rule(self.step, None),
+            self._step(binding),
             Step(binding.constraint, binding.penalty),
             OUTPUTS[self.output],
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=promise,
         )
+
+    def _step(self, binding: Binding) -> StepSize:
+        if self.step is not None:
+            return step_rule(self.step, None)
+        bounded = binding.constraint.bounded and binding.constraint.can("diameter")
+        _validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
+        return Rule(binding.constraint.diameter(binding.d) / (math.sqrt(2) * self.clip), power=0.5)
 
     def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
         if self.variant != "selection":

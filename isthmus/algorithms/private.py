@@ -7,6 +7,7 @@ Clip after the sketch: one record moves the sum by at most C, whatever Phi is.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,14 +22,15 @@ from isthmus.algorithms.prepared import prepared_gd
 from isthmus.bounded import Bounded
 from isthmus.lifts import ProjectAndLift, discard, pinv
 from isthmus.parts import Step
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, Gaussian
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.published import comp_minibatch_sigma, privsgd_sigma
 from isthmus.sets import Whole
 from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity, Sketch
-from isthmus.sketches.base import Size
+from isthmus.sketches.base import Size, resolve
 from isthmus.solve import Binding, Recipe
+from isthmus.theory import Rule
 
 Relation = Adjacency | str
 
@@ -38,7 +40,7 @@ def dp_sgd(
     epsilon: float,
     delta: float | None = None,
     clip: float | AdaptiveClip,
-    step: StepRule,
+    step: StepRule | None = None,
     batch_size: int | None = 256,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
@@ -50,6 +52,8 @@ def dp_sgd(
     epsilon, delta  the whole run's budget; delta defaults to min(1e-5, n^-1.1)
     clip            C: a public number, not one looked up in the data; or a `privacy.AdaptiveClip`, which starts at one
                     and follows a quantile of the norms for 5 % of the budget
+    step            eta, or a rule t -> eta; by default, over a bounded set, that of Theorem 11 of paper 000:
+                    ||C|| / sqrt(t (clip^2 + m sigma^2)), with sigma the noise on the mean and m the dimension it is in
     batch_size      the expected size of a Poisson batch; None looks at all records every round
     n               "exact" declares the number of records public; a number is a public estimate of it
     adjacency       "add-remove" or "replace-one"
@@ -66,7 +70,7 @@ def dp_gd(
     epsilon: float,
     delta: float | None = None,
     clip: float | AdaptiveClip,
-    step: StepRule | str,
+    step: StepRule | str | None = None,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     momentum: float = 0.0,
@@ -90,7 +94,9 @@ def dp_gd(
         budget = Budget(epsilon, delta, adjacency, n)
         if isinstance(clip, AdaptiveClip):
             _validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
-        return prepared_gd(budget, clip, "auto" if precondition else step, scale, precondition, tau, output)
+        return prepared_gd(
+            budget, clip, "auto" if precondition or step is None else step, scale, precondition, tau, output
+        )
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, None, output, momentum)
     return filling.recipe("dp_gd")
 
@@ -101,7 +107,7 @@ def dp_comp_minibatch(
     delta: float | None = None,
     m: Size | WidthRule,
     clip: float | AdaptiveClip,
-    step: StepRule,
+    step: StepRule | None = None,
     batch_size: int | None = 256,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
@@ -133,7 +139,7 @@ def priv_sgd(
     delta: float | None = None,
     m: Size | WidthRule,
     clip: float | AdaptiveClip,
-    step: StepRule,
+    step: StepRule | None = None,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     sketch: Family = CountSketch,
@@ -166,7 +172,7 @@ class _Private:
 
     budget: Budget
     clip: float | AdaptiveClip
-    step: StepRule
+    step: StepRule | None
     batch_size: int | None
     output: str
     momentum: float
@@ -179,7 +185,8 @@ class _Private:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
         _validate.check(fixed, "clip", self.clip, "give a number")
         self.clipping()
-        step_rule(self.step, None)
+        if self.step is not None:
+            step_rule(self.step, None)
         _validate.one_of(OUTPUTS, output=self.output)
         _validate.positive(tol=self.tol)
 
@@ -208,13 +215,24 @@ class _Private:
             releases.append(Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard))
         return Pipeline(
             [Stage(sampler, releases)],
-            step_rule(self.step, None),
+            self._step(binding, plan, sampler.divisor(n)),
             Step(binding.constraint, binding.penalty, self.momentum),
             OUTPUTS[self.output],
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=promise,
         )
+
+    def _step(self, binding: Binding, plan: Any, divisor: float) -> StepSize:
+        """The given step, or ||C|| / sqrt(t (L^2 + m sigma^2)): Theorem 11, paper 000."""
+        if self.step is not None:
+            return step_rule(self.step, None)
+        bounded = binding.constraint.bounded and binding.constraint.can("diameter")
+        _validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
+        clip = self.clipping().init()
+        m = binding.d if self.m is None else resolve(bound_size(self.m, binding, 1), binding.d)
+        noise = plan.multiplier("gradient") * clip / divisor
+        return Rule(binding.constraint.diameter(binding.d) / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
 
     def clipping(self) -> Any:
         """The clip as its type."""

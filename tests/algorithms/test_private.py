@@ -240,3 +240,19 @@ def test_regularisers_enter_after_the_noise_and_cost_nothing(penalty: str) -> No
     assert float(found.x.norm()) < float(free.x.norm())
     if penalty in ("l1", "group", "elastic"):
         assert int((found.x == 0).sum()) >= int((free.x == 0).sum())
+
+
+def test_the_default_step_is_the_theorems() -> None:
+    """||C|| / sqrt(t (L^2 + m sigma^2)); without a bounded set there is none."""
+    objective, ball = problem(), L2Ball(3.0)
+    for name, m in (("dp_gd", 30), ("priv_sgd", 10), ("dp_sgd", 30)):
+        pipe = build(RECIPES[name](step=None), objective, ball, 20)
+        divisor = pipe.stages[0].sampler.divisor(300)
+        sigma = pipe.stages[0].releases[0].mechanism.multiplier * 0.5 / divisor
+        assert pipe.step(3) == pytest.approx(6.0 / math.sqrt(4 * (0.25 + m * sigma**2)))
+        with pytest.raises(isthmus.InvalidInput, match="bounded set"):
+            build(RECIPES[name](step=None), objective, isthmus.Whole(), 20)
+    compressive = algorithms.compressive_dp_sgd(p=15, kappa=4, **(COMMON | {"step": None}))
+    assert build(compressive, objective, ball, 20).step(0) == pytest.approx(6.0 / (math.sqrt(2) * 0.5))
+    found = minimize(problem(n=20_000), RECIPES["dp_sgd"](step=None, epsilon=8.0), ball, steps=60, noise_seed=0)
+    assert problem(n=20_000).loss(found.x) < math.log(2) - 0.005
