@@ -106,11 +106,14 @@ def minimize(
     )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
-    spending = None if pipe.promise is None else Spending(pipe.promise, ledger, noise_seed)
+    spending = _spending(pipe, ledger, noise_seed, clients)
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    state = resume if resume is not None else start(pipe, first, seed).replace(parts=bought)
+    terms = {} if spending is None else {"terms": spending.terms(pipe)}
+    state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
+    same = state.parts.get("terms") == terms.get("terms")
+    _validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
     _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     setting = Setting(
         aggregator=_aggregator(objective, clients, pipe),
@@ -137,6 +140,15 @@ def minimize(
         certificate=_certificate(pipe, objective, x),
         transform=prepared.transform,
     )
+
+
+def _spending(pipe: Pipeline, ledger: Any, noise_seed: int | None, clients: Any) -> Spending | None:
+    """The private side of the run, where it has one."""
+    if pipe.promise is None:
+        return None
+    remedy = "leave it out: a private run looks at data in one place, where a client asked twice counts twice"
+    _validate.check(clients is None, "clients", clients, remedy)
+    return Spending(pipe.promise, ledger, noise_seed)
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.bounded import Bounded
 from isthmus.pipeline import Pipeline, Promise, Release, StepSize, measure
+from isthmus.privacy import _events
 from isthmus.privacy._library import dpa
 from isthmus.privacy.accounting import compose
 from isthmus.privacy.ledger import Ledger
@@ -91,6 +92,10 @@ class Spending:
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
         return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events})
+
+    def terms(self, pipe: Pipeline) -> str:
+        """What one round of each stage costs, as text: a run may only be resumed on the terms it began with."""
+        return _events.canonical({name: _events.to_json(event) for name, event in self._events(pipe).items()})
 
     def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
         """What this run promises: its own releases, those before the loop included."""

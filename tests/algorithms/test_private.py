@@ -256,3 +256,20 @@ def test_the_default_step_is_the_theorems() -> None:
     assert build(compressive, objective, ball, 20).step(0) == pytest.approx(6.0 / (math.sqrt(2) * 0.5))
     found = minimize(problem(n=20_000), RECIPES["dp_sgd"](step=None, epsilon=8.0), ball, steps=60, noise_seed=0)
     assert problem(n=20_000).loss(found.x) < math.log(2) - 0.005
+
+
+def test_a_private_run_resumes_on_its_own_terms_only() -> None:
+    """Other noise after the interruption would make the statement of the whole run wrong."""
+    objective, ball = problem(), L2Ball(5.0)
+    half = minimize(objective, RECIPES["dp_gd"](), ball, steps=40, record=1, callbacks=[lambda r, s: s.t == 20])
+    whole = minimize(objective, RECIPES["dp_gd"](), ball, steps=40, resume=half.state)
+    assert whole.state.t == 40 and 0.99 < whole.privacy.epsilon <= 1.0
+    for recipe, steps in ((RECIPES["dp_gd"](), 80), (RECIPES["dp_gd"](epsilon=2.0), 40), (algorithms.gd(step=1.0), 40)):
+        with pytest.raises(isthmus.InvalidInput, match="begun with"):
+            minimize(objective, recipe, ball, steps=steps, resume=half.state)
+
+
+def test_private_runs_over_clients_are_refused() -> None:
+    shards = [problem(n=100, seed=seed) for seed in range(3)]
+    with pytest.raises(isthmus.InvalidInput, match="a client asked twice counts twice"):
+        minimize(problem(), RECIPES["dp_gd"](), L2Ball(5.0), steps=4, clients=shards)
