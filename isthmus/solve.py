@@ -106,6 +106,7 @@ def minimize(
     )
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
+    _validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
     spending = _spending(pipe, ledger, noise_seed, clients)
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space

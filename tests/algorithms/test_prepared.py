@@ -140,3 +140,12 @@ def test_what_needs_dense_data_says_so(options: dict[str, Any]) -> None:
     X, y = table(50)
     with pytest.raises(isthmus.InvalidInput, match="give dense data"):
         minimize(LeastSquares(sp.csr_matrix(X), y), algorithms.dp_gd(**COMMON, step="auto", **options), steps=5)
+
+
+def test_a_start_is_refused_before_anything_is_bought() -> None:
+    X, y = table(50)
+    ledger = Ledger(budget=(1.0, 1e-5))
+    with pytest.raises(isthmus.InvalidInput, match="finds its own start"):
+        recipe = algorithms.dp_gd(**COMMON, step="auto")
+        minimize(LeastSquares(X, y), recipe, steps=5, x0=np.zeros(6), ledger=ledger)
+    assert ledger.rounds() == {}
