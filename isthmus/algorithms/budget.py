@@ -72,6 +72,12 @@ class Budget:
         return Promise(self.epsilon, float(plan.delta or 0), self.relation, n, ASSUMPTIONS, published)
 
 
+def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:
+    """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
+    _validate.check(n == "exact", "n", n, 'as published the number of records is fixed and public: n="exact"')
+    return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
+
+
 def rounds_of(binding: Binding, sampler: FullBatch | Poisson, n: int) -> int:
     """How many rounds the run is planned for: it may stop earlier, never go on."""
     if binding.steps is not None:

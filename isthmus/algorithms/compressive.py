@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.bounded import Bounded
@@ -65,7 +65,7 @@ def compressive_dp_sgd(
     _validate.one_of(VARIANTS, variant=variant)
     sampled = batch_size is not None and (variant == "selection" or as_published)
     _validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
-    budget = Budget(epsilon, delta, "replace-one" if as_published else adjacency, n)
+    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Compressive(budget, p, kappa, clip, step, variant, batch_size, output, as_published)
     shown = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
     return Recipe("compressive_dp_sgd", filling.build, {**shown, "as_published": as_published})

@@ -22,7 +22,7 @@ from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.bounded import Bounded
 from isthmus.gradients import Glm, Outer, Stack
 from isthmus.matrix import Matrix, is_sparse, row_norms
-from isthmus.objectives.linear import largest_eigenvalue
+from isthmus.objectives.linear import top_eigenvalue
 from isthmus.parts import Step, Weighted
 from isthmus.parts.updates import Preconditioned
 from isthmus.pipeline import Pipeline, Release, Stage
@@ -141,7 +141,7 @@ class GlmPreparation:
             bought["statistics"] = spending.release(self._release("statistics", math.sqrt(2)), pairs)
         elif self.automatic:
             # rows were clipped to norm 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)
-            top = torch.tensor([largest_eigenvalue(moved.X)], dtype=torch.float64)
+            top = torch.tensor([top_eigenvalue(moved.X)], dtype=torch.float64)
             bought["lambda"] = spending.publish("lambda", Bounded(top, 2, 1.0 + 1e-6), self.plan.mechanism("lambda"))
         return bought
 

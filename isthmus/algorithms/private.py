@@ -15,7 +15,7 @@ import torch
 
 from isthmus import _validate
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
-from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
 from isthmus.algorithms.prepared import prepared_gd
@@ -127,7 +127,7 @@ def dp_comp_minibatch(
     >>> dp_comp_minibatch(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").arguments["m"]
     50
     """
-    budget = Budget(epsilon, delta, "replace-one" if as_published else adjacency, n)
+    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, as_published)
     return filling.recipe("dp_comp_minibatch")
@@ -156,7 +156,7 @@ def priv_sgd(
     >>> priv_sgd(epsilon=1.0, m=50, clip=1.0, step=0.1, n="exact").name
     'priv_sgd'
     """
-    budget = Budget(epsilon, delta, "replace-one" if as_published else adjacency, n)
+    budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Private(budget, clip, step, None, output, 0.0, m, GaussianSketch if as_published else sketch, tol)
     return replace(filling, published=as_published).recipe("priv_sgd")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus import _validate
@@ -19,6 +20,7 @@ from isthmus.matrix import Matrix, as_matrix, dtype_of, is_sparse, matmul, rmatm
 from isthmus.objectives.base import Objective, as_index, check_point, choose_penalty
 from isthmus.objectives.targets import CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import ElasticNet, L2Penalty, Penalty
+from isthmus.randomness import generator
 from isthmus.space import Space
 
 GRAM_LIMIT = 2000
@@ -332,6 +334,23 @@ def largest_eigenvalue(X: Matrix) -> float:
     rows = float(matrix_bounds(X, 1)[1].max())
     columns = float(abs(X).sum(axis=0).max()) if is_sparse(X) else float(X.abs().sum(0).max())
     return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
+
+
+def top_eigenvalue(X: Matrix) -> float:
+    """lambda_max(X'X) itself, to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
+
+    It is what a private release needs: with rows of norm at most 1 one record moves it by at most 1 (Weyl), which
+    is not true of the bounds in `largest_eigenvalue`.
+
+    >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
+    9.0
+    """
+    if min(X.shape) <= GRAM_LIMIT:
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+    wide = X.astype(np.float64) if is_sparse(X) else X.to(torch.float64).cpu().numpy()
+    operator = LinearOperator((X.shape[1],) * 2, matvec=lambda v: wide.T @ (wide @ v), dtype=np.float64)
+    start = generator("top eigenvalue").standard_normal(X.shape[1])
+    return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
 
 
 def _gram(X: Matrix) -> Tensor:

@@ -79,13 +79,36 @@ def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_one_record_moves_lambda_max_by_at_most_one() -> None:
-    from isthmus.objectives.linear import largest_eigenvalue
+@pytest.mark.parametrize("size", [(500, 6), (2600, 2500)], ids=["gram", "lanczos"])
+def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, int]) -> None:
+    """Small and large data, and records that would move the cheap bounds of lambda_max by far more than 1."""
+    from isthmus.algorithms.budget import Budget
+    from isthmus.algorithms.prepared import GlmPreparation, _charges
+    from isthmus.objectives.linear import largest_eigenvalue, top_eigenvalue
+    from isthmus.solve import Binding
+    from isthmus.spending import Spending
 
-    X, _ = table(500)
-    one = np.vstack([X, np.ones((1, 6)) / math.sqrt(6)])
-    moved = largest_eigenvalue(torch.from_numpy(one)) - largest_eigenvalue(torch.from_numpy(X))
-    assert 0 <= moved <= 1 + 1e-9
+    n, d = size
+    X = sp.random(n, d, density=min(1.0, 20 / d), format="csr", random_state=0)
+    X = sp.csr_matrix(sp.diags_array(1 / np.sqrt(np.maximum(np.asarray(X.multiply(X).sum(1)).ravel(), 1e-9))) @ X)
+    spread = sp.csr_matrix(np.full((1, d), 1 / math.sqrt(d)))
+    single = sp.csr_matrix(([1.0], ([0], [0])), shape=(1, d))
+    top = float(np.linalg.norm(X.toarray(), 2)) ** 2
+    assert top_eigenvalue(X) == pytest.approx(top, rel=1e-9)
+    budget = Budget(1.0, 1e-5, "add-remove", "exact")
+    objective = LeastSquares(X, np.zeros(n))
+    facts = Binding(isthmus.Whole(), objective.penalty, objective.space, n, 10, None)
+    plan = budget.plan(facts, _charges("none", True, False, 10))
+    buy = GlmPreparation(plan, n, 10, 0.3, "none", True, False, None)
+
+    def bought(rows: Any) -> float:
+        spending = Spending(budget.promise(plan, facts), noise_seed=0)
+        return float(buy.release(LeastSquares(rows, np.zeros(rows.shape[0])), spending)["lambda"])
+
+    for record in (spread, single):
+        assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6
+    if size[1] > 2000:  # what the smoothness bound would have done
+        assert largest_eigenvalue(sp.vstack([X, spread]).tocsr()) - largest_eigenvalue(X) > 1.5
 
 
 def test_transformed_rows_stay_in_the_unit_ball() -> None:

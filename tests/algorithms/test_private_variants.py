@@ -204,3 +204,10 @@ def test_the_minibatch_as_published_promises_nothing_and_knows_its_condition() -
     assert not found.privacy.private and "moves by up to 2L" in found.privacy.words()
     with pytest.raises(isthmus.InvalidInput):
         minimize(objective, recipe, BALL, steps=2)  # epsilon_0 > 1: the paper's own amplification does not hold
+
+
+@pytest.mark.parametrize("name", ["priv_sgd", "dp_comp_minibatch", "compressive_dp_sgd"])
+def test_what_is_printed_needs_a_public_number_of_records(name: str) -> None:
+    sizes = {"p": 15, "kappa": 4} if name == "compressive_dp_sgd" else {"m": 10}
+    with pytest.raises(isthmus.InvalidInput, match="fixed and public"):
+        getattr(algorithms, name)(as_published=True, **sizes, **(COMMON | {"n": 300}))
