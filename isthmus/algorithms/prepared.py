@@ -25,6 +25,7 @@ from isthmus.matrix import Matrix, is_sparse, row_norms
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.parts import Step, Weighted
 from isthmus.parts.updates import Preconditioned
+from isthmus.penalties import NoPenalty
 from isthmus.pipeline import Pipeline, Release, Stage
 from isthmus.privacy import Charge, Clip, PrivacyPlan
 from isthmus.privacy._library import dpa
@@ -74,11 +75,15 @@ def prepared_gd(
         _validate.one_of(("auto",), step=step)
     if tau is not None:
         _validate.positive(tau=tau)
+    _validate.one_of(("last", "average"), output=output)
 
     def build(binding: Binding) -> Pipeline:
         free = isinstance(binding.constraint, Whole)
         remedy = "leave it out: scaled columns change what a set means"
         _validate.check(free or scale == "none", "constraint", binding.constraint, remedy)
+        plain = free and isinstance(binding.penalty, NoPenalty)
+        alone = "leave out the set and the penalty: preconditioned steps have no proximal map"
+        _validate.check(plain or not precondition, "precondition", precondition, alone)
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, _charges(scale, automatic, precondition, rounds))

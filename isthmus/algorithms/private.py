@@ -94,6 +94,7 @@ def dp_gd(
         budget = Budget(epsilon, delta, adjacency, n)
         if isinstance(clip, AdaptiveClip):
             _validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
+        _validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
         return prepared_gd(
             budget, clip, "auto" if precondition or step is None else step, scale, precondition, tau, output
         )

@@ -134,12 +134,15 @@ def test_a_resumed_run_does_not_buy_again(tmp_path: Path) -> None:
         ({"step": "fast"}, None, "step='fast'"),
         ({"step": "auto", "scale": "rows"}, None, "scale='rows'"),
         ({"step": "auto", "tau": 0.0}, None, "tau=0.0"),
+        ({"step": "auto", "momentum": 0.5}, None, "momentum=0.5"),
+        ({"step": "auto", "output": "random"}, None, "output='random'"),
+        ({"step": "auto", "precondition": True}, L2Ball(1.0), "no proximal map"),
         ({"step": "auto", "scale": "moments"}, L2Ball(1.0), "scaled columns"),
     ],
 )
 def test_refusals(options: dict[str, Any], constraint: Any, text: str) -> None:
     with pytest.raises(isthmus.InvalidInput, match=text):
-        minimize(LeastSquares(*table(50)), algorithms.dp_gd(**COMMON, **options), constraint, steps=5)
+        minimize(LeastSquares(*table(50)), algorithms.dp_gd(**(COMMON | options)), constraint, steps=5)
 
 
 def test_long_rows_are_clipped_by_the_public_map_not_refused() -> None:
