@@ -68,6 +68,7 @@ _HOMES = {
     "solve": ["EarlyStop", "minimize"],
     "parts": ["Clients"],
     "driver": ["TorchDriver"],
+    "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine"],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

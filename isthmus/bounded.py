@@ -7,8 +7,11 @@ them into a `Bounded`.  Whatever stands between the clip and the noise states ho
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from isthmus import _validate
@@ -42,3 +45,23 @@ class Bounded:
     def through(self, value: Tensor, gain: float) -> Bounded:
         """The image of the value under a linear map whose `ord -> ord` norm is at most `gain`."""
         return Bounded(value, self.ord, self.bound * gain)
+
+
+def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
+    """sum_i c_i v_i, with one weight a record or one a record and leaf.
+
+    A record whose value is not finite has weight 0 and is left out: it cannot spoil the sum of the others.
+    """
+    if isinstance(weights, Mapping):
+        return torch.cat([weighted_sum(leaf, weights[name]) for name, leaf in rows.leaves()])
+    if weights.is_cuda:  # never look at the sum: the host would wait for the device
+        return rows.masked(weights > 0).sum(weights)
+    total = rows.sum(weights)
+    if bool(torch.isfinite(total).all()):
+        return total
+    total = torch.zeros_like(total)  # 0 * inf is not 0: add the others only, in chunks
+    for lo, hi in rows.spans():
+        c = weights[lo:hi].to(total)
+        values = rows.part(lo, hi).dense().masked_fill((c == 0)[:, None], 0.0)
+        total += c @ values.to(total)
+    return total

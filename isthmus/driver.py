@@ -4,24 +4,29 @@
         loss(module(x), y).backward()
     driver.step()                        # one round: measure, close, advance, optimiser
 
-The hooks open a round at the first forward pass, take the per-example factors layer by layer during the
-backward pass and encode them there; `step` releases what was summed and gives the lifted direction to the
-optimiser as its gradient.
+The hooks open a round at the first forward pass, take the per-example rows layer by layer during the backward pass
+and encode them there; `step` releases what was summed and gives the lifted direction to the optimiser as its gradient.
+
+A loader that hands out *tickets* (`begin`) tells the driver which examples a pass may hold: then one record is
+clipped once however often a batch goes through the module, batches of another size are refused, and several logical
+batches before one optimiser step are rounds of their own, each with its own noise and its own charge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from isthmus import _validate
-from isthmus.gradients import Outer
 from isthmus.gradients.module import Layers, captured, merged
 from isthmus.gradients.stack import Stack
+from isthmus.lifts import Lifted
+from isthmus.parts.averages import Last
 from isthmus.parts.sources import current
 from isthmus.parts.updates import Delegate
 from isthmus.pipeline import (
@@ -43,6 +48,18 @@ from isthmus.pipeline import (
 from isthmus.sketches import Sketch
 
 
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
+
+    `groups` has the micro-batch of every example, drawn independently of every other example.
+    """
+
+    size: int
+    last: bool = True
+    groups: Tensor | None = None
+
+
 class TorchDriver:
     """Runs a one-stage pipeline from a user's loop; the optimiser is any of torch's.
 
@@ -53,6 +70,7 @@ class TorchDriver:
     >>> driver = TorchDriver(Pipeline([Stage(Shuffle(4))], step=lambda t: 0.1), module, sgd, n=4)
     >>> nn.functional.mse_loss(module(torch.ones(4, 3)), torch.zeros(4, 1)).backward()
     >>> driver.step()
+    True
     >>> driver.state.t, driver.state.dims
     (1, 4)
     """
@@ -65,114 +83,207 @@ class TorchDriver:
         *,
         n: int,
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        public: Any = None,
         reduction: str = "mean",
         seed: int = 0,
         noise: Any = None,
         ledger: Ledger | None = None,
+        layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:
         _check_drivable(pipe)
         _validate.positive_int(n=n)
         _validate.one_of(("mean", "sum"), reduction=reduction)
-        self.layers, self.optimizer, self.stage = Layers(module), optimizer, pipe.stages[0]
-        self.n, self.loss, self.reduction, self.keys, self.ledger = n, loss, reduction, Keys(seed, noise), ledger
-        self.pipe = replace(pipe, update=Delegate(self._give))
-        self.state = start(self.pipe, self.layers.pack(), seed)
-        self._reduce, self._busy = reduce, False
+        self.layers = Layers(module) if layers is None else layers
+        self.module, self.optimizer, self.stage = module, optimizer, pipe.stages[0]
+        self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
+        self.keys, self.ledger, self._reduce = Keys(seed, noise), ledger, reduce
+        self.pipe = replace(pipe, update=Delegate(self._collect))
+        self.state = start(self.pipe, torch.empty(0), seed)
+        self.observers: list[Callable[[Round], None]] = []
+        """Called with every round when it is closed: they see what was released."""
+        self._move = optimizer.step
         self._round: Round | None = None
         self._sum: Message | None = None
-        self._batch = 0
+        self._ticket: Ticket | None = None
+        self._batch, self._busy, self._idle = 0, False, False
+        self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._rows: dict[str, list[Any]] = {}
         self._codes: dict[str, dict[str, list[Any]]] = {}
-        self.layers.attach()
+        self.handles = [*self.layers.attach(), module.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
         self.layers.listener = self._push
-        module.register_forward_pre_hook(self._before_forward)
 
-    def step(self) -> None:
-        """Close the round: release, lift, and let the optimiser move (an empty batch still takes its round)."""
-        round = self._open()
+    # ------------------------------------------------------------ what a loop calls
+
+    def begin(self, ticket: Ticket) -> None:
+        """The next physical batch is about to be handed out."""
         self._finish_backward()
+        if self._ticket is not None and self._ticket.last:
+            if self._sum is not None:  # several logical batches before one step: each is a round of its own
+                self._close()
+            elif self._idle:
+                warnings.warn(
+                    "a batch was drawn and no step was taken: whether a step is taken must not depend on the data; "
+                    "call optimizer.step() for every batch, empty ones too",
+                    stacklevel=3,
+                )
+        self._ticket, self._idle = ticket, True
+        self.layers.batch = self._batch = ticket.size
+
+    def rest(self) -> None:
+        """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased."""
+        self._finish_backward()
+        if self._ticket is not None and self._ticket.last and self._sum is not None:
+            self._close()
+        self._rows, self._codes, self._sum, self._ticket, self._idle = {}, {}, None, None, False
+
+    def step(self) -> bool:
+        """Close the round and let the optimiser move; False where more of the logical batch is to come."""
+        self._finish_backward()
+        if self._ticket is not None:
+            if not self._ticket.last:
+                return False
+            self._check_seen(self._ticket)
+        self._close()
+        self._give(self._directions)
+        self._directions, self._idle = [], False
+        self._ticket = None if self._ticket is None else replace(self._ticket, size=0)  # a second step is an empty one
+        self._move()
+        return True
+
+    # ------------------------------------------------------------ the round
+
+    def _close(self) -> None:
+        """Release the logical batch; an empty one still takes its round."""
+        round = self._open()
         message = self._sum if self._sum is not None else self._nothing(round)
         divisor = self.stage.sampler.divisor(self.n, round.t)
         message = self._reduce(replace(_counted(message), divisor=divisor))
         close_stage(round, self.stage, message, self.keys, self.ledger)
         self.state = advance(round, self.state, [message])
         self._round = self._sum = None
+        for observe in self.observers:
+            observe(round)
 
     def _open(self) -> Round:
         if self._round is None:
             self._busy = True
-            self._round = open_round(
-                self.pipe,
-                self.state,
-                space=self.layers.space,
-                seed=self.keys.seed,
-                epoch=self.state.t // self.stage.sampler.rounds(self.n),
-                read=self.layers.pack,
-                public_rows=self._public_rows,
-                eta=self.optimizer.param_groups[0]["lr"],
-                kept=self._kept,
-            )
-            bind_stage(self._round, self.stage, self.state)
-            self._busy = False
+            try:
+                self._round = open_round(
+                    self.pipe,
+                    self.state,
+                    space=self.layers.space,
+                    seed=self.keys.seed,
+                    epoch=self.state.t // self.stage.sampler.rounds(self.n),
+                    read=self.layers.pack,
+                    public_rows=self._public_rows,
+                    eta=self.optimizer.param_groups[0]["lr"],
+                    kept=self._kept,
+                )
+                bind_stage(self._round, self.stage, self.state)
+            finally:
+                self._busy = False
         return self._round
 
-    def _before_forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if self._busy or not (torch.is_grad_enabled() and module.training):
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._busy:  # public data, on behalf of a sketch
+            return
+        self.layers.listener = self._push if module.training else None
+        if not (torch.is_grad_enabled() and module.training):
             return
         self._open()
-        self._finish_backward()
-        self._batch = len(inputs[0])
+        batch = _batch_of(args, kwargs, self.layers.batch_dim)
+        if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
+            self._finish_backward()
+            self._batch = self._batch if batch is None else batch
+            self.layers.batch = batch
+        elif batch is not None and batch != self._ticket.size:
+            raise _validate.InvalidInput(
+                f"the module was given {batch} examples where the private loader handed out {self._ticket.size}: pass "
+                "whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
+                "module.eval() for other data"
+            )
 
     def _push(self, name: str, rows: Any) -> None:
-        """One layer's factors, inside backward: encoded at once where a release clips codes, else kept."""
-        if self._round is None:
-            return
+        """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
+        round = self._open()
         if self.reduction == "mean":
             rows = rows.scaled(float(self._batch))
+        if self._ticket is not None and self._ticket.groups is not None:
+            rows = rows.regrouped(self._ticket.groups)
+        keep = False
         for _, release, slot in slots([self.stage]):
-            if _encodes_rows(release, self._round.sketches[slot]):
+            if _encodes_rows(release, round.sketches[slot]):
                 pieces = self._codes.setdefault(release.name, {})
-                pieces.setdefault(name, []).append(self._round.sketches[slot].leaf(name, rows))
-        if not all(_encodes_rows(r, self._round.sketches[slot]) for _, r, slot in slots([self.stage])):
+                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
+            else:
+                keep = True
+        if keep:
             self._rows.setdefault(name, []).append(rows)
 
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""
         if self._round is None or not (self._rows or self._codes):
             return
-        names = [leaf.name for leaf in self.layers.space.leaves]
+        round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
         rows = Stack([(name, merged(name, self._rows.get(name, []))) for name in names]) if self._rows else None
         codes = {}
         for _, release, slot in slots([self.stage]):
-            if _encodes_rows(release, self._round.sketches[slot]):
+            if _encodes_rows(release, round.sketches[slot]):
                 pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
-                codes[release.name] = self._round.sketches[slot].join(pieces)
-        message = fragment(self._round, self.stage, rows, codes)
-        self._sum = message if self._sum is None else self._sum + message
+                codes[release.name] = round.sketches[slot].join(pieces)
         self._rows, self._codes = {}, {}
+        message = fragment(round, self.stage, rows, codes)
+        self._sum = message if self._sum is None else self._sum + message
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
-        weight = next(self.layers.parameters())
-        empty = []
-        for leaf in self.layers.space.leaves:
-            q, p = leaf.shape
-            empty.append((leaf.name, Outer(weight.new_zeros(0, p), weight.new_zeros(0, q))))
-        return fragment(round, self.stage, Stack(empty))
+        return fragment(round, self.stage, self.layers.no_rows())
+
+    def _check_seen(self, ticket: Ticket) -> None:
+        """A batch with records that left no gradient is a mistake, found before anything is charged."""
+        if ticket.size and self._sum is None:
+            raise RuntimeError(
+                "optimizer.step() was called and no gradient of this batch arrived: call module.train(), then "
+                "backward() on a loss of the module's output"
+            )
 
     def _public_rows(self, w: Tensor, data: Any) -> Stack:
-        """Per-example gradients on public data; `data` is (x, y), or ((x, y), loss)."""
-        pair, loss = data if callable(data[1]) else (data, self.loss)
+        """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""
+        pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
+        pair, loss = self.public if pair is None else pair, self.loss if loss is None else loss
+        _validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
         _validate.check(
             loss is not None, "loss", loss, "a public subspace needs the loss: pass loss= to it or to the driver"
         )
-        return captured(self.layers, loss, pair[0], pair[1], self.reduction)
+        device = next(self.layers.parameters()).device
+        x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
+        return captured(self.layers, loss, x, y, self.reduction)
 
-    def _give(self, direction: Tensor) -> None:
-        self.layers.set_gradients(direction)
-        self.optimizer.step()
+    # ------------------------------------------------------------ the optimiser
+
+    def _collect(self, lifted: Sequence[Lifted]) -> None:
+        self._directions.append(lifted)
+
+    def _give(self, rounds: Sequence[Sequence[Lifted]]) -> None:
+        """The directions as gradients, leaf by leaf: the whole vector is never built."""
+        space = self.layers.space
+
+        def leaf(name: str) -> Tensor:
+            first, *rest = (piece.leaf(space, name) for lifted in rounds for piece in lifted)
+            total = sum(rest, first)
+            return total if len(rounds) == 1 else total / len(rounds)
+
+        self.layers.set_gradients(leaf)
+
+
+def _batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int | None:
+    """How many examples a module is given: the size of the first tensor with a batch dimension."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.ndim > dim:
+            return value.shape[dim]
+    return None
 
 
 def _encodes_rows(release: Release, sketch: Sketch) -> bool:
@@ -197,3 +308,4 @@ def _check_drivable(pipe: Pipeline) -> None:
     _validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
     _validate.check(not pipe.wire.feedback and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
     _validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
+    _validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

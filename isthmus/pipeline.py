@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.bounded import Bounded
+from isthmus.bounded import Bounded, weighted_sum
 from isthmus.lifts import pinv
 from isthmus.message import Keys, Message, Wire
 from isthmus.parts.aggregators import Aggregator, Client
@@ -310,10 +310,14 @@ def close_stage(
             bounded = transform(bounded, sketch)
         if release.between:
             bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
-        released[release.name] = release.mechanism.release(bounded, keys.noise) / message.divisor
-        result = release.lift(sketch, released[release.name], round.w, round.eta)
+        value = release.mechanism.release(bounded, keys.noise)
+        fresh = value is not bounded.value  # what a mechanism made may be divided in place
+        released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
+        w = round.w if getattr(release.lift, "reads_w", True) else None
+        result = release.lift(sketch, released[release.name], w, round.eta)
         lifted += [] if result is None else [result]
-    round.held[stage.name], round.released[stage.name] = Held(round.w, tuple(lifted)), released
+    anchor = round.w if stage.every > 1 else None
+    round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), released
     return released
 
 
@@ -321,7 +325,7 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
     """Post-processing of what was released: update, average, the next clip bounds."""
     pipe = round.pipe
     lifted = [piece for stage in pipe.stages if stage.name in round.held for piece in round.held[stage.name].lifted]
-    update, w = pipe.update.apply(state.update, round.w, lifted, round.eta)
+    update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
     average, w = pipe.average.observe(state.average, w, round.eta, round.t)
     parts = {**state.parts, **round.context.changed}
     for stage, release, slot in slots(round.active):
@@ -437,24 +441,6 @@ def fragment(round: Round, stage: Stage, rows: Any, codes: Mapping[str, Any] | N
             given = None if codes is None else codes.get(release.name)
             values[release.name] = measure(release, round.sketches[slot], round.bounds.get(slot, math.inf), rows, given)
     return Message(values, 0.0)
-
-
-def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
-    """sum_i c_i v_i, with one weight a record or one a record and leaf.
-
-    A record whose value is not finite has weight 0 and is left out: it cannot spoil the sum of the others.
-    """
-    if isinstance(weights, Mapping):
-        return torch.cat([weighted_sum(leaf, weights[name]) for name, leaf in rows.leaves()])
-    total = rows.sum(weights)
-    if bool(torch.isfinite(total).all()):
-        return total
-    total = torch.zeros_like(total)  # 0 * inf is not 0: add the others only, in chunks
-    for lo, hi in rows.spans():
-        c = weights[lo:hi].to(total)
-        values = rows.part(lo, hi).dense().masked_fill((c == 0)[:, None], 0.0)
-        total += c @ values.to(total)
-    return total
 
 
 def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Any]) -> Message:

@@ -22,7 +22,7 @@ FORMAT = "isthmus-state-1"
 class Held:
     """What a stage last released, lifted, and the point it looked at."""
 
-    w: Tensor
+    w: Tensor | None
     lifted: tuple[Lifted, ...]
 
 
@@ -55,7 +55,7 @@ class State:
     def save(self, path: str | Path) -> None:
         """Write the state to one file, whole or not at all."""
         tensors: dict[str, Tensor] = {}
-        tree = {item.name: _pack(getattr(self, item.name), item.name, tensors) for item in fields(self)}
+        tree = {item.name: pack(getattr(self, item.name), item.name, tensors) for item in fields(self)}
         target = Path(path)
         partial = target.with_name(target.name + ".part")
         save_file(tensors, partial, metadata={"format": FORMAT, "tree": json.dumps(tree)})
@@ -70,7 +70,7 @@ class State:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
             _validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
-            tree = _unpack(json.loads(header["tree"]), tensors)
+            tree = unpack(json.loads(header["tree"]), tensors)
         except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise _validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
         return State(**tree)
@@ -80,31 +80,31 @@ class State:
         return replace(self, **changes)
 
 
-def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """A JSON tree in which tensors are references."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().clone().contiguous()
         return {"@tensor": path}
     if isinstance(value, Held):
         lifted = [{"direction": x.direction, "point": x.point} for x in value.lifted]
-        return {"@held": _pack({"w": value.w, "lifted": lifted}, path, tensors)}
+        return {"@held": pack({"w": value.w, "lifted": lifted}, path, tensors)}
     if isinstance(value, Mapping):
-        return {str(key): _pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
+        return {str(key): pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]
+        return [pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"the state of {path} is a {type(value).__name__}: keep tensors, numbers, strings, lists and dicts")
 
 
-def _unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, list):
-        return [_unpack(item, tensors) for item in tree]
+        return [unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if "@tensor" in tree:
         return tensors[tree["@tensor"]]
     if "@held" in tree:
-        held = _unpack(tree["@held"], tensors)
+        held = unpack(tree["@held"], tensors)
         return Held(held["w"], tuple(Lifted(**item) for item in held["lifted"]))
-    return {key: _unpack(item, tensors) for key, item in tree.items()}
+    return {key: unpack(item, tensors) for key, item in tree.items()}

@@ -23,7 +23,6 @@ from isthmus.sketches.base import Sketch
 from isthmus.space import Space
 
 if TYPE_CHECKING:
-    from isthmus.gradients.outer import Outer
     from isthmus.gradients.residual import ResidualRows
     from isthmus.gradients.stack import Stack
 
@@ -49,7 +48,7 @@ class Rows(ABC):
         """`(lower, upper)` with lower_i <= ||g_i|| <= upper_i, float64."""
 
     @abstractmethod
-    def sum(self, weights: Tensor | None = None) -> Tensor:
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """sum_i c_i g_i, a vector of R^d: the only reduction there is (c = 1 when no weights are given)."""
 
     @abstractmethod
@@ -59,6 +58,11 @@ class Rows(ABC):
     @abstractmethod
     def dense(self) -> Tensor:
         """The n x d matrix: a slow reference, for tests, public data and small chunks."""
+
+    def masked(self, keep: Tensor) -> Rows:
+        """Zero in place of every row that is not kept, whatever it holds: no 0 times infinity."""
+        whole = self.dense()
+        return Dense(torch.where(keep[:, None], whole, torch.zeros((), dtype=whole.dtype, device=whole.device)))
 
     def norms(self, ord: float = 2) -> Tensor:
         """||g_i||_ord for ord 1, 2 or inf: shape (n,), float32 or better.
@@ -103,6 +107,28 @@ class Rows(ABC):
 
         return Lazy(means, -(-self.n // size), self.d, dtype=self.dtype, device=self.device)
 
+    def regrouped(self, groups: Tensor) -> Rows:
+        """Micro-batches by name: row j is the mean of the rows i with groups[i] = j, zero where there is none.
+
+        >>> Dense(torch.tensor([[1.0], [3.0], [8.0]])).regrouped(torch.tensor([2, 2, 0])).dense()
+        tensor([[8.],
+                [0.],
+                [2.]])
+        """
+        _validate.shape((self.n,), groups=groups)
+        counts = torch.bincount(groups) if self.n else groups.new_zeros(0)
+        most = int(counts.max()) if len(counts) else 1
+        order = torch.argsort(groups, stable=True)
+        within = torch.arange(self.n) - (counts.cumsum(0) - counts)[groups[order]]
+        index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most)
+        index[groups[order], within] = order
+        share[groups[order], within] = (most / counts[groups[order]]).to(share)
+        return self.take(index.reshape(-1), share.reshape(-1)).grouped(most)
+
+    def take(self, index: Tensor, factors: Tensor) -> Rows:
+        """Row j is factors[j] times the row index[j]."""
+        return Dense(self.dense()[index.to(self.device)] * factors.to(self.dtype).to(self.device)[:, None])
+
     def scaled(self, factor: float) -> Rows:
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
@@ -121,11 +147,11 @@ class Rows(ABC):
         return Stack(items)
 
     @staticmethod
-    def with_factors(a: Any, b: Tensor) -> Outer:
-        """Rows vec(sum_t b_t a_t') from their factors."""
+    def with_factors(a: Any, b: Tensor) -> Rows:
+        """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
         from isthmus.gradients.outer import Outer
 
-        return Outer(a, b)
+        return Outer(a, b).compact()
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""
@@ -136,6 +162,14 @@ class Rows(ABC):
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device)
+
+    @staticmethod
+    def _into(out: Tensor | None, value: Tensor) -> Tensor:
+        """The value, in `out` where one is given."""
+        return value if out is None else out.copy_(value)
 
     def _weights(self, weights: Tensor | None) -> Tensor:
         """The weights in the working dtype; ones where none are given."""
@@ -168,11 +202,11 @@ class Dense(Rows):
     def norm_bounds(self, ord: float = 2) -> Bounds:
         return _rounding.matrix_bounds(self.values, ord)
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if weights is None:
-            return self.values.sum(0, dtype=self.dtype)
+            return self._into(out, self.values.sum(0, dtype=self.dtype))
         with _rounding.exact_products(self.device):
-            return self._weights(weights) @ self.dense()
+            return self._into(out, self._weights(weights) @ self.dense())
 
     def part(self, lo: int, hi: int) -> Dense:
         return Dense(self.values[lo:hi])
@@ -237,12 +271,12 @@ class Lazy(Rows):
         _rounding.check_ord(ord)
         return join_bounds([_rounding.matrix_bounds(self._rows(*span), ord) for span in self.spans()], self.device)
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         c, total = self._weights(weights), self._zeros(self.d)
         with _rounding.exact_products(self.device):
             for lo, hi in self.spans():
                 total += c[lo:hi] @ self._rows(lo, hi)
-        return total
+        return self._into(out, total)
 
     def part(self, lo: int, hi: int) -> Lazy:
         return self._derived(lambda i, j: self._rows(lo + i, lo + j), hi - lo, self.d, self.space)

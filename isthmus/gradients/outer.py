@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus import _validate
 from isthmus.gradients import _products, _rounding
-from isthmus.gradients._rounding import Bounds
+from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows, join_bounds
 from isthmus.matrix import Matrix, dtype_of, is_sparse, rmatmul, to_dense
 from isthmus.sketches.base import Sketch
@@ -31,13 +31,14 @@ class Outer(Rows):
     Args:
         a: (n, p) or (n, T, p) tensor, or an (n, p) CSR matrix, which is never densified.
         b: (n, q) or (n, T, q) tensor; its dtype, raised to float32 at least, is that of the results.
+        ones: a has one more column than it shows, of ones (the input of a layer's bias); p counts it.
 
     >>> rows = Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     >>> rows.sum(), rows.norms(1)
     (tensor([3., 6., 4., 8.]), tensor([21.0000]))
     """
 
-    def __init__(self, a: Matrix, b: Tensor) -> None:
+    def __init__(self, a: Matrix, b: Tensor, ones: bool = False) -> None:
         ndims = (2,) if is_sparse(a) else (2, 3)
         _validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
         _validate.check(
@@ -46,8 +47,9 @@ class Outer(Rows):
             tuple(b.shape),
             f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
         )
-        self.a, self.b = a if is_sparse(a) else a.detach(), b.detach()
-        self.n, self.p, self.q = a.shape[0], a.shape[-1], b.shape[-1]
+        _validate.check(not (ones and is_sparse(a)), "ones", ones, "a CSR factor carries its own column of ones")
+        self.a, self.b, self.ones = a if is_sparse(a) else a.detach(), b.detach(), ones
+        self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
         self.positions = 1 if a.ndim == 2 else a.shape[1]
         self.d = self.p * self.q
         self.dtype, self.device = _rounding.working(b.dtype), b.device
@@ -59,38 +61,60 @@ class Outer(Rows):
         work = _rounding.working(self.a.dtype, self.b.dtype)
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
-        parts = [_products.bounds(self.a[lo:hi], self.b[lo:hi], ord, work) for lo, hi in spans]
+        parts = [_products.bounds(self._shown(self.a[lo:hi]), self.b[lo:hi], ord, work) for lo, hi in spans]
         return join_bounds(parts, self.device)
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         b = self._wide(self.b)
         if weights is not None:
             b = b * self._weights(weights).view(-1, *[1] * (b.ndim - 1))
         with _rounding.exact_products(self.device):
             if is_sparse(self.a):
-                return rmatmul(self.a, b).T.reshape(-1)
-            a, b = self._flat(self.a), self._flat(b)
-            return rmatmul(b, a).reshape(-1) if a.dtype == self.dtype else rmatmul(a, b).T.reshape(-1)
+                return self._into(out, rmatmul(self.a, b).T.reshape(-1))
+            a, b = self._flat(self.a).to(self.dtype), self._flat(b)
+            total = self._empty(self.d) if out is None else out
+            matrix = total.view(self.q, self.p)
+            torch.mm(b.T, a, out=matrix[:, : a.shape[1]])
+            if self.ones:
+                torch.sum(b, 0, out=matrix[:, -1])
+            return total
 
     def part(self, lo: int, hi: int) -> Outer:
-        return Outer(self.a[lo:hi], self.b[lo:hi])
+        return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
+
+    def masked(self, keep: Tensor) -> Outer:
+        shape = (-1, *[1] * (self.b.ndim - 1))
+        a, b = (
+            torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in (self.a, self.b)
+        )
+        return Outer(a, b, self.ones)
 
     def dense(self) -> Tensor:
-        a, b = to_dense(self.a).to(self.dtype), self._wide(self.b)
+        a, b = self._shown(to_dense(self.a)).to(self.dtype), self._wide(self.b)
         with _rounding.exact_products(self.device):
             rule = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
         a = self.a if is_sparse(self.a) else self.a.to(_rounding.working(self.a.dtype))
+        a = self._shown(a)
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(self._flat(a), lo), self._flat(self.b))
         return Dense(sketch.outer(a, self._wide(self.b), lo))
 
+    def compact(self) -> Rows:
+        """The q x p products themselves where they are smaller than their factors (and below `CHUNK_BYTES`)."""
+        smaller = self.positions > 1 and self.d <= self.positions * (self.p + self.q)
+        return Dense(self.dense()) if smaller and self.n * self.d * self.dtype.itemsize <= CHUNK_BYTES else self
+
     def plus(self, others: Sequence[Rows]) -> Rows:
         mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
+        if len(mates) <= len(others):
+            from isthmus.gradients.tied import total
+
+            return total([self, *others])
         positions = sum(rows.positions for rows in mates)
-        if len(mates) <= len(others) or positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) for r in mates):
+        if positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) for r in mates):
             return super().plus(others)
         return _joined(mates)
 
@@ -99,7 +123,7 @@ class Outer(Rows):
         if not isinstance(other, Outer) or not self._same_shape(other):
             return super().minus(other)
         if _same(self.a, other.a):
-            return Outer(self.a, self._wide(self.b) - other.b)
+            return Outer(self.a, self._wide(self.b) - other.b, self.ones)
         if not is_sparse(self.a) and not is_sparse(other.a):
             return _joined([self, other.scaled(-1.0)])
         if is_sparse(self.a) and is_sparse(other.a):
@@ -116,14 +140,29 @@ class Outer(Rows):
         b = self._wide(self.b) / share
         if is_sparse(self.a):
             return _sparse_rows(Outer(self.a, b)._times(size), self)
-        return Outer(_fold(self.a, size, groups), _fold(b, size, groups))
+        return Outer(_fold(self.a, size, groups), _fold(b, size, groups), self.ones)
+
+    def take(self, index: Tensor, factors: Tensor) -> Rows:
+        if is_sparse(self.a):
+            return super().take(index, factors)
+        index, shape = index.to(self.device), (-1, *[1] * (self.b.ndim - 1))
+        return Outer(
+            self.a[index], self._wide(self.b)[index] * factors.to(self.b.device, self.dtype).view(shape), self.ones
+        )
 
     def scaled(self, factor: float) -> Outer:
-        return Outer(self.a, self._wide(self.b) * factor)
+        return Outer(self.a, self._wide(self.b) * factor, self.ones)
 
     def _factor_bounds(self, ord: float) -> Bounds:
         low, high = _rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)
+        if self.ones:
+            one = torch.ones_like(low)
+            low, high = _rounding.combine([(low, high), (one, one)], ord)
         return low.to(self.device), high.to(self.device)
+
+    def _shown(self, a: Tensor) -> Tensor:
+        """A dense factor with its column of ones."""
+        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones else a
 
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(self.dtype)
@@ -132,7 +171,7 @@ class Outer(Rows):
         return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
     def _same_shape(self, other: Outer) -> bool:
-        return (other.n, other.p, other.q) == (self.n, self.p, self.q)
+        return (other.n, other.p, other.q, other.ones) == (self.n, self.p, self.q, self.ones)
 
     def _times(self, size: int) -> sp.csr_array:
         """The sums of `size` consecutive sparse rows, as a CSR matrix with q p columns."""
@@ -157,9 +196,9 @@ def Glm(r: Tensor, X: Matrix) -> Outer:
 def _joined(rows: Sequence[Outer]) -> Outer:
     """The row-wise sum of factored rows, by laying their positions one after the other."""
     dtype = _rounding.working(*(r.a.dtype for r in rows))
-    a = [r.a.to(dtype).reshape(r.n, r.positions, r.p) for r in rows]
+    a = [r.a.to(dtype).reshape(r.n, r.positions, r.p - r.ones) for r in rows]
     b = [r._wide(r.b).reshape(r.n, r.positions, r.q) for r in rows]
-    return Outer(torch.cat(a, dim=1), torch.cat(b, dim=1))
+    return Outer(torch.cat(a, dim=1), torch.cat(b, dim=1), rows[0].ones)
 
 
 def _fold(x: Tensor, size: int, groups: int) -> Tensor:

@@ -67,8 +67,12 @@ class ResidualRows(Rows):
         eps = max(torch.finfo(rows.dtype).eps for rows in (self.rows, self.codes))
         return 2 * eps * (4 + math.log2(max(self.d, 2)))
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
-        return self.rows.sum(weights) - self.sketch.pinv(self.codes.sum(weights)).to(self.dtype)
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        total = self.rows.sum(weights, out)
+        return total.sub_(self.sketch.pinv(self.codes.sum(weights)).to(self.dtype))
+
+    def masked(self, keep: Tensor) -> ResidualRows:
+        return ResidualRows(self.rows.masked(keep), self.codes.masked(keep), self.sketch)
 
     def part(self, lo: int, hi: int) -> ResidualRows:
         return ResidualRows(self.rows.part(lo, hi), self.codes.part(lo, hi), self.sketch)

@@ -35,8 +35,16 @@ class Stack(Rows):
     def norm_bounds(self, ord: float = 2) -> Bounds:
         return _rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
 
-    def sum(self, weights: Tensor | None = None) -> Tensor:
-        return torch.cat([piece.sum(weights).to(self.dtype) for _, piece in self.items])
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        total, lo = self._empty(self.d) if out is None else out, 0
+        for _, piece in self.items:
+            place = total[lo : lo + piece.d]
+            piece.sum(weights, place) if piece.dtype == self.dtype else place.copy_(piece.sum(weights))
+            lo += piece.d
+        return total
+
+    def masked(self, keep: Tensor) -> Stack:
+        return self._each(lambda piece: piece.masked(keep))
 
     def part(self, lo: int, hi: int) -> Stack:
         return self._each(lambda piece: piece.part(lo, hi))
@@ -63,6 +71,9 @@ class Stack(Rows):
 
     def grouped(self, size: int) -> Stack:
         return self._each(lambda piece: piece.grouped(size))
+
+    def take(self, index: Tensor, factors: Tensor) -> Stack:
+        return self._each(lambda piece: piece.take(index, factors))
 
     def scaled(self, factor: float) -> Stack:
         return self._each(lambda piece: piece.scaled(factor))

@@ -1,11 +1,15 @@
 """The lift slot of a pipeline: from a released code y in R^m back to R^d or onto the constraint set.
 
-Every lift is called as `lift(sketch, y, w, eta)` and returns a `Lifted` (or None: nothing to step with).
+Every lift is called as `lift(sketch, y, w, eta)` and returns a `Lifted` (or None: nothing to step with).  One that
+says `reads_w = False` is given None for the iterate, which then need not be gathered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,23 +18,38 @@ from isthmus.lifts.cosamp import cosamp
 from isthmus.lifts.project_lift import solve_lift
 from isthmus.sets import ConvexSet
 from isthmus.sketches.base import Sketch
+from isthmus.space import Space
 
 Step = float | Tensor
 
 
-@dataclass(frozen=True)
 class Lifted:
     """A direction g of R^d (the update is w - eta g) and, where the lift has one, the next point itself.
 
-    The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.
+    The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.  A direction may be given
+    as a function, and by leaves: whoever takes one leaf at a time never builds the whole vector.
 
     >>> import torch
     >>> Lifted(torch.ones(2)).point is None
     True
     """
 
-    direction: Tensor
-    point: Tensor | None = None
+    def __init__(
+        self,
+        direction: Tensor | Callable[[], Tensor],
+        point: Tensor | None = None,
+        by_leaf: Callable[[str], Tensor] | None = None,
+    ) -> None:
+        self._given, self.point, self._by_leaf = direction, point, by_leaf
+
+    @cached_property
+    def direction(self) -> Tensor:
+        """The whole direction."""
+        return self._given if isinstance(self._given, Tensor) else self._given()
+
+    def leaf(self, space: Space, name: str) -> Tensor:
+        """The direction of one leaf, flat."""
+        return self.direction[space.slice(name)] if self._by_leaf is None else self._by_leaf(name)
 
 
 @dataclass(frozen=True)
@@ -43,9 +62,11 @@ class Adjoint:
     torch.Size([4])
     """
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(sketch.adjoint(y))
+        return Lifted(lambda: sketch.adjoint(y), by_leaf=lambda name: sketch.adjoint_leaf(name, y))
 
 
 @dataclass(frozen=True)
@@ -59,9 +80,13 @@ class Pinv:
     True
     """
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(sketch.pinv(y))
+        if not sketch.tight:
+            return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
+        return Lifted(lambda: sketch.pinv(y), by_leaf=lambda name: sketch.pinv_leaf(name, y))
 
 
 @dataclass(frozen=True)
@@ -75,11 +100,17 @@ class Unbiased:
     True
     """
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        coverage = sketch.coverage
-        full = sketch.pinv(y)
-        return Lifted(full / (coverage.to(full) if isinstance(coverage, Tensor) else coverage))
+        coverage = sketch.coverage.to(y) if isinstance(sketch.coverage, Tensor) else sketch.coverage
+
+        def leaf(name: str) -> Tensor:
+            share = coverage[sketch.space.slice(name)] if isinstance(coverage, Tensor) else coverage
+            return sketch.pinv_leaf(name, y) / share
+
+        return Lifted(lambda: sketch.pinv(y) / coverage, by_leaf=leaf)
 
 
 @dataclass(frozen=True)
@@ -129,13 +160,14 @@ class CoSaMP:
 
     k: int
     iterations: int | None = None
+    reads_w: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _validate.positive_int(k=self.k)
         if self.iterations is not None:
             _validate.positive_int(iterations=self.iterations)
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Decode a code."""
         return Lifted(cosamp(sketch, y, self.k, self.iterations))
 
@@ -147,6 +179,8 @@ class Discard:
     >>> Discard()(None, None, None, 0.1) is None
     True
     """
+
+    reads_w: ClassVar[bool] = False
 
     def __call__(self, sketch: Sketch | None, y: Tensor | None, w: Tensor | None, eta: Step) -> None:
         """Drop a code."""

@@ -93,9 +93,9 @@ class Preconditioned:
 
 @dataclass(frozen=True)
 class Delegate:
-    """Hands the direction to an optimiser of somebody else, as the gradient of their parameters."""
+    """Hands the directions to an optimiser of somebody else, as the gradient of their parameters."""
 
-    take: Callable[[Tensor], None]
+    take: Callable[[Sequence[Lifted]], None]
 
     def init(self, w: Tensor) -> Memo:
         """The optimiser keeps its own state."""
@@ -103,5 +103,5 @@ class Delegate:
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The optimiser moves its parameters; the iterate lives there."""
-        self.take(direction_of(lifted))
+        self.take(lifted)
         return memo, w

@@ -20,7 +20,7 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.clips import AdaptiveClip, Clip, PerLeafClip
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK
-from isthmus.privacy.noise import SecretSource, SeededSource, Source
+from isthmus.privacy.noise import FastSource, GeneratorSource, SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.published import Published, comp_minibatch_sigma, farokhi_scale, privsgd_sigma, skgd_sigma
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
@@ -37,9 +37,11 @@ __all__ = [
     "Clip",
     "DiscreteGaussian",
     "Exact",
+    "FastSource",
     "FixedSize",
     "FullBatch",
     "Gaussian",
+    "GeneratorSource",
     "Laplace",
     "Mechanism",
     "NoisyMax",

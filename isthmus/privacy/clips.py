@@ -97,6 +97,22 @@ class PerLeafClip:
 
 
 @dataclass(frozen=True)
+class GroupClip(Clip):
+    """A clip of micro-batches: rows are means over groups, and a record is in one group only.
+
+    Adding or removing one record changes the mean of its group from one vector of norm at most C to another: the sum
+    moves by up to 2C.  This holds only where groups are assigned to records independently of one another.
+
+    >>> GroupClip(1.0).total(1.0)
+    2.0
+    """
+
+    def total(self, bound: float) -> float:
+        """The bound of one record's share in the sum."""
+        return 2 * bound
+
+
+@dataclass(frozen=True)
 class AdaptiveClip:
     """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
 

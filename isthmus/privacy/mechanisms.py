@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -20,6 +21,8 @@ from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
 
 _ADD = Adjacency.ADD_REMOVE
+_CHUNK = 1 << 20  # coordinates noised at once: 8 MiB of float64 noise, enough for a few threads to share
+_DEVICE_CHUNK = 1 << 24
 
 
 class Mechanism(Protocol):
@@ -81,7 +84,7 @@ class Gaussian:
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         _check(self, bounded, noise)
-        return _add(bounded.value, self.multiplier * bounded.bound, noise.normal(tuple(bounded.value.shape)))
+        return _noisy(bounded.value, self.multiplier * bounded.bound, noise.normal)
 
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """`GaussianDpEvent(sigma / C)`."""
@@ -110,7 +113,7 @@ class Laplace:
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         _check(self, bounded, noise)
-        return _add(bounded.value, self.multiplier * bounded.bound, noise.laplace(tuple(bounded.value.shape)))
+        return _noisy(bounded.value, self.multiplier * bounded.bound, noise.laplace)
 
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """`LaplaceDpEvent(b / C)`."""
@@ -145,7 +148,7 @@ class NoisyMax:
         _check(self, bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1)
         candidates = torch.cat([scores, -scores]) if self.signed else scores
-        winner = int(_add(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel(len(candidates))).argmax())
+        winner = int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax())
         chosen = torch.zeros_like(bounded.value).reshape(-1)
         chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
         return chosen.reshape(bounded.value.shape)
@@ -183,7 +186,7 @@ class TopK:
         _check(self, bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1).abs()
         _validate.at_most(len(scores), "the number of coordinates", k=self.k)
-        noisy = _add(scores, 2 * bounded.bound / self.epsilon, noise.gumbel(len(scores)))
+        noisy = _noisy(scores, 2 * bounded.bound / self.epsilon, noise.gumbel)
         chosen = torch.zeros_like(bounded.value).reshape(-1)
         chosen[noisy.topk(self.k).indices.to(chosen.device)] = 1.0
         return chosen.reshape(bounded.value.shape)
@@ -250,9 +253,12 @@ def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
     )
 
 
-def _add(value: Tensor, scale: float, unit: Tensor) -> Tensor:
-    """value + scale * unit in float64, then the value's dtype."""
-    return (value.double() + unit.to(value.device) * scale).to(value.dtype)
+def _noisy(value: Tensor, scale: float, draw: Callable[..., Tensor]) -> Tensor:
+    """value + scale * noise in float64, then the value's dtype: one new tensor, filled a chunk at a time."""
+    out = value.detach().clone(memory_format=torch.contiguous_format)
+    for part in out.view(-1).split(_CHUNK if out.device.type == "cpu" else _DEVICE_CHUNK):
+        part.copy_(draw(len(part), device=part.device).mul_(scale).add_(part))
+    return out
 
 
 def _discrete_gaussian(values: list[int], scale: float) -> list[int]:

@@ -22,9 +22,8 @@ from isthmus import _validate
 from isthmus.privacy import _events, accounting
 from isthmus.privacy._events import Json
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.noise import SECRET, SEEDED
 
-SEEDED = "seeded noise: not private"
-SECRET = "secret noise from the operating system's generator"
 _ROUTES = {
     "pld": "privacy-loss distributions (dp-accounting)",
     "pair": "privacy-loss distributions of the pair -C, +C (dp-accounting)",
@@ -100,7 +99,8 @@ class PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
         `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` and `noise` replace the words drawn from the event.
+        that mechanism really gives; `sampler` replaces the words drawn from the event; `noise` is the `description` of
+        the run's source.
 
         >>> from dp_accounting import dp_event
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))

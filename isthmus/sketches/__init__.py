@@ -17,6 +17,7 @@ from isthmus.sketches.public import KroneckerSubspace, PublicSubspace
 from isthmus.sketches.selection import Blocks, Coordinates, Nice
 from isthmus.sketches.sparse_jl import SparseJL
 from isthmus.sketches.srht import SRHT
+from isthmus.sketches.tensor_sketch import TensorSketch
 
 __all__ = [
     "SRHT",
@@ -39,5 +40,6 @@ __all__ = [
     "Size",
     "Sketch",
     "SparseJL",
+    "TensorSketch",
     "resolve",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -90,12 +90,17 @@ class Sketch(ABC):
 
     def pinv(self, y: Tensor) -> Tensor:
         """Phi^+ y, for tight sketches."""
-        if not self.tight:
-            raise TypeError(
-                f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
-                "`project_and_lift`, or draw it with scaling='tight'"
-            )
+        self._check_tight()
         return self.adjoint(y / self.norm**2)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
+        return self.recent("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
+
+    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The leaf `name` of Phi^+ y, flat, for tight sketches."""
+        self._check_tight()
+        return self.adjoint_leaf(name, self.recent("pinv", y, lambda: y / self.norm**2))
 
     def gain(self, ord: float) -> float:
         """A certified bound of max ||Phi v||_ord / ||v||_ord: never below the true one."""
@@ -124,12 +129,12 @@ class Sketch(ABC):
         return torch.cat(codes)
 
     def leaf(self, name: str, rows: Any) -> Any:
-        """The piece of the code that one leaf gives (called inside a backward pass)."""
+        """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
         return rows.through(self, self.space[name].start)
 
     def join(self, pieces: Mapping[str, Any]) -> Any:
-        """One code from the pieces of all leaves: here they share one code space and add up."""
-        first, *rest = pieces.values()
+        """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
+        first, *rest = (piece for piece in pieces.values() if piece is not None)
         return first.plus(rest) if rest else first
 
     def encode(self, rows: Any) -> Any:
@@ -156,6 +161,44 @@ class Sketch(ABC):
         """Column ranges whose `block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
         width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
         return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
+
+    def once(
+        self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """A tensor of this map in a dtype and on a device, made and moved there at its first use."""
+        where = key, device, dtype
+        if where not in self._once:
+            made = make()
+            self._once[where] = made.to(device=device, dtype=made.dtype if dtype is None else dtype)
+        return self._once[where]
+
+    def recent(self, key: str, y: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` computes from y, remembered until another y comes: the leaves of a code are lifted one by one."""
+        if y.is_inference():
+            return make()
+        last = self._recent.get(key)
+        if last is None or last[0] is not y or last[1] != y._version:
+            last = self._recent[key] = y, y._version, make()
+        return last[2]
+
+    @cached_property
+    def _once(self) -> dict[Hashable, Tensor]:
+        return {}
+
+    @cached_property
+    def _recent(self) -> dict[str, tuple[Tensor, int, Tensor]]:
+        return {}
+
+    def _check_tight(self) -> None:
+        if not self.tight:
+            raise TypeError(
+                f"{self} is not tight, so it has no cheap pseudo-inverse: lift with `adjoint` or "
+                "`project_and_lift`, or draw it with scaling='tight'"
+            )
 
     def _matrix_gain(self, ord: float) -> float:
         """The induced norm from the matrix itself, a chunk of columns at a time."""
@@ -230,6 +273,18 @@ def resolve(m: Size, d: int, t: int = 0) -> int:
     return int(size)
 
 
+def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
+    """One number a leaf as a coverage: the number itself when all agree, else d of them.
+
+    >>> spread(Space.of({"a": (1, 2), "b": (1, 1)}), [0.5, 0.25]).tolist()
+    [0.5, 0.5, 0.25]
+    """
+    if len(set(shares)) == 1:
+        return shares[0]
+    sizes = torch.tensor([leaf.size for leaf in space.leaves])
+    return torch.tensor(shares, dtype=torch.float64).repeat_interleave(sizes)
+
+
 def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     """A clear error for a vector of the wrong length."""
     _validate.check(v.shape == (size,), f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
@@ -263,4 +318,5 @@ __all__ = [
     "is_sparse",
     "resolve",
     "round_up",
+    "spread",
 ]

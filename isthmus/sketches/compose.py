@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus import _validate, randomness
 from isthmus.matrix import Matrix, dtype_of, to_dense
-from isthmus.sketches.base import Context, Encoder, Random, Sketch, check_block, check_vector, round_up
+from isthmus.sketches.base import Context, Encoder, Random, Sketch, check_block, check_vector, round_up, spread
 from isthmus.sketches.identity import IdentityMap, stack
 from isthmus.space import Space
 
@@ -59,6 +59,15 @@ class ResidualMap(Sketch):
         """The same as `forward`: a projector is its own pseudo-inverse."""
         return self.forward(y)
 
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
+        code = self.recent("code", y, lambda: self.inner.forward(y))
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code)
+
+    def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The same as `adjoint_leaf`."""
+        return self.adjoint_leaf(name, y)
+
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
         check_block(self, x, lo)
@@ -87,6 +96,10 @@ class ResidualMap(Sketch):
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
 
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"what is lost by the first of two maps ({self.inner.describe()}), {self.d} numbers"
+
 
 @dataclass(frozen=True)
 class PerLeaf(Random):
@@ -104,7 +117,9 @@ class PerLeaf(Random):
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
-        leaves = {x.name: self.encoder.build(Space.flat(x.size), randomness.key(key, x.name), t) for x in space.leaves}
+        leaves = {
+            x.name: self.encoder.build(Space.of({"w": x.shape}), randomness.key(key, x.name), t) for x in space.leaves
+        }
         return PerLeafMap(space, leaves)
 
 
@@ -117,20 +132,23 @@ class PerLeafMap(Sketch):
         self.m = self.code_space.d
         self.tight = all(block.tight for block in blocks.values())
         common = math.sqrt(self.d / self.m)
-        self.factors = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
-        self.norm = round_up(max(self.factors[name] * block.norm for name, block in blocks.items()))
-        shares = [torch.full((block.d,), block.m / block.d, dtype=torch.float64) for block in blocks.values()]
-        self.coverage = self.m / self.d if self.tight and len(blocks) == 1 else torch.cat(shares)
+        self.scales = {name: common / block.norm if self.tight else 1.0 for name, block in blocks.items()}
+        self.norm = round_up(max(self.scales[name] * block.norm for name, block in blocks.items()))
+        self.coverage = spread(space, [block.m / block.d for block in blocks.values()])
 
     def forward(self, v: Tensor) -> Tensor:
         """The codes of the leaves, one after the other."""
         check_vector(self, v, "v", self.d)
-        return torch.cat([self.factors[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
+        return torch.cat([self.scales[k] * x.forward(v[self.space.slice(k)]) for k, x in self.blocks.items()])
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Each leaf from its own piece of the code."""
+        return torch.cat([self.adjoint_leaf(name, y) for name in self.blocks])
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf from its own piece of the code."""
         check_vector(self, y, "y", self.m)
-        return torch.cat([x.adjoint(self.factors[k] * y[self.code_space.slice(k)]) for k, x in self.blocks.items()])
+        return self.blocks[name].adjoint(self.scales[name] * y[self.code_space.slice(name)])
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
@@ -140,12 +158,13 @@ class PerLeafMap(Sketch):
             left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
             if left < right:
                 part = self.blocks[leaf.name].rows(x[:, left - lo : right - lo], left - leaf.start)
-                code[:, self.code_space.slice(leaf.name)] = self.factors[leaf.name] * part
+                code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
         return code
 
     def leaf(self, name: str, rows: Any) -> Any:
         """The code of one leaf, in its own code space."""
-        return rows.through(self.blocks[name]).scaled(self.factors[name])
+        block = self.blocks[name]
+        return block.leaf(block.space.leaves[0].name, rows).scaled(self.scales[name])
 
     def join(self, pieces: Mapping[str, Any]) -> Any:
         """The codes of the leaves side by side."""
@@ -153,7 +172,12 @@ class PerLeafMap(Sketch):
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
-        return round_up(max(self.factors[name] * block.gain(ord) for name, block in self.blocks.items()))
+        return round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        kind = type(next(iter(self.blocks.values()))).__name__
+        return f"a {kind} for each of {len(self.blocks)} leaves, {self.m} numbers for {self.d} parameters"
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,15 +73,15 @@ class BalancedMap(HashedMap):
             return super().forward(v)
         check_vector(self, v, "v", self.d)
         code = v.new_zeros(2 * self.m).scatter_add_(0, self._signed_buckets(v.device), v)
-        return (code[: self.m] - code[self.m :]).mul_(self.scale.to(code))
+        return (code[: self.m] - code[self.m :]).mul_(self.scales(code))
 
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Phi' y; a short map reads from y and -y."""
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
+        """Phi' y in columns start..stop-1; a short map reads from y and -y."""
         if not self._keeps:
-            return super().adjoint(y)
+            return super()._adjoint(y, start, stop)
         check_vector(self, y, "y", self.m)
-        scaled = y * self.scale.to(y)
-        return torch.cat([scaled, -scaled]).index_select(0, self._signed_buckets(y.device))
+        signed = self.recent("signed", y, lambda: torch.cat([scaled := y * self.scales(y), -scaled]))
+        return signed.index_select(0, self._signed_buckets(y.device)[start:stop])
 
     def _signed_buckets(self, device: torch.device) -> Tensor:
         """h(j), plus m where the sign is -1; kept for the round."""

@@ -94,8 +94,16 @@ class DenseMap(Sketch):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y, a chunk of columns at a time."""
+        return self._adjoint(y, 0, self.d)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The columns of one leaf only."""
+        where = self.space.slice(name)
+        return self._adjoint(y, where.start, where.stop)
+
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         check_vector(self, y, "y", self.m)
-        return torch.cat([self._part(lo, hi, y.device, y.dtype) @ y for lo, hi in self._parts(0, self.d)])
+        return torch.cat([self._part(lo, hi, y.device, y.dtype) @ y for lo, hi in self._parts(start, stop)])
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """X Phi[:, lo:hi]' accumulated over chunks of columns, dense or CSR."""

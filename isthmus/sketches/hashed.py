@@ -42,18 +42,31 @@ class HashedMap(Sketch):
             signed = signed if signed.shape == sign.shape else torch.empty_like(sign)
             torch.mul(sign, v[lo:hi], out=signed)
             code.scatter_add_(0, bucket.reshape(-1), signed.view(-1))
-        return code * self.scale.to(code)
+        return code * self.scales(code)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Phi' y by one signed gather from y."""
+        return self._adjoint(y, 0, self.d)
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The gather of one leaf's columns."""
+        where = self.space.slice(name)
+        return self._adjoint(y, where.start, where.stop)
+
+    def _adjoint(self, y: Tensor, start: int, stop: int) -> Tensor:
         check_vector(self, y, "y", self.m)
-        scaled, out = y * self.scale.to(y), y.new_empty(self.d)
-        for lo, hi, bucket, sign in self.tables(0, self.d, y):
+        scaled, out = self.recent("scaled", y, lambda: y * self.scales(y)), y.new_empty(stop - start)
+        for lo, hi, bucket, sign in self.tables(start, stop, y):
+            part = out[lo - start : hi - start]
             if self.s == 1:
-                torch.index_select(scaled, 0, bucket[0], out=out[lo:hi]).mul_(sign[0])
+                torch.index_select(scaled, 0, bucket[0], out=part).mul_(sign[0])
             else:
-                torch.sum(scaled[bucket].mul_(sign), 0, out=out[lo:hi])
+                torch.sum(scaled[bucket].mul_(sign), 0, out=part)
         return out
+
+    def scales(self, like: Tensor) -> Tensor:
+        """The scale of each row, in the dtype and on the device of `like`."""
+        return self.once("scale", lambda: self.scale, like.device, like.dtype)
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
@@ -67,7 +80,7 @@ class HashedMap(Sketch):
                 part = x[start : start + step, left - lo : right - lo]
                 for r in range(self.s):
                     code[start : start + step].scatter_add_(1, bucket[r].expand(part.shape), part * sign[r])
-        return code * self.scale.to(code)
+        return code * self.scales(code)
 
     def tables(self, lo: int, hi: int, like: Tensor) -> Iterator[tuple[int, int, Tensor, Tensor]]:
         """(left, right, rows, signs in the dtype of `like`) over ranges of columns; valid until the next is asked."""

@@ -46,6 +46,11 @@ class IdentityMap(Sketch):
         check_vector(self, y, "y", self.d)
         return y
 
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """A view of y."""
+        check_vector(self, y, "y", self.d)
+        return y[self.space.slice(name)]
+
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """The block itself, in its place among d columns."""
         hi = check_block(self, x, lo)
@@ -67,8 +72,12 @@ class IdentityMap(Sketch):
         """The rows themselves."""
         return rows
 
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"the whole gradient, {self.d} numbers"
+
 
 def stack(pieces: Mapping[str, Any]) -> Any:
-    """Pieces that own one slice of the code each, in order."""
-    first = next(iter(pieces.values()))
-    return first if len(pieces) == 1 else first.stack(list(pieces.items()))
+    """Pieces that own one slice of the code each, in order; None is left out."""
+    items = [(name, piece) for name, piece in pieces.items() if piece is not None]
+    return items[0][1] if len(items) == 1 else items[0][1].stack(items)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from isthmus import _validate, randomness
 from isthmus.matrix import Matrix, dtype_of, is_sparse, matmul
-from isthmus.sketches.base import Random, Sketch, check_block, check_vector, round_up
+from isthmus.sketches.base import Random, Sketch, check_block, check_vector, round_up, spread
 from isthmus.sketches.identity import stack
+from isthmus.sketches.orthonormal import random_rows
 from isthmus.space import Leaf, Space
 
 Ranks = Mapping[str, tuple[int, int]]
@@ -24,10 +26,10 @@ Ranks = Mapping[str, tuple[int, int]]
 class Kronecker(Random):
     """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
 
-    P_out (rank_out x q) and P_in (rank_in x p) have orthonormal, uniformly distributed rows; ranks are capped at the
-    leaf's sizes, and `ranks` sets those of single leaves.  A gradient sum_t b_t a_t' has the code
-    sum_t (P_out b_t)(P_in a_t)': the codes stay factored.  Phi Phi' = (d/m) I; a coordinate is covered with
-    rank_out rank_in / (q p) of its own leaf.
+    P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
+    vectors on long sides); ranks are capped at the leaf's sizes, and `ranks` sets those of single leaves.  A gradient
+    sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': the codes stay factored.  Phi Phi' = (d/m) I; a
+    coordinate is covered with rank_out rank_in / (q p) of its own leaf.
 
     >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
     >>> sketch.m, sketch.code_space.shape("hidden")
@@ -44,21 +46,15 @@ class Kronecker(Random):
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""
-        factors, shares = {}, []
+        factors = {}
         for leaf in space.leaves:
             (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
             factors[leaf.name] = (
                 random_rows(r_out, q, randomness.key(key, leaf.name, "out")),
                 random_rows(r_in, p, randomness.key(key, leaf.name, "in")),
             )
-            shares.append(r_out * r_in / (q * p))
-        sketch = KroneckerMap(space, factors)
-        sketch.rescale(math.sqrt(space.d / sketch.m))
-        sketch.coverage = shares[0]
-        if len(set(shares)) > 1:
-            sizes = torch.tensor([leaf.size for leaf in space.leaves])
-            sketch.coverage = torch.tensor(shares, dtype=torch.float64).repeat_interleave(sizes)
-        return sketch
+        m = sum(len(left) * len(right) for left, right in factors.values())
+        return RandomKroneckerMap(space, factors, math.sqrt(space.d / m))
 
 
 class KroneckerMap(Sketch):
@@ -67,16 +63,12 @@ class KroneckerMap(Sketch):
     tight = True
 
     def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
-        self.space, self.d, self.factors = space, space.d, dict(factors)
+        self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
         self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
         self.m = self.code_space.d
-        self.rescale(scale)
-
-    def rescale(self, scale: float) -> None:
-        """Set the common scale of all leaves, which is the norm."""
-        self.scale = scale
         eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
         self.norm = round_up(scale) * (1 + 64 * eps)
+        self._singles: dict[str, KroneckerMap] = {}
 
     def forward(self, v: Tensor) -> Tensor:
         """P_out V P_in' for each leaf V."""
@@ -85,12 +77,19 @@ class KroneckerMap(Sketch):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """P_out' Y P_in for the code Y of each leaf."""
+        return torch.cat([self.adjoint_leaf(name, y) for name in self.factors])
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of one leaf."""
         check_vector(self, y, "y", self.m)
-        parts = []
-        for name, (left, right) in self.factors.items():
-            code = self.code_space.view(y, name)
-            parts.append((self.scale * left.to(y).T @ code @ right.to(y)).reshape(-1))
-        return torch.cat(parts)
+        left, right = self.sides(name, y)
+        return (left.T @ self.code_space.view(y, name) @ right).reshape(-1)
+
+    def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
+        left, right = self.factors[name]
+        where = like.device, like.dtype
+        return self.once((name, 0), lambda: self.scale * left, *where), self.once((name, 1), lambda: right, *where)
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
@@ -105,18 +104,23 @@ class KroneckerMap(Sketch):
         return code
 
     def _leaf_rows(self, leaf: Leaf, part: Matrix, like: Tensor) -> Tensor:
-        (q, p), (left, right) = matrix_shape(leaf), (factor.to(like) for factor in self.factors[leaf.name])
+        (q, p), (left, right) = matrix_shape(leaf), self.sides(leaf.name, like)
         inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
-        return (self.scale * (left @ inner)).reshape(len(inner), len(left) * len(right))
+        return (left @ inner).reshape(len(inner), len(left) * len(right))
 
     def leaf(self, name: str, rows: Any) -> Any:
         """The code of one leaf: again an outer product where the rows are one."""
         if not is_outer(rows):
-            leaf = self.space[name]
-            return rows.through(KroneckerMap(Space.of({name: leaf.shape}), {name: self.factors[name]}, self.scale), 0)
-        left, right = (factor.to(rows.b) for factor in self.factors[name])
-        a = matmul(rows.a, right.T) if is_sparse(rows.a) else rows.a.to(rows.b.dtype) @ right.T
-        return rows.with_factors(a, rows.b @ (self.scale * left).T)
+            return rows.through(self._single(name), 0)
+        left, right = self.sides(name, rows.b)
+        return rows.with_factors(_inputs(rows, right), rows.b @ left.T)
+
+    def _single(self, name: str) -> KroneckerMap:
+        """The block of one leaf as a map of its own."""
+        if name not in self._singles:
+            space = Space.of({name: self.space[name].shape})
+            self._singles[name] = KroneckerMap(space, {name: self.factors[name]}, self.scale)
+        return self._singles[name]
 
     def join(self, pieces: Mapping[str, Any]) -> Any:
         """The codes of the leaves side by side."""
@@ -127,6 +131,32 @@ class KroneckerMap(Sketch):
         dim = 0 if ord == 1 else 1
         sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
         return self.scale * max(float(left * right) for left, right in sides)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
+        size = f"{self.m} numbers for {self.d} parameters"
+        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
+
+
+class RandomKroneckerMap(KroneckerMap):
+    """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
+
+    @cached_property
+    def coverage(self) -> float | Tensor:  # type: ignore[override]
+        """rank_out rank_in / (q p) for the coordinates of each leaf."""
+        codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
+        return spread(self.space, [code.size / leaf.size for code, leaf in codes])
+
+
+def _inputs(rows: Any, right: Tensor) -> Tensor:
+    """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
+    if getattr(rows, "ones", False):
+        right, last = right[:, :-1], right[:, -1]
+    else:
+        last = None
+    a = matmul(rows.a, right.T) if is_sparse(rows.a) else rows.a.to(right.dtype) @ right.T
+    return a if last is None else a + last
 
 
 def is_outer(rows: Any) -> bool:
@@ -151,17 +181,6 @@ def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
     _validate.positive_int(rank_in=rank_in, rank_out=rank_out)
     for name, (r_out, r_in) in (ranks or {}).items():
         _validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
-
-
-def random_rows(rank: int, size: int, key: int) -> Tensor:
-    """rank x size with orthonormal, uniformly distributed rows, float64."""
-    return orthonormal(torch.from_numpy(randomness.generator(key).standard_normal((size, rank)))).T
-
-
-def orthonormal(columns: Tensor) -> Tensor:
-    """Orthonormal columns with the same span, by QR with a positive diagonal (unique)."""
-    q, r = torch.linalg.qr(columns)
-    return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
 
 
 def _padded(part: Any, before: int, size: int) -> Matrix:

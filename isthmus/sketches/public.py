@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,14 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate, randomness
-from isthmus.matrix import Matrix, is_sparse, matmul, to_dense
+from isthmus.matrix import Matrix, dtype_of, is_sparse, matmul
 from isthmus.sketches import base
 from isthmus.sketches.base import Context, Encoder, Sketch, check_block, check_vector, round_up
 from isthmus.sketches.identity import IdentityMap
-from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, is_outer, leaf_ranks, matrix_shape, orthonormal
+from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
+from isthmus.sketches.principal import NEGLIGIBLE as NEGLIGIBLE
+from isthmus.sketches.principal import completed, leaf_pieces, side_directions, top_directions
 from isthmus.space import Leaf, Space
-
-NEGLIGIBLE = 1e-12
-"""Directions with less than this share of the largest eigenvalue carry no energy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,8 @@ class PublicSubspace(Encoder):
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
     before `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
     carry energy, k shrinks to their number.  `data` (and `loss`) go to the context, which turns public data into
-    rows; `clip` says whether private gradients are clipped after the projection or before it.
+    rows; without `data` it uses the public data it was given itself.  `clip` says whether private gradients are
+    clipped after the projection or before it.
 
     >>> from types import SimpleNamespace
     >>> from isthmus.gradients import Dense
@@ -40,7 +39,7 @@ class PublicSubspace(Encoder):
     """
 
     k: int
-    data: Any
+    data: Any = None
     loss: Any = None
     refresh: int = 10
     start_epoch: int = 0
@@ -50,7 +49,7 @@ class PublicSubspace(Encoder):
         _validate.positive_int(k=self.k, refresh=self.refresh)
         _validate.non_negative_int(start_epoch=self.start_epoch)
         _validate.one_of(("after", "before"), clip=self.clip)
-        _check_data(self.data)
+        _check_data(self.data, self.loss)
 
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map of the round and its basis, kept until the next refresh."""
@@ -59,7 +58,7 @@ class PublicSubspace(Encoder):
             return IdentityMap(context.space), None
         if state is None or context.t - state["t"] >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
-            state = {"basis": top_directions(rows, self.k).to(context.w), "t": context.t}
+            state = {"basis": top_directions(rows, self.k, context.w.dtype).to(context.w), "t": context.t}
         return SubspaceMap(context.space, state["basis"]), state
 
 
@@ -75,36 +74,53 @@ class SubspaceMap(Sketch):
     def forward(self, v: Tensor) -> Tensor:
         """V' v."""
         check_vector(self, v, "v", self.d)
-        return self.basis.to(v).T @ v
+        return self._basis(v.device, v.dtype).T @ v
 
     def adjoint(self, y: Tensor) -> Tensor:
         """V y."""
         check_vector(self, y, "y", self.m)
-        return self.basis.to(y) @ y
+        return self._basis(y.device, y.dtype) @ y
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """The rows of V of one leaf, times y."""
+        check_vector(self, y, "y", self.m)
+        return self._basis(y.device, y.dtype)[self.space.slice(name)] @ y
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
-        part = self.basis[lo : check_block(self, x, lo)]
-        return matmul(x, part.to(x) if isinstance(x, Tensor) else part.to(getattr(torch, x.dtype.name)))
+        hi = check_block(self, x, lo)
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
 
     def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
-        """sum_{ij} b_i a_j V_ij, the longer side first, in chunks of rows; T > 1 goes through the products."""
+        """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
+
+        With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
+        """
         if a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
-        if a.ndim == 3:
+        if a.ndim == 3 or is_sparse(a):
             return super().outer(a, b, lo)
-        p, q = a.shape[1], b.shape[1]
-        cube = self.basis[lo : lo + q * p].to(b).view(q, p, self.m)
-        first, second = a, b
-        if p < q and not is_sparse(a):
-            first, second, cube = b, a.to(b.dtype), cube.transpose(0, 1)
-        table = cube.transpose(0, 1).reshape(first.shape[1], -1)
-        step = max(1, base.CHUNK_BYTES // (8 * table.shape[1]))
-        codes = [b.new_zeros(0, self.m)]
-        for start in range(0, b.shape[0], step):
-            half = matmul(first[start : start + step], table).view(-1, second.shape[1], self.m)
-            codes.append((second[start : start + step, None, :] @ half).squeeze(1))
+        (n, p), q, k = a.shape, b.shape[1], self.m
+        flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
+        step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
+        codes = [b.new_zeros(0, k)]
+        for start in range(0, n, step):
+            left, right = b[start : start + step], a[start : start + step].to(b.dtype)
+            if p <= q:
+                half = (left @ flat.view(q, p * k)).view(-1, p, k)
+                codes.append((right.unsqueeze(1) @ half).squeeze(1))
+            else:
+                half = right @ flat.view(q, p, k)
+                codes.append((left.T.unsqueeze(2) * half).sum(0))
         return torch.cat(codes)
+
+    def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return self.once("basis", lambda: self.basis, device, dtype)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
 
     def captured(self, rows: Any) -> float:
         """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
@@ -122,7 +138,7 @@ class KroneckerSubspace(Encoder):
     For the public gradients G_i of a leaf, the rows of P_in are the top eigenvectors of sum_i G_i' G_i and those of
     P_out the top ones of sum_i G_i G_i'.  When fewer directions than the rank carry energy, seeded random ones
     complete them, so that full ranks are always a rotation of the whole space.  Tight, norm 1, coverage 1;
-    learned anew every `refresh` rounds.
+    learned anew every `refresh` rounds.  Without `data` the context uses the public data it was given itself.
 
     >>> from types import SimpleNamespace
     >>> from isthmus.gradients import Dense
@@ -134,7 +150,7 @@ class KroneckerSubspace(Encoder):
 
     rank_in: int
     rank_out: int
-    data: Any
+    data: Any = None
     loss: Any = None
     refresh: int = 20
     ranks: Ranks | None = None
@@ -142,13 +158,13 @@ class KroneckerSubspace(Encoder):
     def __post_init__(self) -> None:
         check_ranks(self.rank_in, self.rank_out, self.ranks)
         _validate.positive_int(refresh=self.refresh)
-        _check_data(self.data)
+        _check_data(self.data, self.loss)
 
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map of the round and its factors, kept until the next refresh."""
         if state is None or context.t - state["t"] >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
-            pieces = _pieces(context.space, rows)
+            pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
         return KroneckerMap(context.space, state["factors"]), state
@@ -156,99 +172,17 @@ class KroneckerSubspace(Encoder):
     def _factors(self, context: Context, leaf: Leaf, rows: Any) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
+        found = side_directions(rows, matrix_shape(leaf), ranks)
         left, right = (
-            _completed(top_right(side, rank), rank, randomness.key(key, i)).T.to(context.w)
-            for i, (side, rank) in enumerate(zip(_sides(rows, *matrix_shape(leaf)), ranks, strict=True))
+            completed(top, rank, randomness.key(key, i)).T.contiguous().to(context.w)
+            for i, (top, rank) in enumerate(zip(found, ranks, strict=True))
         )
         return left, right
 
 
-def top_directions(rows: Any, k: int) -> Tensor:
-    """d x min(k, rank) orthonormal float64: the top eigenvectors of sum_i g_i g_i', through the Gram matrix."""
-    gram = sum((_gram(piece) for _, piece in rows.leaves()), torch.zeros(()))
-    values, vectors = torch.linalg.eigh(gram)
-    keep = _energetic(values)[-k:].flip(0)
-    weights = (vectors[:, keep] / values[keep].sqrt()).T
-    first = [rows.sum(weight) for weight in weights]
-    return orthonormal(torch.stack(first, 1).double())
-
-
-def top_right(x: Matrix, rank: int) -> Tensor:
-    """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
-    wide = x.shape[0] < x.shape[1]
-    values, vectors = torch.linalg.eigh(to_dense(x @ x.T if wide else x.T @ x))
-    keep = _energetic(values)[-rank:].flip(0)
-    top = vectors[:, keep]
-    if not wide:
-        return top
-    lifted = torch.from_numpy(x.T @ top.numpy()) if is_sparse(x) else x.T @ top
-    return orthonormal(lifted / values[keep].sqrt())
-
-
-def _gram(rows: Any) -> Tensor:
-    """<g_i, g_j> in float64; an outer product with one term needs its factors only."""
-    if _is_single(rows):
-        a, b = _flat_factors(rows)
-        return to_dense(a @ a.T) * (b @ b.T)
-    whole = rows.dense().double()
-    return whole @ whole.T
-
-
-def _sides(rows: Any, q: int, p: int) -> tuple[Matrix, Matrix]:
-    """Matrices whose second moments are those of the two sides: sum G G' (q x q) and sum G' G (p x p)."""
-    if _is_single(rows):
-        a, b = _flat_factors(rows)
-        squares = a.multiply(a).sum(1) if is_sparse(a) else a.square().sum(1)
-        a_norm, b_norm = torch.as_tensor(squares).view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
-        return b * a_norm, a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
-    whole = (rows if isinstance(rows, Tensor) else rows.dense()).double().reshape(-1, q, p)
-    return whole.transpose(1, 2).reshape(-1, q), whole.reshape(-1, p)
-
-
-def _pieces(space: Space, rows: Any) -> dict[str, Any]:
-    """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
-    found = rows.leaves()
-    if len(found) > 1 or rows.d != space.d:
-        return dict(found)
-    if len(space.leaves) == 1:
-        return {space.leaves[0].name: rows}
-    whole = rows.dense()
-    return {leaf.name: whole[:, space.slice(leaf.name)] for leaf in space.leaves}
-
-
-def _is_single(rows: Any) -> bool:
-    """Whether rows are outer products b a' with one term."""
-    return is_outer(rows) and (rows.b.ndim == 2 or rows.b.shape[1] == 1)
-
-
-def _flat_factors(rows: Any) -> tuple[Any, Tensor]:
-    """The factors of rows b a' as n x p and n x q, float64."""
-    b = rows.b.double().reshape(rows.n, -1)
-    return rows.a.astype("float64") if is_sparse(rows.a) else rows.a.double().reshape(rows.n, -1), b
-
-
-def _energetic(values: Tensor) -> Tensor:
-    """Indices (ascending) of the eigenvalues that are not rounding noise; at least one."""
-    largest = float(values[-1])
-    _validate.check(
-        math.isfinite(largest) and largest > 0, "largest eigenvalue", largest, "public gradients are all zero"
-    )
-    return (values > NEGLIGIBLE * largest).nonzero().squeeze(1)
-
-
-def _completed(columns: Tensor, rank: int, key: int) -> Tensor:
-    """`rank` orthonormal columns that start with the given ones."""
-    missing = rank - columns.shape[1]
-    if missing <= 0:
-        return columns
-    extra = torch.from_numpy(randomness.generator(key).standard_normal((len(columns), missing)))
-    for _ in range(2):
-        extra = orthonormal(extra - columns @ (columns.T @ extra))
-    return torch.cat([columns, extra], 1)
-
-
-def _check_data(data: Any) -> None:
-    _validate.check(data is not None, "data", data, "give public data, such as (X, y)")
+def _check_data(data: Any, loss: Any) -> None:
+    own = data is not None or loss is None
+    _validate.check(own, "loss", loss, "a loss of its own belongs to data of its own: give data too, or leave it out")
 
 
 def _public_rows(context: Context, data: Any, loss: Any) -> Any:

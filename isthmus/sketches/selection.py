@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from isthmus.matrix import Matrix, dtype_of, is_sparse, to_dense
 from isthmus.sketches import base
 from isthmus.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
 from isthmus.sketches.bijections import Permutation
+from isthmus.sketches.identity import stack
 from isthmus.space import Space
 
 
@@ -26,45 +28,100 @@ class SelectionMap(Sketch):
 
     def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
         self.space, self.d, self.m = space, space.d, len(index)
-        self.index, self.scale, self.coverage = index, scale, coverage
+        self.index, self.scale, self.coverage = index.cpu(), scale, coverage
         self.norm = scale if scale == 1.0 else round_up(scale, 4)
+
+        self._singles: dict[str, SelectionMap] = {}
 
     def forward(self, v: Tensor) -> Tensor:
         """scale * v[index]."""
         check_vector(self, v, "v", self.d)
-        return v[self.index.to(v.device)] * self.scale
+        return v[self._at(v.device)] * self.scale
 
     def adjoint(self, y: Tensor) -> Tensor:
         """y * scale in its places, zero elsewhere."""
         check_vector(self, y, "y", self.m)
         out = y.new_zeros(self.d)
-        out[self.index.to(y.device)] = y * self.scale
+        out[self._at(y.device)] = y * self.scale
         return out
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """One leaf, from the part of the code that it owns."""
+        check_vector(self, y, "y", self.m)
+        places = self._owned(name)
+        if places.start == places.stop:
+            return y.new_zeros(self.space[name].size)
+        return self._single(name).adjoint(y[places])
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
         places, local = self._inside(lo, check_block(self, x, lo))
         device = x.device if isinstance(x, Tensor) else torch.device("cpu")
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
-        code[:, places] = to_dense(x[:, local.numpy() if is_sparse(x) else local.to(device)]) * self.scale
+        chosen = local.numpy() if is_sparse(x) else self.once((lo, places.stop), lambda: local, device)
+        code[:, places] = to_dense(x[:, chosen]) * self.scale
         return code
 
     def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
         """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
         p = a.shape[-1]
         places, local = self._inside(lo, lo + p * b.shape[-1])
-        left, right = local // p, local % p
+        left = self.once((lo, places.stop, p, 0), lambda: local // p, b.device)
+        right = self.once((lo, places.stop, p, 1), lambda: local % p, b.device)
         code = b.new_zeros(b.shape[0], self.m)
         step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
         for start in range(0, b.shape[0], step):
             rows = slice(start, start + step)
-            read = a[rows][:, right.numpy()] if is_sparse(a) else a[rows][..., right.to(b.device)]
-            product = b[rows][..., left.to(b.device)] * to_dense(read, b.dtype)
+            read = a[rows][:, right.cpu().numpy()] if is_sparse(a) else a[rows][..., right]
+            product = b[rows][..., left] * to_dense(read, b.dtype)
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
+    def leaf(self, name: str, rows: Any) -> Any:
+        """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
+        places = self._owned(name)
+        if places.start == places.stop:
+            return None
+        if places.stop - places.start == self.space[name].size:
+            return rows if self.scale == 1.0 else rows.scaled(self.scale)
+        return rows.through(self._single(name), 0)
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
+        return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"{self.m} of {self.d} coordinates, times {self.scale:.4g}"
+
+    def _at(self, device: torch.device) -> slice | Tensor:
+        """The index, as a slice where it is one: a slice is read without a gather."""
+        if self._range is not None:
+            return self._range
+        return self.once("index", lambda: self.index, device)
+
+    @cached_property
+    def _range(self) -> slice | None:
+        first, last = (int(self.index[i]) for i in (0, -1))
+        return slice(first, last + 1) if last - first + 1 == self.m else None
+
+    def _owned(self, name: str) -> slice:
+        """The places of the code that a leaf feeds."""
+        where = self.space.slice(name)
+        return self._inside(where.start, where.stop)[0]
+
+    def _single(self, name: str) -> SelectionMap:
+        """The part of one leaf, as a map of its own."""
+        if len(self.space.leaves) == 1:
+            return self
+        if name not in self._singles:
+            where = self.space.slice(name)
+            local = self._inside(where.start, where.stop)[1]
+            self._singles[name] = SelectionMap(Space.of({name: self.space.shape(name)}), local, self.scale, 1.0)
+        return self._singles[name]
+
     def _inside(self, lo: int, hi: int) -> tuple[slice, Tensor]:
-        """Which codes columns lo..hi-1 feed, and from which of them."""
+        """Which codes columns lo..hi-1 feed, and from which of them; the search runs on the CPU."""
         first, last = torch.searchsorted(self.index, torch.tensor([lo, hi])).tolist()
         return slice(first, last), self.index[first:last] - lo
 
@@ -123,10 +180,10 @@ class Nice(Random):
 class Blocks(Random):
     """x -> x[S] / C_S for one block S of a partition of [0, d), drawn with probability p_S.
 
-    `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices and leaf names that together
-    hold every coordinate once.  `bounds` are the C_S (default 1), `probs` the p_S (default uniform); both are
-    public.  The map is tight with norm 1/C_S, and the coverage of a coordinate is the p_S of its block, so that
-    pinv / coverage is unbiased.
+    `blocks` is a number of (nearly) equal blocks, or a list of index tensors, slices, leaf names and lists of leaf
+    names that together hold every coordinate once.  A block of whole leaves keeps their rows factored.  `bounds` are
+    the C_S (default 1), `probs` the p_S (default uniform); both are public.  The map is tight with norm 1/C_S, and
+    the coverage of a coordinate is the p_S of its block, so that pinv / coverage is unbiased.
 
     >>> sketch = Blocks([slice(0, 2), slice(2, 6)], bounds=[1.0, 2.0], probs=[0.0001, 0.9999]).draw(6)
     >>> sketch.m, sketch.norm * 2 > 1 - 1e-9, sketch.coverage.tolist()[0]
@@ -205,9 +262,12 @@ def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d) once."""
     found = []
     for block in blocks:
-        if isinstance(block, (str, slice)):
-            where = space.slice(block) if isinstance(block, str) else block
-            found.append(torch.arange(space.d)[where])
+        names = [block] if isinstance(block, str) else block
+        if isinstance(block, slice):
+            found.append(torch.arange(space.d)[block])
+        elif _are_names(names):
+            ranges = [torch.arange(where.start, where.stop) for where in map(space.slice, names)]
+            found.append(torch.cat(ranges).sort().values)
         else:
             found.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
         _validate.check(len(found[-1]) > 0, "blocks", block, "give blocks that are not empty")
@@ -219,6 +279,15 @@ def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
     _validate.check(int(times.max()) == 1, "blocks", blocks, "blocks overlap: give each coordinate to one block")
     _validate.check(int(times.min()) == 1, "blocks", blocks, f"blocks leave out {int((times == 0).sum())} coordinates")
     return found
+
+
+def _are_names(block: Any) -> bool:
+    """Whether a block is a list of leaf names; a list that holds names and other things is refused."""
+    if not isinstance(block, (list, tuple)):
+        return False
+    names = [isinstance(entry, str) for entry in block]
+    _validate.check(all(names) or not any(names), "blocks", block, "a block is leaf names only, or indices only")
+    return any(names)
 
 
 def _positive(name: str, values: Any, count: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class HadamardMap(Sketch):
         for block in self._blocks:
             if len(block.chosen):
                 part = y.new_zeros(1, block.size)
-                part[0, block.chosen.to(y.device)] = scaled[block.code]
+                part[0, self._chosen(block, y.device)] = scaled[block.code]
                 torch.mul(block.transform(part, adjoint=True)[0], self._signs(block, y), out=out[block.where])
         return out
 
@@ -81,7 +81,10 @@ class HadamardMap(Sketch):
             left, right = max(lo, block.start), min(hi, block.start + block.size)
             if left >= right or not len(block.chosen):
                 continue
-            signs, chosen = self._signs(block, code)[left - block.start : right - block.start], block.chosen.to(device)
+            signs, chosen = (
+                self._signs(block, code)[left - block.start : right - block.start],
+                self._chosen(block, device),
+            )
             step = max(1, base.CHUNK_BYTES // (32 * block.size))
             for start in range(0, x.shape[0], step):
                 signed = to_dense(x[start : start + step, left - lo : right - lo]) * signs
@@ -92,6 +95,9 @@ class HadamardMap(Sketch):
 
     def _signs(self, block: _Block, like: Tensor) -> Tensor:
         return randomness.sign_range(self._sign_key, block.start, block.start + block.size, like.device).to(like.dtype)
+
+    def _chosen(self, block: _Block, device: torch.device) -> Tensor:
+        return self.once(block.start, lambda: block.chosen, device)
 
     def _matrix_gain(self, ord: float) -> float:
         """Exact: entries are +-1/sqrt(B) in a Hadamard block of size B, and a cosine block is small."""
@@ -125,7 +131,7 @@ class _Block:
         """The orthonormal transform (or its transpose) of each row of x."""
         if self.is_hadamard:
             return walsh_hadamard(x)
-        matrix = cosine_matrix(self.size).to(x)
+        matrix = cosine_matrix(self.size, x.dtype, x.device)
         return x @ matrix if adjoint else x @ matrix.T
 
 
@@ -162,26 +168,26 @@ def walsh_hadamard(x: Tensor) -> Tensor:
     while left > 1:
         width = min(32, left)
         digits = source.view(n, width, size // width).transpose(1, 2)
-        torch.matmul(digits, hadamard_matrix(width).to(x), out=target.view(n, size // width, width))
+        torch.matmul(digits, hadamard_matrix(width, x.dtype, x.device), out=target.view(n, size // width, width))
         source, target, spare = target, spare, target
         left //= width
     return source
 
 
-@cache
-def hadamard_matrix(size: int) -> Tensor:
+@lru_cache(maxsize=64)
+def hadamard_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal Sylvester-Hadamard matrix."""
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while len(matrix) < size:
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), matrix)
-    return matrix / math.sqrt(size)
+    return (matrix / math.sqrt(size)).to(device, dtype)
 
 
-@cache
-def cosine_matrix(size: int) -> Tensor:
+@lru_cache(maxsize=64)
+def cosine_matrix(size: int, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Tensor:
     """The orthonormal cosine transform (DCT-II): rows sqrt(2/size) cos(pi i (2j + 1) / (2 size)), row 0 constant."""
     i, j = torch.arange(size, dtype=torch.int64)[:, None], torch.arange(size, dtype=torch.int64)
     angle = (i * (2 * j + 1) % (4 * size)).to(torch.float64) * (math.pi / (2 * size))
     matrix = torch.cos(angle) * math.sqrt(2 / size)
     matrix[0] = 1 / math.sqrt(size)
-    return matrix
+    return matrix.to(device, dtype)

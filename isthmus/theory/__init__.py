@@ -3,7 +3,8 @@
 Paper 001 is Kasiviswanathan, "SGD with low-dimensional gradients" (UAI 2021); paper 000 is Huang, Lei and Kaban,
 "Optimisation and learning with randomly compressed gradient updates" (2023); paper 002 is Farokhi, "Gradient
 sparsification can improve performance of differentially-private convex machine learning"; paper 003 is
-Maranjyan, Sadiev and Richtarik, "Differentially private random block coordinate descent".  Where a paper
+Maranjyan, Sadiev and Richtarik, "Differentially private random block coordinate descent"; paper 004 is Zhou, Wu and
+Banerjee, "Bypassing the ambient dimension: private SGD with gradient subspace identification".  Where a paper
 misprints, the corrected form is computed and the docstring says so.  O(.) bounds take their constant as an argument.
 Private bounds speak of utility: the noise of a run comes from its accountant.
 
@@ -87,6 +88,17 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
       strongly_convex_block_bound -> Loops                      003 Theorem 4.2, strongly convex (E.2)
     block_convex_utility, block_strongly_convex_utility         003 Table 1
     block_gain                                                  003 section 4.3
+    ellipsoid_gamma2, concentration_scale                       004 Appendix A.2, Theorem 2: c_0
+    moment_level, moment_deviation                              004 Theorem 2
+    fresh_moment_deviation                                      004 Theorem 5
+    subspace_perturbation, subspace_error, public_samples,
+      eigen_gap_condition, gap_moment                           004 Theorem 3
+    subspace_schedule, subspace_noise,
+      projected_second_moment                                   004 Theorems 1, 4, 6
+    subspace_stationary_noise, subspace_stationary_projection,
+      subspace_stationary_bound, subspace_stationary_rate       004 Theorem 4
+    subspace_convex_noise, subspace_convex_projection,
+      subspace_convex_bound, subspace_convex_rate               004 Theorem 6
 """
 
 from isthmus.theory.contractions import (
@@ -192,6 +204,29 @@ from isthmus.theory.private_sparse import (
     sparsification_helps,
     sparsification_loss,
 )
+from isthmus.theory.public_subspace import (
+    concentration_scale,
+    eigen_gap_condition,
+    ellipsoid_gamma2,
+    fresh_moment_deviation,
+    gap_moment,
+    moment_deviation,
+    moment_level,
+    projected_second_moment,
+    public_samples,
+    subspace_convex_bound,
+    subspace_convex_noise,
+    subspace_convex_projection,
+    subspace_convex_rate,
+    subspace_error,
+    subspace_noise,
+    subspace_perturbation,
+    subspace_schedule,
+    subspace_stationary_bound,
+    subspace_stationary_noise,
+    subspace_stationary_projection,
+    subspace_stationary_rate,
+)
 from isthmus.theory.rates_compgd import (
     boundedness,
     excess_risk,
@@ -272,6 +307,7 @@ __all__ = [
     "compressive_error",
     "compressive_gradient_bound",
     "compressive_scale",
+    "concentration_scale",
     "convex_block_bound",
     "convex_block_loops",
     "convex_communication",
@@ -290,10 +326,14 @@ __all__ = [
     "distributed_stationary_schedule",
     "distributed_strongly_convex_rate",
     "distributed_strongly_convex_smooth_rate",
+    "eigen_gap_condition",
+    "ellipsoid_gamma2",
     "excess_risk",
     "expansion",
     "expansiveness",
     "floats",
+    "fresh_moment_deviation",
+    "gap_moment",
     "generalisation_rate",
     "goal_rounds",
     "goal_schedule",
@@ -311,6 +351,8 @@ __all__ = [
     "mapping_rounds",
     "mapping_samples",
     "mapping_schedule",
+    "moment_deviation",
+    "moment_level",
     "narrow_dimension",
     "nice_noise",
     "nonsmooth_divergence",
@@ -326,6 +368,8 @@ __all__ = [
     "private_smooth_optimisation_bound",
     "private_stability_rate",
     "private_stationary_schedule",
+    "projected_second_moment",
+    "public_samples",
     "qsgd",
     "qsgd_chi",
     "qsgd_nonzeros",
@@ -369,6 +413,18 @@ __all__ = [
     "strongly_convex_schedule",
     "strongly_convex_smooth_communication",
     "strongly_convex_smooth_rate",
+    "subspace_convex_bound",
+    "subspace_convex_noise",
+    "subspace_convex_projection",
+    "subspace_convex_rate",
+    "subspace_error",
+    "subspace_noise",
+    "subspace_perturbation",
+    "subspace_schedule",
+    "subspace_stationary_bound",
+    "subspace_stationary_noise",
+    "subspace_stationary_projection",
+    "subspace_stationary_rate",
     "success_probability",
     "table_width",
     "terngrad",

@@ -6,16 +6,21 @@ import copy
 import math
 import multiprocessing
 import pickle
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 
 from isthmus._validate import InvalidInput
-from isthmus.privacy import SecretSource, SeededSource
-from isthmus.privacy.noise import Source
+from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource
+from isthmus.privacy.noise import _CHUNK, Source, _keyed, _spread, _tensor, _torch_normal
 
-SOURCES = [SecretSource(), SeededSource(5)]
+SOURCES = [SecretSource(), FastSource(), SeededSource(5), GeneratorSource(torch.Generator().manual_seed(5))]
+each_source = pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+each_secret = pytest.mark.parametrize("kind", [SecretSource, FastSource])
 N = 20000
 
 
@@ -28,7 +33,7 @@ def test_laws_at_their_scale_and_no_other(method: str, law: str, seed: int) -> N
         assert stats.kstest(draws * factor, law).pvalue < 1e-9
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["secret", "seeded"])
+@each_source
 def test_moments(source: Source) -> None:
     """Seven standard errors each way: fails by chance once in 10^11."""
     root = math.sqrt(N)
@@ -60,41 +65,118 @@ def test_neighbouring_coordinates_are_independent() -> None:
     assert abs(float(torch.corrcoef(torch.stack([line[1:], line[:-1]]))[0, 1])) < 7 / math.sqrt(N)
 
 
-def test_no_two_draws_are_alike() -> None:
-    source, other = SecretSource(), SecretSource()
+@each_secret
+def test_no_two_draws_are_alike(kind: type[SecretSource]) -> None:
+    source, other = kind(), kind()
     draws = torch.cat([source.normal(500) for _ in range(20)] + [other.normal(500), source.normal(20000)])
     assert len(draws.unique()) == len(draws)
 
 
-def test_a_copy_is_a_fresh_source() -> None:
-    source = SecretSource()
-    source.normal(4)  # the buffer is filled
+@each_secret
+def test_a_copy_is_a_fresh_source(kind: type[SecretSource]) -> None:
+    source = kind()
+    source.bytes(4)  # the buffer is filled
     for other in (copy.copy(source), copy.deepcopy(source), pickle.loads(pickle.dumps(source))):
+        assert type(other) is kind and source.bytes(16) != other.bytes(16)
         assert not bool((source.normal(4) == other.normal(4)).any())
 
 
 def _child(source: SecretSource, queue: multiprocessing.queues.Queue) -> None:
-    queue.put(source.bytes(64))
+    queue.put((source.bytes(64), source.normal(3 * _CHUNK)[::1000].tolist()))
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="the platform cannot fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_process_draws_its_own_noise() -> None:
-    source = SecretSource()
-    source.bytes(64)
+@each_secret
+def test_a_forked_process_draws_its_own_noise(kind: type[SecretSource], four_threads: None) -> None:
+    """The draws are large enough for threads: a process that counted on its parent's would wait for ever."""
+    source = kind()
+    source.bytes(64), source.normal(3 * _CHUNK)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     child = context.Process(target=_child, args=(source, queue))
     child.start()
     theirs = queue.get(timeout=30)
     child.join()
-    assert theirs != source.bytes(64)
+    assert theirs[0] != source.bytes(64)
+    assert not set(theirs[1]) & set(source.normal(3 * _CHUNK).tolist())
 
 
-def test_there_is_no_seed() -> None:
+@each_secret
+def test_there_is_no_seed(kind: type[SecretSource]) -> None:
     with pytest.raises(TypeError):
-        SecretSource(0)  # type: ignore[call-arg]
-    assert SecretSource.seeded is False and SeededSource.seeded is True
+        kind(0)  # type: ignore[call-arg]
+    assert kind.seeded is False and SeededSource.seeded is True and GeneratorSource.seeded is True
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_chunks_of_a_fast_draw_are_independent(four_threads: None) -> None:
+    """Chunks are drawn by different threads and keys: no value twice, no correlation at any of many lags."""
+    draws = FastSource().normal((8, _CHUNK))
+    assert len(draws.unique()) == draws.numel()
+    for lag in (0, 1, 7):
+        shifted = torch.corrcoef(torch.stack([row.roll(lag * j) for j, row in enumerate(draws)]))
+        assert float((shifted - torch.eye(8, dtype=torch.float64)).abs().max()) < 7 / math.sqrt(_CHUNK)
+    ends = torch.stack([draws[:-1, -100:].reshape(-1), draws[1:, :100].reshape(-1)])
+    assert abs(float(torch.corrcoef(ends)[0, 1])) < 7 / math.sqrt(ends.shape[1])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("size", [0, 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 5 * _CHUNK + 3])
+def test_fast_draws_fill_every_place(size: int, threads: int, four_threads: None) -> None:
+    torch.set_num_threads(threads)
+    draws = FastSource().normal(size)
+    assert draws.shape == (size,) and draws.dtype == torch.float64
+    assert len(draws.unique()) == size and not bool((draws == 0).any())
+    assert float(draws.abs().max() if size else 0.0) < 9  # beyond 9 once in 10^18
+
+
+def test_an_error_in_a_chunk_is_not_lost(four_threads: None) -> None:
+    def draw(size: int) -> NDArray[np.float64]:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        _tensor(draw, 3 * _CHUNK, torch.float64, None, _spread)
+
+
+def test_a_device_is_keyed_afresh_at_every_call() -> None:
+    """What an accelerator's draws are made of, on the CPU: fresh keys, float64, the normal law and no other scale."""
+    draws = [_torch_normal(_keyed(torch.device("cpu")), (4, N)) for _ in range(3)]
+    assert len(torch.cat(draws).unique()) == 12 * N
+    for each in draws:
+        assert each.dtype == torch.float64 and each.shape == (4, N)
+        assert stats.kstest(each.reshape(-1).numpy(), "norm").pvalue > 1e-6
+        assert all(stats.kstest(each.reshape(-1).numpy() * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
+
+
+def test_generator_draws_repeat_and_follow_the_generator() -> None:
+    def source(seed: int) -> GeneratorSource:
+        return GeneratorSource(torch.Generator().manual_seed(seed))
+
+    slow = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.equal(source(1).normal(50), slow) and not torch.equal(source(2).normal(50), slow)
+    assert torch.equal(source(1).normal((5, 10), dtype=torch.float32), slow.reshape(5, 10).float())
+    for count in (0, 1, 4, 7):
+        assert len(source(1).bytes(count)) == count
+    assert source(1).bytes(8) == source(1).bytes(8) != source(2).bytes(8)
+    one = source(1)
+    assert one.bytes(8) != one.bytes(8)
+    bits = np.unpackbits(np.frombuffer(source(3).bytes(80000), np.uint8)).reshape(-1, 32).mean(axis=0)
+    assert np.abs(bits - 0.5).max() < 7 * 0.5 / math.sqrt(20000)  # every bit of a word is fair
+
+
+def test_sources_say_what_they_are() -> None:
+    secret, fast, *seeded = [source.description for source in SOURCES]
+    assert "operating system" in secret and "secret" in secret
+    assert "neither cryptographic" in fast and "Philox" in fast and "secret" not in fast
+    assert seeded == ["seeded noise: not private"] * 2
 
 
 def test_seeded_draws_repeat() -> None:
@@ -106,7 +188,7 @@ def test_seeded_draws_repeat() -> None:
     assert torch.equal(draws(1), draws(1)) and not torch.equal(draws(1), draws(2))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=["secret", "seeded"])
+@each_source
 @pytest.mark.parametrize("q", [0.001, 0.3, 1.0])
 def test_mask_rate(source: Source, q: float) -> None:
     n = 200000
@@ -130,8 +212,8 @@ def test_integers_are_uniform() -> None:
     assert int(draws.min()) == 0 and int(draws.max()) == 6
 
 
-def test_shape_dtype_and_chunks() -> None:
-    source = SeededSource(0)
+@each_source
+def test_shape_dtype_and_chunks(source: Source) -> None:
     assert source.normal((2, 3), dtype=torch.float32).dtype == torch.float32
     assert source.normal(()).shape == () and source.normal((0,)).shape == (0,)
     assert source.normal((3, 50000)).shape == (3, 50000)
@@ -147,6 +229,8 @@ def test_shape_dtype_and_chunks() -> None:
         lambda s: s.subset(3, 0),
         lambda s: s.integers(0, 3),
         lambda s: SeededSource(-1),
+        lambda s: GeneratorSource(0),
+        lambda s: GeneratorSource(None),
     ],
 )
 def test_bad_input_is_refused(call) -> None:  # type: ignore[no-untyped-def]

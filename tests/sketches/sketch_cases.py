@@ -18,6 +18,7 @@ from isthmus.sketches import (
     PerLeaf,
     RademacherSketch,
     SparseJL,
+    TensorSketch,
 )
 from isthmus.space import Space
 
@@ -33,6 +34,7 @@ FAMILIES = {
     "count": lambda m: CountSketch(m),
     "count-jl": lambda m: CountSketch(m, scaling="jl"),
     "srht": lambda m: SRHT(m),
+    "tensor": lambda m: TensorSketch(m),
     "coordinates": lambda m: Coordinates(m),
     "nice": lambda m: Nice(m),
 }
@@ -49,6 +51,15 @@ CASES |= {
     "kronecker": (Kronecker(4, 2), LAYERS),
     "kronecker-ranks": (Kronecker(4, 2, ranks={"out": (3, 8)}), LAYERS),
     "srht-two-blocks": (SRHT(50), 1024 + 3),
+    "tensor-layers": (TensorSketch(16), LAYERS),
+    "tensor-shared-factor": (TensorSketch(20), LAYERS),
+    "tensor-nearly-all": (TensorSketch(171), LAYERS),
+    "tensor-square": (TensorSketch(173), LAYERS),
+    "tensor-tall": (TensorSketch(30), Space.of({"tall": (61, 1), "wide": (1, 90), "vector": (50,)})),
+    "blocks-groups": (Blocks([("hidden", "out"), ["bias"]], probs=[0.9, 0.1]), LAYERS),
+    "per-leaf-tensor": (PerLeaf(TensorSketch(0.3)), LAYERS),
+    "per-leaf-kronecker": (PerLeaf(Kronecker(2, 2)), LAYERS),
+    "kronecker-long": (Kronecker(3, 2), Space.of({"long": (3, 1100), "tall": (1030, 2)})),
     "count-layers": (CountSketch(16), LAYERS),
     "per-leaf": (PerLeaf(CountSketch(0.3)), LAYERS),
     "per-leaf-gaussian": (PerLeaf(GaussianSketch(0.2)), LAYERS),

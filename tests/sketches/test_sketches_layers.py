@@ -91,7 +91,7 @@ def test_codes_of_layered_rows_equal_the_dense_product(encoder, kind):
 @pytest.mark.parametrize("encoder", [Kronecker(3, 2), KroneckerSubspace(3, 2, data=0)])
 def test_kronecker_codes_stay_factored_in_their_own_space(encoder):
     sketch, _ = encoder.bind(Rounds(rows()), None)
-    codes = sketch.encode(rows())
+    codes = sketch.encode(rows(1))
     assert [(leaf.name, leaf.shape) for leaf in sketch.code_space.leaves] == [("hidden", (2, 3)), ("out", (2, 3))]
     assert [(name, type(piece)) for name, piece in codes.leaves()] == [("hidden", Outer), ("out", Outer)]
 

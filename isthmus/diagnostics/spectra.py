@@ -1,0 +1,187 @@
+"""The second moment of public gradients: its eigenvalues, along training too, and the sorted mean gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.diagnostics._draw import axes
+from isthmus.diagnostics._products import check_public, products
+from isthmus.gradients import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """Eigenvalues lambda_1 >= lambda_2 >= ... of M = (1/n) sum_i g_i g_i': min(n, d) of them, the others are 0.
+
+    >>> seen = Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5)
+    >>> seen.gap(1), seen.gap(2), seen.stable_rank, seen.shares.tolist()
+    (2.0, 1.0, 1.3333333333333333, [0.75, 1.0])
+    """
+
+    values: Tensor
+    n: int
+    d: int
+
+    @property
+    def total(self) -> float:
+        """The trace, the mean of ||g_i||^2."""
+        return float(self.values.sum())
+
+    @property
+    def shares(self) -> Tensor:
+        """The share of the trace in the first k eigenvalues, for every k (1 when all gradients are 0)."""
+        return self.values.cumsum(0) / self.total if self.total > 0 else torch.ones_like(self.values)
+
+    @property
+    def effective_rank(self) -> float:
+        """exp(-sum p_j log p_j) with p_j = lambda_j / trace (Roy and Vetterli): 1 for one direction, r for r equal."""
+        if self.total == 0:
+            return 0.0
+        return math.exp(float(torch.special.entr(self.values / self.total).sum()))
+
+    @property
+    def stable_rank(self) -> float:
+        """trace / lambda_1."""
+        return self.total / float(self.values[0]) if self.total > 0 else 0.0
+
+    def gap(self, k: int) -> float:
+        """lambda_k - lambda_{k+1}, the eigen-gap alpha of `isthmus.theory.subspace_error`."""
+        _validate.positive_int(k=k)
+        _validate.at_most(self.d, "the dimension d", k=k)
+        padded = [*self.values[k - 1 : k + 1].tolist(), 0.0, 0.0]
+        return padded[0] - padded[1]
+
+    def table(self) -> dict[str, list[float]]:
+        """Columns k, eigenvalue and share."""
+        numbers = list(range(1, len(self.values) + 1))
+        return {"k": numbers, "eigenvalue": self.values.tolist(), "share": self.shares.tolist()}
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """Eigenvalues in descending order, on a log scale."""
+        ax = axes(ax, "k", "eigenvalue of the second moment")
+        ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
+        if self.total > 0:
+            ax.set_yscale("log")
+        return ax
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Spectra collected along training, the picture of Figure 1 of Zhou, Wu and Banerjee.
+
+    >>> seen = Spectra().add(0, Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5))
+    >>> seen.add(10, Spectrum(torch.tensor([1.0, 1.0]), n=2, d=5)).table()
+    {'step': [0, 0, 10, 10], 'k': [1, 2, 1, 2], 'eigenvalue': [3.0, 1.0, 1.0, 1.0], 'share': [0.75, 1.0, 0.5, 1.0]}
+    """
+
+    steps: tuple[int, ...] = ()
+    spectra: tuple[Spectrum, ...] = ()
+
+    def add(self, step: int, spectrum: Spectrum) -> Spectra:
+        """These and one more; steps increase."""
+        _validate.non_negative_int(step=step)
+        after = not self.steps or step > self.steps[-1]
+        _validate.check(after, "step", step, f"give a step after {self.steps[-1:]}")
+        _validate.check(isinstance(spectrum, Spectrum), "spectrum", spectrum, "give what spectrum(public) returned")
+        return Spectra((*self.steps, step), (*self.spectra, spectrum))
+
+    def gaps(self, k: int) -> list[float]:
+        """The eigen-gap at k of every step: the `gaps` of `isthmus.theory.gap_moment`."""
+        return [each.gap(k) for each in self.spectra]
+
+    def table(self) -> dict[str, list[float]]:
+        """Columns step, k, eigenvalue and share, one spectrum after the other."""
+        out: dict[str, list[float]] = {"step": [], "k": [], "eigenvalue": [], "share": []}
+        for step, each in zip(self.steps, self.spectra, strict=True):
+            part = each.table()
+            out["step"] += [step] * len(part["k"])
+            for name, column in part.items():
+                out[name] += column
+        return out
+
+    def plot(self, ax: Any = None) -> Any:
+        """One curve a step."""
+        ax = axes(ax, "k", "eigenvalue of the second moment")
+        for step, each in zip(self.steps, self.spectra, strict=True):
+            each.plot(ax, label=f"step {step}")
+        if self.steps:
+            ax.legend()
+        return ax
+
+
+@dataclass(frozen=True, eq=False)
+class Components:
+    """|m_(1)| >= |m_(2)| >= ... of a mean gradient m, the picture of Figure 2 of Zhou, Wu and Banerjee.
+
+    >>> seen = Components(torch.tensor([2.0, 1.0, 1.0]))
+    >>> round(seen.envelope, 3), seen.table()
+    (2.0, {'j': [1, 2, 3], 'component': [2.0, 1.0, 1.0]})
+    """
+
+    values: Tensor
+
+    @property
+    def envelope(self) -> float:
+        """The least c with |m_(j)| <= c / sqrt(j) for every j: the half-axes of `isthmus.theory.ellipsoid_gamma2`."""
+        order = torch.arange(1, len(self.values) + 1, dtype=self.values.dtype, device=self.values.device)
+        return float((self.values * order.sqrt()).max())
+
+    def table(self) -> dict[str, list[float]]:
+        """Columns j and component."""
+        return {"j": list(range(1, len(self.values) + 1)), "component": self.values.tolist()}
+
+    def plot(self, ax: Any = None, label: str | None = None) -> Any:
+        """Components in descending order, both axes on a log scale."""
+        ax = axes(ax, "j", "|component| of the mean gradient")
+        ax.plot(range(1, len(self.values) + 1), self.values.tolist(), label=label)
+        if float(self.values[0]) > 0:
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+        return ax
+
+
+def spectrum(public: Rows) -> Spectrum:
+    """The spectrum of the second moment (1/n) sum_i g_i g_i' of public gradients, through their n x n Gram matrix.
+
+    public  per-example gradients of PUBLIC examples; those of private ones would leak
+
+    >>> from isthmus.gradients import Dense
+    >>> spectrum(Dense(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))).values.tolist()
+    [2.0, 0.5]
+    """
+    check_public("public", public)
+    values = torch.linalg.eigvalsh(products(public, public) / public.n).flip(0).clamp(min=0)
+    return Spectrum(values[: min(public.n, public.d)].cpu(), public.n, public.d)
+
+
+def eigen_gap(public: Rows, k: int) -> float:
+    """lambda_k - lambda_{k+1} of the second moment of public gradients.
+
+    >>> from isthmus.gradients import Dense
+    >>> eigen_gap(Dense(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])), 1)
+    1.5
+    """
+    return spectrum(public).gap(k)
+
+
+def sorted_components(public: Rows | Tensor) -> Components:
+    """The sorted |components| of the mean public gradient, or of a vector that is public or was released.
+
+    >>> from isthmus.gradients import Dense
+    >>> sorted_components(Dense(torch.tensor([[1.0, -4.0], [1.0, -2.0]]))).values.tolist()
+    [3.0, 1.0]
+    """
+    if isinstance(public, Tensor):
+        vector = _validate.as_tensor("public", public, ndim=1)
+        _validate.check(vector.numel() > 0, "public.shape", tuple(vector.shape), "give at least one component")
+    else:
+        check_public("public", public)
+        vector = public.sum() / public.n
+        _validate.finite(public=vector)
+    return Components(vector.detach().double().abs().sort(descending=True).values.cpu())

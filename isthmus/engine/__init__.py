@@ -1,0 +1,7 @@
+"""PyTorch training that is private: an engine of Opacus' shape over one pipeline."""
+
+from isthmus.engine.embedding import GradientEmbedding
+from isthmus.engine.engine import PrivacyEngine
+from isthmus.engine.loader import BatchMemoryManager, PrivateLoader
+
+__all__ = ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "PrivateLoader"]

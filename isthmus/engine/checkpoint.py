@@ -1,0 +1,106 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON in the same file; no pickle is written or read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from isthmus import _validate
+from isthmus.driver import TorchDriver
+from isthmus.privacy import _events
+from isthmus.privacy.ledger import Ledger
+from isthmus.state import pack, unpack
+
+FORMAT = "isthmus-checkpoint-1"
+
+
+def terms(event: Any, multiplier: float, norm: Any, sampler: Any, sketch: Any) -> dict[str, Any]:
+    """What training was begun with: it goes on with the same, or not at all."""
+    return {
+        "event": _events.to_json(event),
+        "noise_multiplier": multiplier,
+        "max_grad_norm": norm if isinstance(norm, (int, float)) else repr(norm),
+        "sampler": sampler.describe(),
+        "sketch": type(sketch).__name__,
+    }
+
+
+def save(
+    path: str | Path,
+    driver: TorchDriver,
+    ledger: Ledger,
+    agreed: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    extra: dict[str, Any] | None,
+) -> None:
+    """Write one file, whole or not at all."""
+    tensors: dict[str, torch.Tensor] = {}
+    state = driver.state
+    tree = {
+        "module": pack(dict(module.state_dict()), "module", tensors),
+        "optimizer": None if optimizer is None else pack(optimizer.state_dict(), "optimizer", tensors),
+        "driver": pack({"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}, "driver", tensors),
+        "terms": agreed,
+        "run": getattr(driver.ledger, "id", ""),
+        "rounds": state.t,
+        "extra": pack(extra or {}, "extra", tensors),
+    }
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    save_file(tensors, partial, metadata={"format": FORMAT, "tree": json.dumps(tree)})
+    partial.replace(target)
+
+
+def load(
+    path: str | Path,
+    driver: TorchDriver,
+    ledger: Ledger,
+    agreed: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+) -> dict[str, Any]:
+    """Restore, and charge again what the ledger does not show."""
+    tree = _read(path)
+    _validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
+    if tree["run"] not in {record.get("run") for record in ledger.records()} and tree["rounds"]:
+        ledger.pay("restored", tree["terms"]["event"], tree["rounds"])
+    module.load_state_dict(tree["module"])
+    if optimizer is not None:
+        _validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
+        optimizer.load_state_dict(_with_int_keys(tree["optimizer"]))
+    kept = tree["driver"]
+    device = next(driver.layers.parameters()).device
+    driver.state = driver.state.replace(**{**kept, "parts": _moved(kept["parts"], device)})
+    return tree["extra"]
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    remedy = "give a file written by save_checkpoint; this one is missing, cut short or of another kind"
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            _validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        return unpack(json.loads(header["tree"]), tensors)
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise _validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
+
+
+def _with_int_keys(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state by parameter number: JSON made the numbers strings."""
+    return {**state, "state": {int(key): value for key, value in state["state"].items()}}
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: _moved(value, device) for key, value in tree.items()}
+    return [_moved(value, device) for value in tree] if isinstance(tree, list) else tree

@@ -1,0 +1,291 @@
+"""`PrivacyEngine`: a module, an optimiser and a loader become private; the loop around them stays as it was."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from isthmus import _validate, modules
+from isthmus.driver import TorchDriver
+from isthmus.engine import checkpoint, options
+from isthmus.engine.accountant import Accountant
+from isthmus.engine.filling import Filling, Norm
+from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
+from isthmus.engine.optimizer import check_optimizer, leaf_sets, make_steps_private, product_of
+from isthmus.gradients.layers import Layers
+from isthmus.pipeline import Pipeline, Promise, Stage
+from isthmus.privacy import Charge, FastSource, FixedSize, GeneratorSource, Ledger, Poisson, PrivacyPlan, SecretSource
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.statement import PrivacyStatement
+
+ASSUMPTIONS = (
+    "one record belongs to one person",
+    "no layer mixes the examples of a batch, and the loss is a mean (or sum) over them",
+    "whether a step is taken, and when training stops, does not depend on the private data beyond what was released",
+    "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
+)
+NORMALISER = "the number of records is public: it sets the sampling rate"
+
+Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
+
+
+class PrivacyEngine:
+    """Makes training private through one pipeline: sample, per-example rows, sketch, clip, noise, lift, optimiser.
+
+    accountant   "pld" (tight; "prv" is accepted for it) or "rdp"
+    secure_mode  noise from the operating system's cryptographic generator, four-fold (slow: it is for narrow spaces);
+                 otherwise from fast generators keyed by the operating system at every release
+    ledger       a path, or a `privacy.Ledger`: what was released survives a kill, and may share a budget
+    seed         public randomness only: sketches
+
+    The guarantee is that of the ledger: `engine.get_epsilon(delta)` at any time, `engine.statement(delta)` in words.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
+    >>> module, engine = nn.Linear(3, 2), PrivacyEngine()
+    >>> module, optimizer, loader = engine.make_private(
+    ...     module=module, optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+    ...     data_loader=DataLoader(data, batch_size=10), noise_multiplier=1.0, max_grad_norm=1.0)
+    >>> for x, y in loader:
+    ...     nn.functional.cross_entropy(module(x), y).backward()
+    ...     optimizer.step()
+    >>> 0 < engine.get_epsilon(1e-5) < 10
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: str = "pld",
+        secure_mode: bool = False,
+        ledger: str | Path | Ledger | None = None,
+        adjacency: Adjacency | str = "add-remove",
+        seed: int = 0,
+    ) -> None:
+        _validate.non_negative_int(seed=seed)
+        Accountant(Ledger(), accountant)
+        _validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
+        self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
+        self._kind, self._given = accountant, ledger
+        self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
+        self.driver: TorchDriver | None = None
+        self._terms: dict[str, Any] = {}
+
+    # ------------------------------------------------------------ making things private
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader,
+        noise_multiplier: float,
+        max_grad_norm: Norm,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        sketch: Any = None,
+        public: Any = None,
+        normaliser: float | None = None,
+        constraint: Any = None,
+        max_physical_batch_size: int | None = None,
+        micro_batch_size: int = 1,
+        **more: Any,
+    ) -> Triple:
+        """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
+
+        Arguments have the names Opacus gives them; those of our own:
+
+        sketch       the narrow space: `PublicSubspace`, `KroneckerSubspace`, `Kronecker`, `TensorSketch`, `Blocks`,
+                     `Progressive`, `GradientEmbedding` ...; None is DP-SGD
+        public       public data (X, y) for sketches that were given none
+        normaliser   the public number the noisy sum is divided by; by default the loader's batch size
+        constraint   a set for every layer, or {layer: set}: layers stay in their sets
+        max_physical_batch_size   the loader yields pieces of this size; `step()` waits for the last piece
+        micro_batch_size   clip means of this many records; a record moves the sum by up to 2C, and is accounted so
+        clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
+
+        `poisson_sampling=False` draws batches of a fixed size without replacement, under replace-one adjacency.
+        """
+        extra = options.check(
+            grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
+        )
+        _validate.positive(noise_multiplier=noise_multiplier)
+        _validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        n, batch = check_loader(data_loader)
+        check_physical(max_physical_batch_size, micro_batch_size)
+        modules.validate(module, strict=True)
+        layers = Layers(module, batch_first=batch_first)
+        check_optimizer(optimizer, layers)
+        sets = leaf_sets(constraint, layers)
+        filling = Filling(sketch, clipping, max_grad_norm, micro_batch_size, **extra, constraint=product_of(sets, layers))
+        sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
+        stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
+        ledger = self._open_ledger(None)
+        promise = Promise(math.inf, 1e-5, self._adjacency(poisson_sampling), n, (*ASSUMPTIONS, NORMALISER))
+        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
+        noise = self._noise(noise_generator)
+        secret = noise if noise.seeded else SecretSource()
+        self.driver = TorchDriver(
+            pipe,
+            module,
+            optimizer,
+            n=n,
+            loss=criterion,
+            public=public,
+            reduction=loss_reduction,
+            seed=self.seed,
+            noise=noise,
+            ledger=ledger.run({stage.name: stage.event(promise.adjacency)}),
+            layers=layers,
+        )
+        self._terms = checkpoint.terms(stage.event(promise.adjacency), noise_multiplier, max_grad_norm, sampler, sketch)
+        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
+        return module, make_steps_private(optimizer, self.driver, sets), PrivateLoader(data_loader, draws, self.driver)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader,
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        max_grad_norm: Norm,
+        poisson_sampling: bool = True,
+        **rest: Any,
+    ) -> Triple:
+        """As `make_private`, with the noise that spends target_epsilon in `epochs` passes, and the budget enforced.
+
+        The accountant's epsilon after those passes is at most the target and within 0.01 % of it; a step beyond it is
+        refused with `BudgetExceeded`.
+        """
+        _validate.positive(target_epsilon=target_epsilon, epochs=epochs)
+        _validate.open_unit(target_delta=target_delta)
+        _validate.check("noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out")
+        n, batch = check_loader(data_loader)
+        sampler = self._sampler(poisson_sampling, n, batch, None, 1)
+        rounds = max(1, round(epochs * sampler.rounds(n)))
+        charge = Charge("gradient", rounds=rounds, sampler=sampler)
+        plan = PrivacyPlan(target_epsilon, target_delta, self._adjacency(poisson_sampling), items=[charge])
+        self._open_ledger((target_epsilon, target_delta))
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=plan.multiplier("gradient"),
+            max_grad_norm=max_grad_norm,
+            poisson_sampling=poisson_sampling,
+            **rest,
+        )
+
+    # ------------------------------------------------------------ what was spent
+
+    @property
+    def ledger(self) -> Ledger:
+        """Everything that was released."""
+        return self._open_ledger(None)
+
+    @property
+    def accountant(self) -> Accountant:
+        """The ledger's epsilon, with the names Opacus users know."""
+        return Accountant(self.ledger, self._kind)
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon at delta of everything released so far."""
+        return self.accountant.get_epsilon(delta)
+
+    def statement(self, delta: float) -> PrivacyStatement:
+        """What training so far promises, with its adjacency, sampler and assumptions."""
+        driver = self._require_driver()
+        promise = driver.pipe.promise
+        assert promise is not None
+        return PrivacyStatement.of(
+            self.ledger.event(),
+            delta,
+            promise.adjacency,
+            seeded=driver.keys.noise.seeded,
+            n=promise.n,
+            sampler=driver.stage.sampler.describe(),
+            assumptions=promise.assumptions,
+            noise=driver.keys.noise.describe(),
+        )
+
+    # ------------------------------------------------------------ modules and checkpoints
+
+    @classmethod
+    def is_compatible(cls, *, module: nn.Module) -> bool:
+        """Whether every trainable layer has per-example gradients."""
+        return modules.is_compatible(module)
+
+    @classmethod
+    def validate(cls, *, module: nn.Module, strict: bool = False) -> list[Any]:
+        """Every problem of a module with its remedy; `strict` raises them."""
+        return modules.validate(module, strict=strict)
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """A copy whose layers keep examples apart: BatchNorm becomes GroupNorm, recurrent layers become cells."""
+        return modules.get_compatible_module(module)
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | Path,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+    ) -> None:
+        """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
+        checkpoint.save(path, self._require_driver(), self.ledger, self._terms, module, optimizer, checkpoint_dict)
+
+    def load_checkpoint(
+        self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """Restore what `save_checkpoint` wrote, on the terms it was written with; returns its `checkpoint_dict`.
+
+        What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls.
+        """
+        return checkpoint.load(path, self._require_driver(), self.ledger, self._terms, module, optimizer)
+
+    # ------------------------------------------------------------ helpers
+
+    def _adjacency(self, poisson: bool) -> Adjacency:
+        return self.adjacency if poisson else Adjacency.REPLACE_ONE
+
+    def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
+        if normaliser is not None:
+            _validate.positive(normaliser=normaliser)
+        if poisson:
+            return Poisson(batch / n, float(batch if normaliser is None else normaliser))
+        _validate.check(normaliser in (None, batch), "normaliser", normaliser, "batches of a fixed size divide by it")
+        return FixedSize(batch, n)
+
+    def _noise(self, generator: torch.Generator | None) -> Any:
+        if generator is not None:
+            _validate.check(not self.secure_mode, "noise_generator", generator, "secure_mode draws its own noise")
+            return GeneratorSource(generator)
+        return SecretSource() if self.secure_mode else FastSource()
+
+    def _open_ledger(self, budget: tuple[float, float] | None) -> Ledger:
+        if self._ledger is None:
+            path = None if self._given is None else Path(str(self._given))
+            self._ledger = Ledger(path, budget, adjacency=self.adjacency)
+        return self._ledger
+
+    def _require_driver(self) -> TorchDriver:
+        if self.driver is None:
+            raise RuntimeError("nothing was made private yet: call make_private or make_private_with_epsilon first")
+        return self.driver

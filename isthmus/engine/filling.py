@@ -1,0 +1,123 @@
+"""From the engine's options to one stage of a pipeline: encode, clip, noise, lift, nothing of it written anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.algorithms.adaptive import COUNT_SHARE, Below
+from isthmus.engine.embedding import GradientEmbedding
+from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
+from isthmus.pipeline import Release
+from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
+from isthmus.privacy.clips import GroupClip
+from isthmus.sets import ConvexSet
+from isthmus.sketches import Encoder, Identity, Progressive, PublicSubspace, Residual, Sketch
+from isthmus.sketches.selection import SelectionMap
+from isthmus.space import Space
+
+CLIPPINGS = ("flat", "per_layer", "adaptive")
+Norm = float | Sequence[float] | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ModuleLift:
+    """What a module's sketches lift by: unbiased for chosen coordinates, else the pseudo-inverse, else the adjoint."""
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Any) -> Lifted:
+        """Lift a code."""
+        lift: Any = unbiased if isinstance(sketch, SelectionMap) else pinv if sketch.tight else adjoint
+        return lift(sketch, y, w, eta)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """The private choices of `make_private`."""
+
+    sketch: Encoder | GradientEmbedding | None
+    clipping: str
+    max_grad_norm: Norm
+    micro: int = 1
+    quantile: float = 0.5
+    rate: float = 0.2
+    constraint: ConvexSet | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(CLIPPINGS, clipping=self.clipping)
+        _validate.positive_int(micro_batch_size=self.micro)
+        one = isinstance(self.max_grad_norm, (int, float)) and not isinstance(self.max_grad_norm, bool)
+        if self.clipping == "per_layer":
+            values = self.max_grad_norm.values() if isinstance(self.max_grad_norm, Mapping) else self.max_grad_norm
+            for value in [self.max_grad_norm] if one else values:  # type: ignore[union-attr]
+                _validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
+        else:
+            _validate.check(one, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
+            _validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
+        known = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
+        _validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
+        if self.micro > 1:
+            _validate.check(self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat")
+
+    def releases(self, z: float, space: Space) -> list[Release]:
+        """The releases of a round whose noise, taken together, has the multiplier z."""
+        _validate.positive(noise_multiplier=z)
+        if isinstance(self.sketch, GradientEmbedding):
+            return self._embedding(self.sketch, z)
+        encode = Identity() if self.sketch is None else self.sketch
+        lift = ModuleLift() if self.constraint is None or self.sketch is None else ProjectAndLift(self.constraint)
+        if self.clipping == "adaptive":
+            return self._adaptive(encode, z, lift)
+        return [Release(encode=encode, clip=self._clip(encode, space), mechanism=Gaussian(z), lift=lift)]
+
+    def _clip(self, encode: Encoder, space: Space) -> Any:
+        if self.clipping == "per_layer":
+            return PerLeafClip(_shares(self.max_grad_norm, [leaf.name for leaf in space.leaves]))
+        bound = float(self.max_grad_norm)  # type: ignore[arg-type]
+        before = clips_before(encode)
+        return GroupClip(bound, before=before) if self.micro > 1 else Clip(bound, before=before)
+
+    def _adaptive(self, encode: Encoder, z: float, lift: Any) -> list[Release]:
+        """The gradient, and the count of norms within the bound that moves the bound; both are paid for."""
+        clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=clips_before(encode))  # type: ignore[arg-type]
+        count = Below(encode, clip, "main/gradient")
+        return [
+            Release(encode=encode, clip=clip, mechanism=Gaussian(z / math.sqrt(1 - COUNT_SHARE)), lift=lift),
+            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(z / math.sqrt(COUNT_SHARE)), lift=discard),
+        ]
+
+    def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
+        _validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
+        _validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
+        first, second = sketch.multipliers(z)
+        clip = GroupClip if self.micro > 1 else Clip
+        return [
+            Release("code", sketch.encoder, clip(float(self.max_grad_norm)), mechanism=Gaussian(first), lift=pinv),  # type: ignore[arg-type]
+            Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=Gaussian(second), lift=pinv),
+        ]
+
+
+def clips_before(encode: Encoder) -> bool:
+    """Whether a sketch asks for clipping before the projection (as PDP-SGD was published)."""
+    if isinstance(encode, Progressive):
+        asked = {clips_before(each) for _, each in encode.schedule}
+        _validate.check(len(asked) == 1, "sketch", encode, "clip after, or before, in every part of the schedule")
+        return asked.pop()
+    return isinstance(encode, PublicSubspace) and encode.clip == "before"
+
+
+def _shares(given: Norm, names: list[str]) -> dict[str, float]:
+    """A bound for each leaf: given by name or in order, or one bound C shared as C / sqrt(L)."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, (int, float)):
+        return dict.fromkeys(names, given / math.sqrt(len(names)))
+    remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
+    _validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
+    return dict(zip(names, (float(value) for value in given), strict=True))

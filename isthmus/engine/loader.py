@@ -1,0 +1,157 @@
+"""The private loader: secret batches, cut to what memory holds, with a ticket for each.
+
+Membership is drawn from the operating system's generator in the main process; workers only fetch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from isthmus import _validate
+from isthmus.driver import Ticket, TorchDriver
+from isthmus.message import Keys
+
+
+class Draws(Sampler[list[int]]):
+    """The index lists of an epoch: `sampler.rounds` logical batches, each cut into physical ones.
+
+    micro     the size of micro-batches: every drawn record is put into one of `divisor / micro` of them, independently
+              of every other record, so that one record moves one micro-batch only
+    """
+
+    def __init__(self, sampler: Any, n: int, noise: Any, physical: int | None, micro: int = 1) -> None:
+        self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
+        self.tickets: deque[Ticket] = deque()
+
+    def __len__(self) -> int:
+        return self.draw.rounds(self.n)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for t in range(len(self)):
+            index = self.draw.draw(self.n, t, self.keys, "0")
+            groups = self._groups(len(index))
+            parts = [index] if self.physical is None or len(index) == 0 else list(index.split(self.physical))
+            for number, part in enumerate(parts):
+                self.tickets.append(Ticket(len(part), number == len(parts) - 1, groups))
+                yield part.tolist()
+
+    def _groups(self, count: int) -> Tensor | None:
+        if self.micro == 1:
+            return None
+        number = max(1, round(self.draw.divisor(self.n) / self.micro))
+        return self.keys.noise.integers(number, count)
+
+
+class PrivateLoader(DataLoader):
+    """A DataLoader over secret batches that tells the driver which batch it hands out.
+
+    `len()` counts logical batches; with a physical limit it yields more than that.
+    """
+
+    def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
+        _validate.check(
+            not isinstance(loader.dataset, IterableDataset),
+            "data_loader",
+            type(loader.dataset).__name__,
+            "give a map-style dataset: the sampling of a stream cannot be accounted",
+        )
+        self._draws, self._driver = draws, driver
+        options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
+        if loader.num_workers > 0:
+            options |= {name: getattr(loader, name) for name in ("prefetch_factor", "persistent_workers")}
+        super().__init__(
+            loader.dataset,
+            batch_sampler=draws,
+            collate_fn=Collate(loader.collate_fn, loader.dataset),
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            **options,
+        )
+
+    def __iter__(self) -> Any:
+        self._driver.rest()
+        self._draws.tickets.clear()
+        for batch in super().__iter__():
+            self._driver.begin(self._draws.tickets.popleft())
+            yield batch
+
+
+class Collate:
+    """The user's collate function, and for an empty batch the same structure with no examples in it."""
+
+    def __init__(self, inner: Any, dataset: Any) -> None:
+        self.inner, self.dataset = inner, dataset
+
+    def __call__(self, batch: list[Any]) -> Any:
+        """A batch, possibly of nothing: only the shapes of a record are read then."""
+        return self.inner(batch) if batch else emptied(self.inner([self.dataset[0]]))
+
+
+def emptied(value: Any) -> Any:
+    """The same structure with zero examples.
+
+    >>> emptied((torch.ones(1, 3), {"y": [7]}))
+    (tensor([], size=(0, 3)), {'y': []})
+    """
+    if isinstance(value, Tensor):
+        return value[:0]
+    if isinstance(value, Mapping):
+        return type(value)({key: emptied(item) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(emptied(item) for item in value))
+    if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(item, Tensor) for item in value)):
+        return type(value)(emptied(item) for item in value)
+    return value[:0] if hasattr(value, "__getitem__") else value
+
+
+class BatchMemoryManager:
+    """Cuts the batches of a private loader to a physical size, within a `with` block.
+
+    >>> BatchMemoryManager(data_loader=None, max_physical_batch_size=4, optimizer=None)
+    Traceback (most recent call last):
+    isthmus._validate.InvalidInput: data_loader=None is not allowed: give the loader that make_private returned
+    """
+
+    def __init__(self, *, data_loader: Any, max_physical_batch_size: int, optimizer: Any) -> None:
+        private = isinstance(data_loader, PrivateLoader)
+        _validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
+        _validate.positive_int(max_physical_batch_size=max_physical_batch_size)
+        self.data_loader, self.size = data_loader, max_physical_batch_size
+        check_physical(self.size, data_loader._draws.micro)
+
+    def __enter__(self) -> PrivateLoader:
+        draws = self.data_loader._draws
+        self._before, draws.physical = draws.physical, self.size
+        return self.data_loader
+
+    def __exit__(self, *error: Any) -> None:
+        self.data_loader._draws.physical = self._before
+
+
+def check_physical(physical: int | None, micro: int) -> None:
+    """Micro-batches are clipped whole: they are not cut."""
+    if physical is not None:
+        _validate.positive_int(max_physical_batch_size=physical)
+        remedy = "micro-batches are clipped whole and cannot be cut: give one of the two"
+        _validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
+
+
+def check_loader(loader: Any) -> tuple[int, int]:
+    """(n, batch size) of a user's loader."""
+    _validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
+    _validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, "it is private already: give yours")
+    n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
+    _validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
+    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:
+        _validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
+    _validate.at_most(n, "the number of records", batch_size=size)
+    return n, size
+
+

@@ -1,0 +1,85 @@
+"""The user's own optimiser, with a step that closes a private round first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+
+from isthmus import _validate
+from isthmus.driver import TorchDriver
+from isthmus.gradients.layers import Layers
+from isthmus.sets import ConvexSet, Product, Whole
+
+
+def make_steps_private(
+    optimizer: torch.optim.Optimizer, driver: TorchDriver, sets: Mapping[str, ConvexSet]
+) -> torch.optim.Optimizer:
+    """The same object; its `step()` releases the round, sets `.grad`, moves, and projects layers onto their sets.
+
+    While more physical batches of a logical one are to come, `step()` does nothing.  Schedulers, state dicts and step
+    hooks see the optimiser they know.
+    """
+    before = optimizer.step
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> None:
+        if closure is not None:
+            _validate.refuse("closure", closure, "a private round is released once: call step() without a closure")
+        if driver.step():
+            project(driver.layers, sets)
+
+    if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    return optimizer
+
+
+def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
+    """Every constrained leaf onto its set: post-processing."""
+    for name, constraint in sets.items():
+        binding = layers.bindings[name]
+        binding.write(constraint.project(binding.read().reshape(-1)))
+
+
+def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
+    """The sets of single layers: given by name, or one set for every layer."""
+    if constraint is None:
+        return {}
+    names = [leaf.name for leaf in layers.space.leaves]
+    given = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
+    for name, each in given.items():
+        _validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
+        _validate.check(hasattr(each, "project"), f"constraint[{name!r}]", each, "give a set from isthmus.sets")
+        size, dim = layers.space[name].size, getattr(each, "dim", None)
+        _validate.check(dim in (None, size), f"constraint[{name!r}]", each, f"the layer has {size} numbers [W | c]")
+    return given
+
+
+def product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | None:
+    """The product of the layers' sets, the whole space where there is none."""
+    if not sets:
+        return None
+    return Product([(sets.get(leaf.name, Whole()), leaf.size) for leaf in layers.space.leaves])
+
+
+def check_optimizer(optimizer: Any, layers: Layers) -> None:
+    """The optimiser moves exactly the parameters that are trained."""
+    known = isinstance(optimizer, torch.optim.Optimizer)
+    _validate.check(known, "optimizer", type(optimizer).__name__, "give a torch optimiser")
+    _validate.check(
+        not isinstance(optimizer, torch.optim.LBFGS),
+        "optimizer",
+        "LBFGS",
+        "it asks for the loss several times a step, and every answer would be a release: take SGD or Adam",
+    )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trained = {id(p) for p in layers.parameters()}
+    _validate.check(
+        trained == held,
+        "optimizer",
+        f"{len(held)} trainable parameters",
+        f"the module trains {len(trained)}: give the optimiser exactly those, and freeze the others first "
+        "(requires_grad_(False))",
+    )

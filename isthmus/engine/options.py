@@ -1,0 +1,49 @@
+"""The options of Opacus: which are supported, which are refused, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus import _validate
+
+MODES = {
+    "ghost": "not needed: norms always come from the factors; use grad_sample_mode='hooks', three values come back",
+    "ghost_fsdp": "fully sharded modules are not supported yet: train on one device, or all-reduce narrow sums",
+    "functorch": "layers without a rule go through torch.func by themselves: use grad_sample_mode='hooks'",
+    "ew": "ExpandedWeights are not used here: use grad_sample_mode='hooks'",
+}
+ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
+REFUSED = {
+    "max_clipbound": "the bound stays within a factor 10^6 of its start",
+    "min_clipbound": "the bound stays within a factor 10^6 of its start",
+    "unclipped_num_std": "the count's noise follows from its share of the budget",
+    "noise_scheduler": "the noise multiplier is fixed when training is made private: it is what the ledger charges",
+    "grad_clip_scheduler": 'use clipping="adaptive", whose bound is paid for',
+    "n_splits": "a pipeline-parallel module is not supported",
+    "strict": "modules are always validated",
+}
+
+
+def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: dict[str, Any]) -> dict[str, Any]:
+    """The options of adaptive clipping; everything else unknown or unsupported is refused by its name.
+
+    >>> check(grad_sample_mode="hooks", rand_on_empty=False, clipping="adaptive",
+    ...       more={"target_unclipped_quantile": 0.7})
+    {'quantile': 0.7}
+    """
+    _validate.check(
+        grad_sample_mode == "hooks", "grad_sample_mode", grad_sample_mode, MODES.get(grad_sample_mode, "use 'hooks'")
+    )
+    _validate.check(
+        not rand_on_empty,
+        "rand_on_empty",
+        rand_on_empty,
+        "an empty batch is an empty batch here: it is released as noise and paid for, random data would be wrong",
+    )
+    found = {}
+    for name, value in more.items():
+        if name not in ADAPTIVE:
+            _validate.refuse(name, value, REFUSED.get(name, "there is no such option"))
+        _validate.check(clipping == "adaptive", name, value, 'it belongs to clipping="adaptive"')
+        found[ADAPTIVE[name]] = value
+    return found

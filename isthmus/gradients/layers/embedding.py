@@ -1,0 +1,125 @@
+"""Embeddings: tables that are read at places, and bags of such places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.lookup import Lookup
+
+
+class TableRule(Rule):
+    """What embeddings and bags share: one leaf, the table, and settings that leave no per-example gradient."""
+
+    def check(self, name: str, layer: Any) -> None:
+        """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
+        own = f"{name}." if name else ""
+        _validate.check(
+            layer.max_norm is None,
+            f"{own}max_norm",
+            layer.max_norm,
+            "it rewrites the rows that the data name, before any noise: set max_norm=None",
+        )
+        _validate.check(
+            not layer.scale_grad_by_freq,
+            f"{own}scale_grad_by_freq",
+            True,
+            "it divides an example's gradient by counts of the whole batch: set scale_grad_by_freq=False",
+        )
+        _validate.check(
+            not layer.sparse,
+            f"{own}sparse",
+            True,
+            "released gradients are dense, and which rows an example names is private: set sparse=False",
+        )
+
+
+class EmbeddingRule(TableRule):
+    """z_t = W[k_t]: g = sum_t e_{k_t} b_t'; the padding row gets nothing."""
+
+    kinds = (nn.Embedding,)
+
+    def prepare(self, layer: Any, args: tuple[Any, ...], batch: int | None) -> tuple[Any, ...] | None:
+        """One row of places for all examples (position ids) becomes one row each."""
+        if not args or batch is None or batch == 1 or args[0].ndim <= self.batch_dim + 1:
+            return None
+        index = args[0]
+        if index.shape[self.batch_dim] != 1:
+            return None
+        sizes = [batch if dim == self.batch_dim else -1 for dim in range(index.ndim)]
+        return (index.expand(sizes), *args[1:])
+
+    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The places."""
+        return self.first(args[0] if args else kwargs["input"], 2)
+
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+        """The places and the gradients there."""
+        index = kept[:, None] if kept.ndim == 1 else kept.flatten(1)
+        b = self.first(b, 3)
+        b = b[:, None] if b.ndim == 2 else b.flatten(1, -2)
+        rows = table_rows(layer, index, b)
+        return dict.fromkeys(wanted, rows)
+
+
+class EmbeddingBagRule(TableRule):
+    """z = sum_t v_t W[k_t] over the bag of an example: g = sum_t v_t e_{k_t} b'; v_t = 1 / |bag| for means."""
+
+    kinds = (nn.EmbeddingBag,)
+
+    def check(self, name: str, layer: Any) -> None:
+        """Only sums and means of a bag are linear in the table."""
+        super().check(name, layer)
+        own = f"{name}.mode" if name else "mode"
+        _validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
+
+    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """The places of every bag, filled up to the longest, and their weights (0 where filled up)."""
+        names = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
+        index, offsets, given = (names.get(key) for key in ("input", "offsets", "per_sample_weights"))
+        assert index is not None
+        work = _rounding.working(layer.weight.dtype)
+        weights = torch.ones_like(index, dtype=work) if given is None else given.detach().to(work)
+        if index.ndim == 1:
+            _validate.check(offsets is not None, "offsets", offsets, "a flat input needs the start of every bag")
+            index, weights = _bags(index, weights, offsets, layer.include_last_offset)
+        if layer.padding_idx is not None:
+            weights = weights * (index != layer.padding_idx)
+        if layer.mode == "mean":
+            weights = weights / weights.sum(1, keepdim=True).clamp_min(1)
+        return index, weights
+
+    def rows(
+        self, layer: Any, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, Binding]
+    ) -> dict[str, Rows]:
+        """The places of the bag, each with its share of the gradient."""
+        index, weights = kept
+        rows = table_rows(layer, index, weights[:, :, None] * b.detach()[:, None, :])
+        return dict.fromkeys(wanted, rows)
+
+
+def table_rows(layer: Any, index: Tensor, b: Tensor) -> Lookup:
+    """Rows of the table, without those of its padding row."""
+    if layer.padding_idx is not None:
+        b = torch.where((index == layer.padding_idx)[:, :, None], torch.zeros((), dtype=b.dtype, device=b.device), b)
+    return Lookup(index, b, layer.num_embeddings)
+
+
+def _bags(index: Tensor, weights: Tensor, offsets: Any, last: bool) -> tuple[Tensor, Tensor]:
+    """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
+    starts = offsets[:-1] if last else offsets
+    ends = torch.cat([starts[1:], offsets[-1:] if last else offsets.new_full((1,), len(index))])
+    longest = int((ends - starts).max()) if len(starts) else 0
+    place = starts[:, None] + torch.arange(longest, device=index.device)
+    inside = place < ends[:, None]
+    place = place.clamp_max(max(len(index) - 1, 0))
+    zero = torch.zeros((), dtype=weights.dtype, device=weights.device)
+    return index[place] * inside, torch.where(inside, weights[place], zero)

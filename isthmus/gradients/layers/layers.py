@@ -1,0 +1,160 @@
+"""Reading a module: which layers have leaves, which of them are tied, and where the taps go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus import _validate
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.registry import rule_for
+from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.tap import tap
+from isthmus.gradients.outer import Outer
+from isthmus.gradients.stack import Stack
+from isthmus.space import Space
+
+Listener = Callable[[str, Rows], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A layer, its rule, and the leaf that each of its suffixes feeds (a tied parameter is fed from several sites)."""
+
+    name: str
+    layer: nn.Module
+    rule: Rule
+    wanted: dict[str, Binding]
+    leaves: dict[str, str]
+
+
+class Layers:
+    """The trainable parameters of a module as one flat space, with taps on the layers that use them.
+
+    A layer is one leaf [W | c]; tied weights are one leaf, fed from every layer that uses them.  Parameters that are
+    frozen when this is made are left alone.
+
+    >>> layers = Layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)))
+    >>> [(leaf.name, leaf.shape) for leaf in layers.space.leaves]
+    [('0', (3, 5)), ('2', (2, 3))]
+    """
+
+    def __init__(self, module: nn.Module, *, batch_first: bool = True) -> None:
+        self.module, self.batch_dim = module, 0 if batch_first else 1
+        asked = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        _validate.check(bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter")
+        self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
+        self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
+        first = next(self.parameters())
+        self._anchor = torch.zeros((), device=first.device, requires_grad=True)
+        self.listener: Listener | None = None
+        self.batch: int | None = None
+        """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
+
+    def attach(self) -> list[Any]:
+        """Put taps on every layer and silence the weights; returns the hook handles."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        handles: list[Any] = []
+        for site in self.sites:
+            handles += site.rule.install(site, self)
+        return handles
+
+    @contextmanager
+    def listening(self, listener: Listener | None, batch: int | None = None) -> Iterator[None]:
+        """Send the rows of every backward pass to `listener` meanwhile."""
+        before, self.listener, self.batch = (self.listener, self.batch), listener, batch
+        try:
+            yield
+        finally:
+            self.listener, self.batch = before
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters the space is made of, each once."""
+        seen: set[int] = set()
+        for binding in self.bindings.values():
+            for parameter in binding.parameters:
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+    def pack(self) -> Tensor:
+        """The parameters as one flat vector."""
+        return torch.cat([binding.read().reshape(-1) for binding in self.bindings.values()])
+
+    def unpack(self, w: Tensor) -> None:
+        """Write a flat vector into the parameters."""
+        for name, binding in self.bindings.items():
+            binding.write(self.space.view(w, name))
+
+    def set_gradients(self, leaf: Callable[[str], Tensor]) -> None:
+        """Give every parameter its piece of a direction, leaf by leaf, as its `.grad`."""
+        for name, binding in self.bindings.items():
+            binding.set_gradient(leaf(name))
+
+    def no_rows(self) -> Stack:
+        """The rows of no example."""
+        like = next(self.parameters())
+        empty = [
+            (n, Outer(like.new_zeros(0, b.shape[1]), like.new_zeros(0, b.shape[0]))) for n, b in self.bindings.items()
+        ]
+        return Stack(empty)
+
+    def before(self, site: Site, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Arguments that keep examples apart, where the rule asks for them."""
+        return site.rule.prepare(site.layer, args, self.batch) if self._listens() else None
+
+    def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        """The output with a tap on it."""
+        if not self._listens():
+            return output
+        kept = site.rule.keep(site.layer, args, kwargs)
+        return tap(output, self._anchor, lambda b: self.push(site, site.rule.rows(site.layer, kept, b, site.wanted)))
+
+    def push(self, site: Site, rows: dict[str, Rows]) -> None:
+        """Hand the rows of a site to the listener, under the names of its leaves."""
+        for suffix, piece in rows.items():
+            if self.batch is not None and piece.n != self.batch:
+                raise _validate.InvalidInput(
+                    f"layer {site.name!r} saw {piece.n} examples where the module was given {self.batch}: keep the "
+                    "examples in the first dimension of every layer's input (batch_first=False: in the second)"
+                )
+            if self.listener is not None:
+                self.listener(site.leaves[suffix], piece)
+
+    def _listens(self) -> bool:
+        return self.listener is not None and torch.is_grad_enabled()
+
+
+def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site], dict[str, Binding]]:
+    """The sites of a module and the binding of every leaf."""
+    found = []
+    for name, layer in module.named_modules():
+        if any(trainable(parameter) for parameter in layer.parameters(recurse=False)):
+            rule = rule_for(name, layer, batch_dim)
+            rule.check(name, layer)
+            found.append((name, layer, rule))
+    uses = Counter(
+        id(p) for _, layer, rule in found for b in rule.bindings(layer, trainable, False).values() for p in b.parameters
+    )
+    sites, bindings, owner = [], {}, {}
+    for name, layer, rule in found:
+        wanted = rule.bindings(layer, trainable, False)
+        if any(uses[id(p)] > 1 for binding in wanted.values() for p in binding.parameters):
+            wanted = rule.bindings(layer, trainable, True)
+        leaves = {}
+        for suffix, binding in wanted.items():
+            own = f"{name}.{suffix}" if name and suffix else name or suffix
+            place = (id(binding.weight), str(binding.rows))
+            leaf = owner.setdefault(place, own)
+            bindings.setdefault(leaf, binding)
+            leaves[suffix] = leaf
+        sites.append(Site(name, layer, rule, wanted, leaves))
+    return sites, bindings

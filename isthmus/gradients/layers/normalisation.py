@@ -1,0 +1,128 @@
+"""Normalisations inside one example: a scale and a shift of numbers that depend on that example alone."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients.base import Dense, Rows, row_spans
+from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.rules import Rule
+
+
+class NormalisationRule(Rule):
+    """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
+
+    The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
+    """
+
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
+        """Scale and shift as columns."""
+        return Binding(weight, bias, columns=True)
+
+    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The input."""
+        return self.examples(layer, args[0] if args else kwargs["input"])
+
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+        """Scale and shift, or one of them."""
+        b, work = self.examples(layer, b), _rounding.working(kept.dtype, b.dtype)
+        row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
+        parts: dict[str, list[Tensor]] = {suffix: [] for suffix in wanted}
+        for lo, hi in row_spans(len(b), row_bytes) or [(0, 0)]:
+            out = b[lo:hi].to(work)
+            shift = self.channels(layer, out)
+            for suffix, binding in wanted.items():
+                if suffix == "bias":
+                    parts[suffix].append(shift)
+                    continue
+                scale = self.channels(layer, out * self.normal(layer, kept[lo:hi].to(work)))
+                columns = [scale] if binding.bias is None else [scale, shift]
+                parts[suffix].append(torch.stack(columns, 2).flatten(1))
+        return {suffix: Dense(torch.cat(pieces)) for suffix, pieces in parts.items()}
+
+    @abstractmethod
+    def examples(self, layer: Any, x: Tensor) -> Tensor:
+        """A tensor of the layer with its examples in front."""
+
+    @abstractmethod
+    def normal(self, layer: Any, x: Tensor) -> Tensor:
+        """The input normalised, without scale and shift."""
+
+    @abstractmethod
+    def channels(self, layer: Any, x: Tensor) -> Tensor:
+        """(n, C): the sums over places."""
+
+
+class LayerNormRule(NormalisationRule):
+    """The last dimensions are normalised together and hold the channels; all between are places."""
+
+    kinds = (nn.LayerNorm, nn.RMSNorm)
+
+    def examples(self, layer: Any, x: Tensor) -> Tensor:
+        """Examples in front."""
+        return self.first(x, 2 + len(layer.normalized_shape))
+
+    def normal(self, layer: Any, x: Tensor) -> Tensor:
+        """By mean and variance, or by the mean square alone."""
+        if isinstance(layer, nn.RMSNorm):
+            return F.rms_norm(x, layer.normalized_shape, None, layer.eps)
+        return F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+
+    def channels(self, layer: Any, x: Tensor) -> Tensor:
+        """The sum over the dimensions between the examples and the normalised ones."""
+        places = x.ndim - len(layer.normalized_shape)
+        _validate.check(places >= 1, "input.ndim", x.ndim, "keep the examples in a dimension of their own")
+        x = x.flatten(places)
+        return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
+
+
+class GroupNormRule(NormalisationRule):
+    """Channels come second, places after them; statistics are those of groups of channels of one example."""
+
+    kinds = (nn.GroupNorm,)
+
+    def examples(self, layer: Any, x: Tensor) -> Tensor:
+        """Examples are always in front."""
+        return x.detach()
+
+    def normal(self, layer: Any, x: Tensor) -> Tensor:
+        """By groups of channels."""
+        return F.group_norm(x, layer.num_groups, None, None, layer.eps)
+
+    def channels(self, layer: Any, x: Tensor) -> Tensor:
+        """The sum over all dimensions after the second."""
+        return x if x.ndim == 2 else x.flatten(2).sum(2)
+
+
+class InstanceNormRule(GroupNormRule):
+    """Every channel of every example is normalised alone."""
+
+    kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+    def check(self, name: str, layer: Any) -> None:
+        """Running statistics come from other examples and have no per-example gradient or bound."""
+        _validate.check(
+            not layer.track_running_stats,
+            f"{name}.track_running_stats",
+            True,
+            "running statistics mix examples: make the layer with track_running_stats=False",
+        )
+
+    def examples(self, layer: Any, x: Tensor) -> Tensor:
+        """Inputs without a batch dimension are refused."""
+        dims = next(d for d, kind in enumerate(self.kinds, 3) if isinstance(layer, kind))
+        _validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
+        return x.detach()
+
+    def normal(self, layer: Any, x: Tensor) -> Tensor:
+        """By channel."""
+        return F.instance_norm(x, eps=layer.eps) if len(x) else x

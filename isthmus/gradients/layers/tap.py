@@ -1,0 +1,45 @@
+"""A tap: whoever listens is shown the gradient of a tensor during the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Push = Callable[[Tensor], None]
+
+
+class Tap(torch.autograd.Function):
+    """Makes a tensor need a gradient although no weight does, and shows that gradient to `push`.
+
+    The tensor is handed on as itself, not as a view, so that activations may still be computed in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+        """The output itself."""
+        ctx.push = push
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Show the gradient; nothing below needs it."""
+        ctx.push(gradients[0])
+        return gradients[0], None, None
+
+
+def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+    """The output, with `push` called once with its gradient.
+
+    >>> x, seen = torch.ones(2), []
+    >>> tap(x * 3, torch.zeros((), requires_grad=True), seen.append).sum().backward()
+    >>> seen
+    [tensor([1., 1.])]
+    """
+    if not output.requires_grad:
+        return Tap.apply(output, anchor, push)
+    output.register_hook(lambda gradient: push(gradient))
+    return output

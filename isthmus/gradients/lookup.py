@@ -1,0 +1,138 @@
+"""Rows of a table: the per-example gradient of an embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.gradients import _rounding
+from isthmus.gradients._rounding import Bounds
+from isthmus.gradients.base import Rows, join_bounds, row_spans
+from isthmus.gradients.block_outer import one_leaf_factors
+from isthmus.sketches.base import Sketch
+
+
+class Lookup(Rows):
+    """Rows g_i = vec(sum_t e_{k_it} c_it') of R^(V D), laid out row-major as a V x D table.
+
+    An embedding read at the places k_i1, ..., k_iT with output gradients c_it has these per-example gradients: at
+    most T rows of the table are not zero.  No n x V x D tensor is built:
+
+      * norms: the c_it of equal places of an example are added, in float64, by sorting them;
+      * sum: one `index_add_` into the table;
+      * codes of a Kronecker sketch: sum_t (P_out e_{k_it})(P_in c_it)', again outer products.
+
+    Args:
+        index: (n, T) integers in [0, V).
+        values: (n, T, D) tensor, the c_it; its dtype, raised to float32 at least, is that of the results.
+        vocabulary: V.
+
+    >>> rows = Lookup(torch.tensor([[0, 2, 0]]), torch.tensor([[[1.0], [4.0], [2.0]]]), vocabulary=3)
+    >>> rows.sum(), rows.norms()
+    (tensor([3., 0., 4.]), tensor([5.0000]))
+    """
+
+    def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
+        _validate.positive_int(vocabulary=vocabulary)
+        _validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
+        same = values.ndim == 3 and values.shape[:2] == index.shape
+        remedy = f"give {(*index.shape, 'D')} to match index of shape {tuple(index.shape)}"
+        _validate.check(same, "values.shape", tuple(values.shape), remedy)
+        self.index, self.values, self.vocabulary = index.long(), values.detach(), vocabulary
+        self.n, self.positions, self.width = values.shape
+        self.d = vocabulary * self.width
+        self.dtype, self.device = _rounding.working(values.dtype), values.device
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        """Sums of at most T numbers in float64 are off by gamma_T D^(1/ord) sum_t max |c_t|, which is added."""
+        _rounding.check_ord(ord)
+        spans = row_spans(self.n, 16 * self.positions * self.width)
+        return join_bounds([self._bounds(lo, hi, ord) for lo, hi in spans], self.device)
+
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        values = self.values.to(self.dtype)
+        if weights is not None:
+            values = values * self._weights(weights)[:, None, None]
+        total = self._zeros(self.d) if out is None else out.zero_()
+        total.view(self.vocabulary, self.width).index_add_(0, self.index.flatten(), values.flatten(0, 1))
+        return total
+
+    def part(self, lo: int, hi: int) -> Lookup:
+        return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
+
+    def dense(self) -> Tensor:
+        whole = self._zeros(self.n * self.vocabulary, self.width)
+        first = torch.arange(self.n, device=self.device)[:, None] * self.vocabulary
+        whole.index_add_(0, (first + self.index).flatten(), self.values.to(self.dtype).flatten(0, 1))
+        return whole.view(self.n, self.d)
+
+    def masked(self, keep: Tensor) -> Lookup:
+        zero = torch.zeros((), dtype=self.values.dtype, device=self.device)
+        return self._with(torch.where(keep[:, None, None], self.values, zero))
+
+    def scaled(self, factor: float) -> Lookup:
+        return self._with(self.values.to(self.dtype) * factor)
+
+    def minus(self, other: Rows) -> Rows:
+        self._check_alike(other)
+        return self.plus([other.scaled(-1.0)]) if isinstance(other, Lookup) else super().minus(other)
+
+    def grouped(self, size: int) -> Lookup:
+        _validate.positive_int(size=size)
+        groups = -(-self.n // size)
+        missing = groups * size - self.n
+        counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
+        if missing:
+            counts[-1] = size - missing
+        share = counts.repeat_interleave(size)[: self.n]
+        values = self.values.to(self.dtype) / share[:, None, None]
+        values = torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+        index = torch.cat([self.index, self.index.new_zeros(missing, self.positions)])
+        shape = (groups, size * self.positions)
+        return Lookup(index.reshape(shape), values.reshape(*shape, self.width), self.vocabulary)
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        pair = one_leaf_factors(sketch, (self.vocabulary, self.width))
+        if pair is None:
+            return super().through(sketch, lo)
+        left, right, scale = pair
+        values = self.values.to(self.dtype)
+        with _rounding.exact_products(self.device):
+            codes = values @ right.to(values).T
+        return Rows.with_factors(codes, (scale * left).to(values).T[self.index])
+
+    def plus(self, others: Sequence[Rows]) -> Rows:
+        from isthmus.gradients.tied import total
+
+        return total([self, *others])
+
+    def _bounds(self, lo: int, hi: int, ord: float) -> Bounds:
+        values = self.values[lo:hi].to(torch.float64)
+        merged = _merged(self.index[lo:hi], values)
+        low, high = _rounding.matrix_bounds(merged.flatten(1), ord)
+        most = values.abs().amax(2).sum(1) * (1.0 if ord == math.inf else float(self.width) ** (1 / ord))
+        error = most * _rounding.gamma(self.positions + 4, torch.float64) * (1 + 2.0**-30)
+        return (low - error).clamp_min(0), high + error
+
+    def _with(self, values: Tensor) -> Lookup:
+        return Lookup(self.index, values, self.vocabulary)
+
+
+def _merged(index: Tensor, values: Tensor) -> Tensor:
+    """(n, T, D): the sums over equal places of each example, in some order, and zeros.
+
+    >>> _merged(torch.tensor([[7, 4, 7]]), torch.tensor([[[1.0], [2.0], [3.0]]])).flatten().tolist()
+    [2.0, 4.0, 0.0]
+    """
+    n, positions, width = values.shape
+    places, order = index.sort(dim=1)
+    new = torch.zeros_like(places)
+    new[:, 1:] = places[:, 1:] != places[:, :-1]
+    slot = torch.empty_like(places).scatter_(1, order, new.cumsum(1))
+    slot += torch.arange(n, device=index.device)[:, None] * positions
+    total = torch.zeros(n * positions, width, dtype=values.dtype, device=values.device)
+    return total.index_add_(0, slot.flatten(), values.flatten(0, 1)).view(n, positions, width)

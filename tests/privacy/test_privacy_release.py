@@ -1,0 +1,157 @@
+"""Releasing large values: the right noise in every chunk, nothing overwritten, and no copy of the whole in float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from isthmus._validate import InvalidInput
+from isthmus.bounded import Bounded
+from isthmus.privacy import (
+    FastSource,
+    Gaussian,
+    GeneratorSource,
+    Laplace,
+    NoisyMax,
+    PrivacyStatement,
+    SecretSource,
+    SeededSource,
+    TopK,
+    mechanisms,
+)
+from isthmus.privacy.noise import _CHUNK as PIECE
+from isthmus.privacy.noise import Source
+
+
+def of_generator(seed: int = 0) -> GeneratorSource:
+    return GeneratorSource(torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("source", [FastSource(), of_generator(), SecretSource()], ids=lambda s: type(s).__name__)
+def test_noise_has_the_multiplier_times_the_bound(source: Source, dtype: torch.dtype) -> None:
+    """Fresh noise: the acceptance fails by chance once in 10^6."""
+    value = torch.linspace(-5, 5, 40000, dtype=dtype)
+    for bound in (0.25, 4.0):
+        released = Gaussian(1.7).release(Bounded(value, 2, bound), source)
+        assert released.dtype == dtype
+        noise = (released.double() - value.double()).numpy() / (1.7 * bound)
+        assert stats.kstest(noise, "norm").pvalue > 1e-6
+        for factor in (2 / 3, 3 / 2):
+            assert stats.kstest(noise * factor, "norm").pvalue < 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5])
+@pytest.mark.parametrize(("kind", "ord", "method"), [(Gaussian, 2, "normal"), (Laplace, 1, "laplace")])
+def test_any_chunking_is_value_plus_scaled_noise(
+    kind: Any, ord: float, method: str, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mechanisms, "_CHUNK", PIECE)
+    value = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    released = kind(1.3).release(Bounded(value, ord, 0.7), SeededSource(2))
+    slow = (value.double() + getattr(SeededSource(2), method)(size) * (1.3 * 0.7)).to(dtype)
+    assert released.dtype == dtype and torch.equal(released, slow)
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_the_edges_of_the_chunks_in_use(extra: int) -> None:
+    size = mechanisms._CHUNK + extra
+    assert mechanisms._CHUNK % PIECE == 0  # so that a seeded release does not depend on the chunk
+    released = Gaussian(2.0).release(Bounded(torch.ones(size), 2, 1.0), SeededSource(3))
+    assert torch.equal(released, (1.0 + SeededSource(3).normal(size) * 2.0).float())
+    fast = Gaussian(2.0).release(Bounded(torch.zeros(size, dtype=torch.float64), 2, 1.0), FastSource())
+    assert len(fast.unique()) == size  # every place has noise of its own
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(3.0),
+        torch.zeros(0),
+        torch.ones(2, 3, 4),
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.ones(1).expand(5),
+    ],
+    ids=["scalar", "empty", "3d", "transposed", "expanded"],
+)
+def test_shapes_and_strides(value: torch.Tensor) -> None:
+    released = Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(4))
+    slow = value.double() + SeededSource(4).normal(tuple(value.shape))
+    assert released.shape == value.shape and torch.equal(released, slow.float())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "ord"), [(Gaussian(1.0), 2), (Laplace(1.0), 1), (NoisyMax(1.0), torch.inf), (TopK(2, 1.0), torch.inf)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_value_is_left_alone(mechanism: Any, ord: float, dtype: torch.dtype) -> None:
+    value = torch.arange(8.0, dtype=dtype, requires_grad=True)
+    released = mechanism.release(Bounded(value, ord, 1.0), FastSource())
+    assert torch.equal(value.detach(), torch.arange(8.0, dtype=dtype)) and not released.requires_grad
+    assert released.data_ptr() != value.data_ptr()
+
+
+def test_the_generator_decides_the_release() -> None:
+    value = Bounded(torch.zeros(100, dtype=torch.float64), 2, 0.5)
+    slow = torch.randn(100, generator=torch.Generator().manual_seed(7), dtype=torch.float64) * 1.5
+    assert torch.equal(Gaussian(3.0).release(value, of_generator(7)), slow)
+    source = of_generator(7)
+    assert not torch.equal(Gaussian(3.0).release(value, source), Gaussian(3.0).release(value, source))
+
+
+@pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
+def test_statements_say_what_the_noise_was(source: Source) -> None:
+    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.description)
+    assert made.noise == source.description and f"Noise: {source.description}." in made.words()
+    assert made.private is not source.seeded
+    assert PrivacyStatement.from_json(made.to_json()) == made
+
+
+def test_fast_noise_still_needs_a_bound() -> None:
+    with pytest.raises(InvalidInput, match="bound"):
+        Gaussian(1.0).release(Bounded(torch.ones(2), 2, torch.inf), FastSource())
+
+
+PEAK = """
+import os, threading, time, torch
+from isthmus.bounded import Bounded
+from isthmus.privacy import FastSource, Gaussian, Laplace, SeededSource
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def watch():
+    while not done:
+        seen.append(resident())
+        time.sleep(2e-4)
+
+value, done, seen = torch.ones({size}), [], []
+{mechanism}.release(Bounded(torch.ones(3), {ord}, 1.0), {source})
+before = resident()
+watcher = threading.Thread(target=watch)
+watcher.start()
+released = {mechanism}.release(Bounded(value, {ord}, 1.0), {source})
+done.append(True)
+watcher.join()
+assert len(seen) > 20, len(seen)
+print(max(seen) - before - released.numel() * released.element_size())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the platform does not tell a process its memory")
+@pytest.mark.parametrize(
+    ("size", "mechanism", "ord", "source"),
+    [(20_000_000, "Gaussian(1.0)", 2, "FastSource()"), (8_000_000, "Laplace(1.0)", 1, "SeededSource(0)")],
+)
+def test_a_release_holds_its_result_and_little_more(size: int, mechanism: str, ord: int, source: str) -> None:
+    """A float64 copy of the larger value would be 153 MiB, one of the smaller 61 MiB beside some 30 of chunks."""
+    code = PEAK.format(size=size, mechanism=mechanism, ord=ord, source=source)
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(found.stdout) < 64 * 2**20
