@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
     from isthmus import datasets as datasets
+    from isthmus import diagnostics as diagnostics
+    from isthmus import modules as modules
     from isthmus import privacy as privacy
     from isthmus import theory as theory
 
@@ -72,7 +74,7 @@ _HOMES = {
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ["algorithms", "datasets", "privacy", "theory"]
+_MODULES = ["algorithms", "datasets", "diagnostics", "modules", "privacy", "theory"]
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

@@ -10,6 +10,7 @@
 | `priv_sgd` = `dp_comp_gd`, `dp_comp_minibatch` | 001, 000 | sketch, clip after, noise in R^m, project and lift |
 | `compressive_dp_sgd` | 002 | noise on codes, a sparse gradient decoded after it |
 | `dp_skgd`, `dp_cd` | 003 | random blocks of coordinates, each with its own step |
+| `pdp_sgd`, `rpdp_sgd` | 004 | noise in the top-k eigenspace of public gradients, or in k random directions |
 | `dp_svrg` | - | private anchor and differences |
 | `dp_fw` | - | Frank-Wolfe with privately chosen vertices |
 """
@@ -21,6 +22,7 @@ from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatc
 from isthmus.algorithms.frank_wolfe import comp_fw
 from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.private_fw import dp_fw
+from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
 from isthmus.algorithms.variance import dp_svrg
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
     "dp_skgd",
     "dp_svrg",
     "gd",
+    "pdp_sgd",
     "priv_sgd",
+    "rpdp_sgd",
     "sgd",
 ]

@@ -27,7 +27,7 @@ from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, Gaussian
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.published import comp_minibatch_sigma, privsgd_sigma
 from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity, Sketch
+from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace, Sketch
 from isthmus.sketches.base import Size, resolve
 from isthmus.solve import Binding, Recipe
 from isthmus.theory import Rule
@@ -181,6 +181,7 @@ class _Private:
     sketch: Family | None = None
     tol: float = 1e-2
     published: bool = False
+    encoder: Encoder | None = None
 
     def __post_init__(self) -> None:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
@@ -191,10 +192,19 @@ class _Private:
         _validate.one_of(OUTPUTS, output=self.output)
         _validate.positive(tol=self.tol)
 
-    def recipe(self, name: str) -> Recipe:
-        """The recipe under its name."""
+    def recipe(self, name: str, published: str | None = None) -> Recipe:
+        """The recipe under its name; `published` is what a sound mechanism, run as printed, says of its guarantee."""
         shown = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
-        return Recipe(name, self.build, {**shown, "batch_size": self.batch_size, "as_published": self.published})
+        shown |= {"batch_size": self.batch_size, "as_published": self.published or published is not None}
+        if published is None:
+            return Recipe(name, self.build, shown)
+
+        def build(binding: Binding) -> Pipeline:
+            pipe = self.build(binding)
+            assert pipe.promise is not None
+            return replace(pipe, promise=replace(pipe.promise, published=published))
+
+        return Recipe(name, build, shown)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
@@ -211,7 +221,7 @@ class _Private:
             release, promise = _as_published(release, self.clipping().init(), rounds, n, self.batch_size, promise)
             releases = [release]
         if isinstance(self.clip, AdaptiveClip):
-            below = Below(release.encode, self.clip, "main/gradient")
+            below = Below(release.encode, release.clip, "main/gradient")
             count = plan.mechanism(self.clip.release)
             releases.append(Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard))
         return Pipeline(
@@ -237,7 +247,10 @@ class _Private:
 
     def clipping(self) -> Any:
         """The clip as its type."""
-        return self.clip if isinstance(self.clip, AdaptiveClip) else Clip(self.clip)
+        before = isinstance(self.encoder, PublicSubspace) and self.encoder.clip == "before"
+        if isinstance(self.clip, AdaptiveClip):
+            return replace(self.clip, before=before)
+        return Clip(self.clip, before=before)
 
     def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
         if not isinstance(self.clip, AdaptiveClip):
@@ -246,6 +259,8 @@ class _Private:
         return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
 
     def _encode(self, binding: Binding, per_epoch: int) -> Encoder:
+        if self.encoder is not None:
+            return self.encoder
         if self.sketch is None or self.m is None:
             return Identity()
         return self.sketch(bound_size(self.m, binding, per_epoch))

@@ -46,12 +46,14 @@ _MOST_THREADS = 8
 class Source:
     """Draws from a stream of random bytes; `SecretSource` and `SeededSource` say where the bytes come from.
 
-    `seeded` says whether the draws can be repeated, `description` what the source is, for the privacy statement.
-    Every draw is a new tensor, which the caller may overwrite.
+    `seeded` says whether the draws can be repeated.  Every draw is a new tensor, which the caller may overwrite.
     """
 
     seeded: bool
-    description: str
+
+    def describe(self) -> str:
+        """The noise in words, for the privacy statement."""
+        raise NotImplementedError
 
     def bytes(self, count: int) -> bytes:
         """The next `count` bytes of the stream."""
@@ -125,7 +127,6 @@ class SecretSource(Source):
     """
 
     seeded = False
-    description = SECRET
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,6 +141,10 @@ class SecretSource(Source):
                 self._held, self._at, self._owner = os.urandom(_BUFFER), 0, os.getpid()
             self._at += count
             return self._held[self._at - count : self._at]
+
+    def describe(self) -> str:
+        """The noise in words."""
+        return SECRET
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
@@ -164,7 +169,9 @@ class FastSource(SecretSource):
     (torch.Size([2, 3]), False, False)
     """
 
-    description = FAST
+    def describe(self) -> str:
+        """The noise in words."""
+        return FAST
 
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
@@ -182,7 +189,6 @@ class SeededSource(Source):
     """
 
     seeded = True
-    description = SEEDED
 
     def __init__(self, seed: int) -> None:
         _validate.non_negative_int(noise_seed=seed)
@@ -191,6 +197,10 @@ class SeededSource(Source):
     def bytes(self, count: int) -> bytes:
         """The next bytes of a Philox stream."""
         return self._generator.bytes(count)
+
+    def describe(self) -> str:
+        """The noise in words."""
+        return SEEDED
 
 
 class GeneratorSource(Source):
@@ -204,7 +214,6 @@ class GeneratorSource(Source):
     """
 
     seeded = True
-    description = SEEDED
 
     def __init__(self, generator: torch.Generator) -> None:
         _validate.check(isinstance(generator, torch.Generator), "generator", generator, "give a torch.Generator")
@@ -215,6 +224,10 @@ class GeneratorSource(Source):
         size, device = (-(-count // 4),), self._generator.device
         words = torch.randint(-(1 << 31), 1 << 31, size, generator=self._generator, dtype=torch.int32, device=device)
         return words.cpu().numpy().tobytes()[:count]
+
+    def describe(self) -> str:
+        """The noise in words."""
+        return SEEDED
 
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
         """Standard normal, drawn on the generator's device."""

@@ -99,8 +99,8 @@ class PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
         `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` replaces the words drawn from the event; `noise` is the `description` of
-        the run's source.
+        that mechanism really gives; `sampler` replaces the words drawn from the event; `noise` is what the run's
+        source says of itself.
 
         >>> from dp_accounting import dp_event
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))

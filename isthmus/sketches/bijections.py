@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ class Permutation:
         bits = max(2, (d - 1).bit_length())
         self._low_bits = bits // 2
         self._low_mask, self._high_mask = (1 << self._low_bits) - 1, (1 << (bits - self._low_bits)) - 1
-        self._keys = [randomness.key(key, "feistel", r) for r in range(self.ROUNDS)]
 
     def __call__(self, index: Tensor) -> Tensor:
         """The images of int64 indices in [0, d)."""
@@ -53,6 +52,10 @@ class Permutation:
     def first(self, m: int, device: torch.device | str | None = None) -> Tensor:
         """The images of 0, ..., m - 1, sorted: a random m-subset of [0, d)."""
         return self(torch.arange(m, device=device)).sort().values
+
+    @cached_property
+    def _keys(self) -> list[int]:
+        return [randomness.key(self._key, "feistel", r) for r in range(self.ROUNDS)]
 
     def _sorted(self, device: torch.device) -> Tensor:
         index = torch.arange(self.d, dtype=torch.int32, device=device)

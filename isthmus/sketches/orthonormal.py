@@ -8,10 +8,14 @@ from torch import Tensor
 from isthmus import randomness
 from isthmus.sketches import base
 
+SMALL = 1 << 15
+"""Up to this many entries Householder QR is as fast."""
 SAFE = 1e-10
 """Smallest pivot (relative, squared) for which two Cholesky passes are orthonormal to rounding."""
+GOOD = 0.2
+"""Smallest pivot for which one pass is."""
 SIGNS_FROM = 1024
-"""From this length on, drawn rows are whitened signs, which cost a fifth of normals and a QR."""
+"""From this length on, drawn rows are whitened signs, which cost a quarter of normals and a QR."""
 SLIM = 16
 """Signs are used for at most a 1/16 of their length in rows: those are always well conditioned."""
 
@@ -19,25 +23,27 @@ SLIM = 16
 def orthonormal(columns: Tensor) -> Tensor:
     """Orthonormal columns with the same span: the Q of a QR with positive diagonal, which is unique.
 
-    Two Cholesky passes over chunks of rows, in float64 products whatever the dtype; nearly dependent columns
-    (and wide inputs) go through Householder QR.
+    Large ones by Cholesky factors of their float64 Gram matrix, once or twice, over chunks of rows; small ones and
+    nearly dependent ones by Householder QR.
 
-    >>> orthonormal(torch.tensor([[3.0, 3.0], [0.0, -2.0]]))
-    tensor([[ 1.,  0.],
-            [ 0., -1.]])
+    >>> orthonormal(torch.tensor([[3.0], [4.0]]))
+    tensor([[0.6000],
+            [0.8000]])
     """
+    if columns.numel() <= SMALL:
+        return _householder(columns)
     source, out = columns, torch.empty_like(columns)
-    step = max(1, base.CHUNK_BYTES // (8 * max(1, columns.shape[1])))
+    step = max(1, base.CHUNK_BYTES // (8 * columns.shape[1]))
     spans = [slice(lo, lo + step) for lo in range(0, len(columns), step)]
-    for _ in range(2):
-        inverse = _inverse_factor(
-            sum((part.T @ part for part in (source[s].double() for s in spans)), 0 * _eye(source))
-        )
-        if inverse is None:
-            q, r = torch.linalg.qr(columns)
-            return q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)
+    for smallest in (SAFE, GOOD):
+        parts = (source[span].double() for span in spans)
+        inverse, pivot = _whitening(sum((part.T @ part for part in parts), 0 * _eye(columns)))
+        if pivot < smallest:
+            return _householder(columns)
         for span in spans:
-            out[span] = source[span].double() @ inverse
+            out[span] = source[span].double() @ inverse  # reduced float32 products would not be orthonormal
+        if pivot >= GOOD:
+            return out
         source = out
     return out
 
@@ -58,19 +64,22 @@ def random_rows(rank: int, size: int, key: int) -> Tensor:
     while True:
         bits = torch.from_numpy(randomness.bit_range(randomness.key(key, attempt), 0, size * rank)).view(size, rank)
         signs = bits.to(torch.float32).mul_(-2).add_(1)  # products of signs are exact in float32 below 2^24 rows
-        inverse = _inverse_factor((signs.T @ signs).double(), smallest=0.05)
-        if inverse is not None:
+        inverse, pivot = _whitening((signs.T @ signs).double())
+        if pivot >= GOOD:
             return (signs.double() @ inverse).T
         attempt += 1
 
 
-def _inverse_factor(gram: Tensor, smallest: float = SAFE) -> Tensor | None:
-    """R^-1 for the Cholesky factor gram = R'R; None when a pivot is too small."""
+def _householder(columns: Tensor) -> Tensor:
+    q, r = torch.linalg.qr(columns)
+    return (q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)).contiguous()
+
+
+def _whitening(gram: Tensor) -> tuple[Tensor, float]:
+    """R^-1 for the Cholesky factor gram = R'R, and the smallest pivot as a share of the largest diagonal entry."""
     factor, failed = torch.linalg.cholesky_ex(gram)
-    pivots, limit = factor.diagonal().square(), smallest * gram.diagonal().max()
-    if not bool((failed == 0) & (pivots.min() > limit)):
-        return None
-    return torch.linalg.solve_triangular(factor.T, _eye(gram), upper=True)
+    smallest = torch.where(failed == 0, factor.diagonal().square().min() / gram.diagonal().max(), 0.0)
+    return torch.linalg.solve_triangular(factor.T, _eye(gram), upper=True), float(smallest.nan_to_num(0.0))
 
 
 def _eye(like: Tensor) -> Tensor:

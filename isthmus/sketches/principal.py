@@ -27,7 +27,7 @@ def top_directions(rows: Any, k: int, dtype: torch.dtype = torch.float64) -> Ten
     """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
 
     With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
-    pass over the columns of G.  Sums are in float64; `dtype` is that of the result.
+    pass over the columns of G.  The Gram matrices are float64; `dtype` is that of the result.
 
     >>> from isthmus.gradients import Dense
     >>> top_directions(Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2).abs()
@@ -38,7 +38,7 @@ def top_directions(rows: Any, k: int, dtype: torch.dtype = torch.float64) -> Ten
     gram = sum((_gram(piece) for piece in leaves), torch.zeros(()))
     values, vectors = torch.linalg.eigh(gram)
     keep = _energetic(values)[-k:].flip(0)
-    weights = vectors[:, keep] / values[keep].sqrt()
+    weights = (vectors[:, keep] / values[keep].sqrt()).to(torch.promote_types(dtype, rows.dtype))
     basis, start = torch.empty(rows.d, len(keep), dtype=dtype, device=weights.device), 0
     for piece in leaves:
         for part in _combined(piece, weights):
@@ -49,15 +49,13 @@ def top_directions(rows: Any, k: int, dtype: torch.dtype = torch.float64) -> Ten
 
 def side_directions(rows: Any, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    q, p = shape
     if _is_single(rows):
         a, b = _factors(rows)
         squares = a.multiply(a).sum(1) if is_sparse(a) else a.square().sum(1)
         a_norm, b_norm = torch.as_tensor(squares).view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
         right = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
         return top_right(b * a_norm, ranks[0]), top_right(right, ranks[1])
-    left, right = (_unfolded(rows, q, p, side) for side in (0, 1))
-    return left(ranks[0]), right(ranks[1])
+    return _side_top(rows, shape, 0, ranks[0]), _side_top(rows, shape, 1, ranks[1])
 
 
 def completed(columns: Tensor, rank: int, key: int) -> Tensor:
@@ -98,23 +96,20 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _unfolded(rows: Any, q: int, p: int, side: int) -> Any:
-    """rank -> the top directions of one side of dense gradients, a chunk of rows at a time.
+def _side_top(rows: Any, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+    """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
     matrix, else the unfolding itself is kept.
     """
-    whole = rows if isinstance(rows, Tensor) else None
-    n, length, other = (len(whole) if whole is not None else rows.n), (q, p)[side], (p, q)[side]
-    step = max(1, base.CHUNK_BYTES // (8 * q * p))
+    n = len(rows) if isinstance(rows, Tensor) else rows.n
+    step = max(1, base.CHUNK_BYTES // (8 * math.prod(shape)))
     spans = [(lo, min(lo + step, n)) for lo in range(0, n, step)]
-    cubes = ((whole[lo:hi] if whole is not None else rows.part(lo, hi).dense()).double() for lo, hi in spans)
-    parts = (_unfold(cube.reshape(-1, q, p), side) for cube in cubes)
-    if n * other < length:
-        unfolding = torch.cat(list(parts))
-        return lambda rank: top_right(unfolding, rank)
-    moment = sum((part.T @ part for part in parts), torch.zeros(()))
-    return lambda rank: _top(moment, rank)[1]
+    chunks = (rows[lo:hi] if isinstance(rows, Tensor) else rows.part(lo, hi).dense() for lo, hi in spans)
+    parts = (_unfold(chunk.double().reshape(-1, *shape), side) for chunk in chunks)
+    if n * shape[1 - side] < shape[side]:
+        return top_right(torch.cat(list(parts)), rank)
+    return _top(sum((part.T @ part for part in parts), torch.zeros(())), rank)[1]
 
 
 def _unfold(cube: Tensor, side: int) -> Tensor:
@@ -133,20 +128,20 @@ def _gram(rows: Any) -> Tensor:
 def _combined(rows: Any, weights: Tensor) -> Iterator[Tensor]:
     """G' weights (d x k), some rows of it at a time."""
     if is_outer(rows) and is_sparse(rows.a):
-        a, b = _factors(rows)
+        a, b = _factors(rows, weights.dtype)
         yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
     else:
-        yield from (part.T @ weights for part in _blocks(rows))
+        yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
-def _blocks(rows: Any) -> Iterator[Tensor]:
-    """The n x d matrix of dense rows in float64, some columns at a time; outer products build those columns only."""
+def _blocks(rows: Any, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+    """The n x d matrix of dense rows, some columns at a time; outer products build those columns only."""
     if not is_outer(rows):
         whole = rows.dense()
         step = max(1, base.CHUNK_BYTES // (8 * max(1, rows.n)))
-        yield from (whole[:, lo : lo + step].double() for lo in range(0, rows.d, step))
+        yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
-    a, b = _factors(rows)
+    a, b = _factors(rows, dtype)
     step = max(1, base.CHUNK_BYTES // (8 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
@@ -158,12 +153,12 @@ def _is_single(rows: Any) -> bool:
     return is_outer(rows) and (rows.b.ndim == 2 or rows.b.shape[1] == 1)
 
 
-def _factors(rows: Any) -> tuple[Any, Tensor]:
-    """The factors of outer products in float64, a column of ones shown; those of a single term as n x p and n x q."""
-    b, a = rows.b.double(), rows.a
+def _factors(rows: Any, dtype: torch.dtype = torch.float64) -> tuple[Any, Tensor]:
+    """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
+    b, a = rows.b.to(dtype), rows.a
     if is_sparse(a):
-        return a.astype("float64"), b.reshape(rows.n, -1)
-    a = a.double()
+        return a.astype(str(dtype).removeprefix("torch.")), b.reshape(rows.n, -1)
+    a = a.to(dtype)
     if getattr(rows, "ones", False):
         a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
     return (a.reshape(rows.n, -1), b.reshape(rows.n, -1)) if _is_single(rows) else (a, b)

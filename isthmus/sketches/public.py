@@ -49,7 +49,6 @@ class PublicSubspace(Encoder):
         _validate.positive_int(k=self.k, refresh=self.refresh)
         _validate.non_negative_int(start_epoch=self.start_epoch)
         _validate.one_of(("after", "before"), clip=self.clip)
-        _check_data(self.data, self.loss)
 
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map of the round and its basis, kept until the next refresh."""
@@ -116,7 +115,7 @@ class SubspaceMap(Sketch):
         return torch.cat(codes)
 
     def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self.once("basis", lambda: self.basis, device, dtype)
+        return self.once("basis", lambda: self.basis.contiguous(), device, dtype)
 
     def describe(self) -> str:
         """One sentence for reports."""
@@ -158,7 +157,6 @@ class KroneckerSubspace(Encoder):
     def __post_init__(self) -> None:
         check_ranks(self.rank_in, self.rank_out, self.ranks)
         _validate.positive_int(refresh=self.refresh)
-        _check_data(self.data, self.loss)
 
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map of the round and its factors, kept until the next refresh."""
@@ -178,11 +176,6 @@ class KroneckerSubspace(Encoder):
             for i, (top, rank) in enumerate(zip(found, ranks, strict=True))
         )
         return left, right
-
-
-def _check_data(data: Any, loss: Any) -> None:
-    own = data is not None or loss is None
-    _validate.check(own, "loss", loss, "a loss of its own belongs to data of its own: give data too, or leave it out")
 
 
 def _public_rows(context: Context, data: Any, loss: Any) -> Any:

@@ -18,6 +18,7 @@ from isthmus.sketches import (
     Nice,
     RademacherSketch,
     SparseJL,
+    TensorSketch,
 )
 from isthmus.sketches.bijections import Buckets, Permutation, next_prime
 from isthmus.sketches.srht import block_sizes
@@ -91,13 +92,14 @@ LIFTED = {
     "blocks": (Blocks([[0, 5], range(1, 5), range(6, 18)], [1.0, 2.0, 3.0], [0.5, 0.3, 0.2]), 18),
     "blocks-uniform": (Blocks(4), 18),
     "kronecker": (Kronecker(2, 2), LAYERS),
+    "tensor": (TensorSketch(5), LAYERS),
 }
 
 
 @pytest.mark.parametrize("name", list(LIFTED))
 def test_pinv_over_coverage_is_unbiased(name):
     encoder, space = LIFTED[name]
-    v, draws = vector(18), 3000
+    v, draws = vector(18), 2000
     total, squares = torch.zeros(18, dtype=torch.float64), torch.zeros(18, dtype=torch.float64)
     for t in range(draws):
         sketch = encoder.draw(space, t=t)

@@ -18,11 +18,14 @@ from isthmus.sketches import (
     PublicSubspace,
     RademacherSketch,
     SparseJL,
+    TensorSketch,
 )
 from isthmus.sketches.bijections import Buckets
 
+SIZED = [GaussianSketch, RademacherSketch, SparseJL, CountSketch, SRHT, Coordinates, TensorSketch]
 
-@pytest.mark.parametrize("make", [GaussianSketch, RademacherSketch, SparseJL, CountSketch, SRHT, Coordinates])
+
+@pytest.mark.parametrize("make", SIZED)
 @pytest.mark.parametrize("m", [0, -3, 11, 1.5, 0.0, -0.5, "4", True, None, lambda t: 0])
 def test_sizes(make, m):
     with pytest.raises(ValueError, match="m="):
@@ -65,9 +68,7 @@ def test_sizes(make, m):
         (lambda: Kronecker(2, -1), "rank_out"),
         (lambda: Kronecker(2, 2, ranks={"w": (0, 1)}), "ranks"),
         (lambda: KroneckerSubspace(2, 0, data=1), "rank_out"),
-        (lambda: KroneckerSubspace(2, 2, loss=1), "loss"),
         (lambda: PublicSubspace(0, data=1), "k=0"),
-        (lambda: PublicSubspace(2, loss=1), "loss"),
         (lambda: PublicSubspace(2, data=1, refresh=0), "refresh"),
         (lambda: PublicSubspace(2, data=1, start_epoch=-1), "start_epoch"),
         (lambda: PublicSubspace(2, data=1, clip="never"), "clip"),

@@ -21,7 +21,7 @@ EXTRAS = ("bias_k", "bias_v")
 
 
 class Projected(NamedTuple):
-    """The projections of one input: which of q, k, v, and the input with examples in front (None for bias_k, bias_v)."""
+    """The projections of one input: which of q, k, v, and the input, examples in front (None for bias_k, bias_v)."""
 
     parts: tuple[str, ...]
     a: Tensor | None
@@ -83,11 +83,11 @@ class AttentionRule(Rule):
                 return type(self).forward(self, query, key, value, *args, **kwargs)
             return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
 
-        encoders = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder)]
+        nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
         return [
             Replaced(site.layer, "forward", MethodType(forward, site.layer)),
             site.layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
-            *(Replaced(encoder, "use_nested_tensor", False) for encoder in encoders),
+            *(Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
         ]
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Projected:
@@ -97,12 +97,14 @@ class AttentionRule(Rule):
     def rows(self, layer: Any, kept: Projected, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
         if kept.a is None:
-            return {kept.parts[0]: Dense(b.reshape(b.shape[0], -1))}
+            return {kept.parts[0]: Dense(b.flatten(1))}
         b = _examples_first(layer, b)
         found: dict[str, Rows] = {}
         for part, piece in zip(kept.parts, b.chunk(len(kept.parts), -1), strict=True):
             prefix = f"in_proj.{part}"
-            mine = {s[len(prefix) :].lstrip("."): x for s, x in wanted.items() if s == prefix or s.startswith(prefix + ".")}
+            mine = {
+                s[len(prefix) :].lstrip("."): x for s, x in wanted.items() if s == prefix or s.startswith(prefix + ".")
+            }
             for suffix, rows in factored(kept.a, piece, mine).items():
                 found[f"{prefix}.{suffix}" if suffix else prefix] = rows
         return found
@@ -201,7 +203,12 @@ def _masks(
     if is_causal and padding is None and not need_weights:
         return None, None, True
     mask = F._canonical_mask(
-        mask=attn_mask, mask_name="attn_mask", other_type=None, other_name="", target_type=query.dtype, check_other=False
+        mask=attn_mask,
+        mask_name="attn_mask",
+        other_type=None,
+        other_name="",
+        target_type=query.dtype,
+        check_other=False,
     )
     return padding, mask, False
 

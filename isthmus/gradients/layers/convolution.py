@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from isthmus import _validate
 from isthmus.gradients import _rounding
+from isthmus.gradients._rounding import CHUNK_BYTES
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.layers.binding import Binding
@@ -50,51 +51,95 @@ class ConvolutionRule(Rule):
 def weight_rows(layer: Any, x: Tensor, b: Tensor, ones: bool) -> Rows:
     """The rows of [W | c] or W from the input and b (n, C_out, T)."""
     n, places, groups = len(x), b.shape[2], layer.groups
-    p, q = layer.weight[0].numel(), layer.out_channels // groups
+    p, q, work = layer.weight[0].numel(), layer.out_channels // groups, _rounding.working(b.dtype)
     b = b.unflatten(1, (groups, q))
-    spans = row_spans(n, groups * places * p * _rounding.working(x.dtype).itemsize)
-    if places > 1 and q * p <= places * (p + q):
+    spans = row_spans(n, groups * places * p * work.itemsize)
+    if places > 1 and prefer_products(n * groups, places, p + ones, q, work.itemsize):
         return Dense(_products(layer, x, b, spans, ones))
-    a = x.new_empty(n, places, groups, p)
+    a = x.new_empty(n, groups, places, p)
     for lo, hi in spans:
         a[lo:hi] = patches(layer, x[lo:hi])
-    b = b.permute(0, 3, 1, 2).contiguous()
+    b = b.mT.contiguous()
     if groups > 1:
-        return BlockOuter(a, b, ones)
-    return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, :, 0], b[:, :, 0], ones)
+        return BlockOuter(a.transpose(1, 2), b.transpose(1, 2), ones)
+    return Outer(a[:, 0, 0], b[:, 0, 0], ones) if places == 1 else Outer(a[:, 0], b[:, 0], ones)
+
+
+def prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
+    """Whether q x p sums are smaller than their factors; below `CHUNK_BYTES` they may be twice as large.
+
+    They are computed once, where factors are multiplied again for norms, sums and codes.
+
+    >>> prefer_products(250, 25, 257, 32, 4), prefer_products(250, 4, 257, 64, 4)
+    (True, False)
+    """
+    factors, products = places * (p + q), p * q
+    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= CHUNK_BYTES)
 
 
 def patches(layer: Any, x: Tensor) -> Tensor:
-    """The patches of (n, C, ...) as (n, T, groups, p), in the order of the flattened weight.
+    """The patches of (n, C, ...) as (n, groups, T, p), in the order of the flattened weight.
 
     >>> patches(nn.Conv1d(1, 1, 2, stride=2), torch.arange(4.0).view(1, 1, 4)).tolist()
-    [[[[0.0, 1.0]], [[2.0, 3.0]]]]
+    [[[[0.0, 1.0], [2.0, 3.0]]]]
     """
-    margins = [width for pair in reversed(_margins(layer)) for width in pair]
-    if any(margins):
-        x = F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
-    k = len(layer.kernel_size)
-    for dim in range(k):
-        step, gap = layer.stride[dim], layer.dilation[dim]
-        x = x.unfold(2 + dim, gap * (layer.kernel_size[dim] - 1) + 1, step)[..., ::gap]
-    x = x.unflatten(1, (layer.groups, -1))
-    places, window = range(3, 3 + k), range(3 + k, 3 + 2 * k)
-    shape = (len(x), math.prod(x.shape[3 : 3 + k]), layer.groups, layer.weight[0].numel())
-    return x.permute(0, *places, 1, 2, *window).reshape(shape)
+    view, k = _windows(layer, x), len(layer.kernel_size)
+    shape = (len(x), layer.groups, math.prod(view.shape[3 : 3 + k]), layer.weight[0].numel())
+    return view.permute(0, 1, *range(3, 3 + k), 2, *range(3 + k, 3 + 2 * k)).reshape(shape)
+
+
+def _windows(layer: Any, x: Tensor) -> Tensor:
+    """A view of the padded input: (n, groups, C / groups, *places, *kernel)."""
+    x = _padded(layer, x)
+    for dim, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), 2):
+        x = x.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
+    return x.unflatten(1, (layer.groups, x.shape[1] // layer.groups))
 
 
 def _products(layer: Any, x: Tensor, b: Tensor, spans: list[tuple[int, int]], ones: bool) -> Tensor:
     """sum_t b_t [a_t, 1]' of every example, a chunk of patches at a time; b is (n, groups, q, T)."""
     n, groups, q, _ = b.shape
     p, work = layer.weight[0].numel(), _rounding.working(b.dtype)
+    # One channel in, one out: patches would cost far more to copy than to use, and convolving with b needs none.
+    alone = groups == layer.in_channels == layer.out_channels and x.device.type == "cpu"
     total = torch.empty(n, groups, q, p + ones, dtype=work, device=b.device)
     with _rounding.exact_products(b.device):
         for lo, hi in spans:
-            part = b[lo:hi].to(work)
-            total[lo:hi, ..., :p] = part @ patches(layer, x[lo:hi]).to(work).transpose(1, 2)
+            part, piece = b[lo:hi].to(work), x[lo:hi].to(work)
+            total[lo:hi, ..., :p] = (_convolved if alone else _multiplied)(layer, piece, part)
             if ones:
                 total[lo:hi, ..., p] = part.sum(3)
     return total.view(n, groups * q * (p + ones))
+
+
+def _multiplied(layer: Any, x: Tensor, b: Tensor) -> Tensor:
+    """(n, groups, q, p): b times patches, these laid out by places, which copies the longest runs."""
+    view, k = _windows(layer, x), len(layer.kernel_size)
+    shape = (len(x), layer.groups, layer.weight[0].numel(), b.shape[3])
+    return b @ view.permute(0, 1, 2, *range(3 + k, 3 + 2 * k), *range(3, 3 + k)).reshape(shape).mT
+
+
+def _convolved(layer: Any, x: Tensor, b: Tensor) -> Tensor:
+    """The same of one channel a group: every channel of every example convolved with its own b."""
+    x, k = _padded(layer, x), len(layer.kernel_size)
+    spare = zip(x.shape[2:], layer.kernel_size, layer.dilation, layer.stride, strict=True)
+    places = [(length - gap * (size - 1) - 1) // step + 1 for length, size, gap, step in spare]
+    count = x.shape[0] * x.shape[1]
+    kernels = b.reshape(count, 1, *places)
+    found = torch.convolution(
+        x.reshape(1, count, *x.shape[2:]), kernels, None, layer.dilation, [0] * k, layer.stride, False, [0] * k, count
+    )
+    for dim, size in enumerate(layer.kernel_size, 2):
+        found = found.narrow(dim, 0, size)
+    return found.reshape(*b.shape[:3], -1)
+
+
+def _padded(layer: Any, x: Tensor) -> Tensor:
+    """The input with what the layer adds around it."""
+    margins = [width for pair in reversed(_margins(layer)) for width in pair]
+    if not any(margins):
+        return x
+    return F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
 
 
 def _margins(layer: Any) -> list[tuple[int, int]]:

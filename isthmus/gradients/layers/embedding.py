@@ -49,7 +49,7 @@ class EmbeddingRule(TableRule):
 
     def prepare(self, layer: Any, args: tuple[Any, ...], batch: int | None) -> tuple[Any, ...] | None:
         """One row of places for all examples (position ids) becomes one row each."""
-        if not args or batch is None or batch == 1 or args[0].ndim <= self.batch_dim + 1:
+        if not args or batch is None or batch == 1 or args[0].ndim < 2:
             return None
         index = args[0]
         if index.shape[self.batch_dim] != 1:

@@ -39,6 +39,8 @@ class Call:
     dim: int
     """Where that output keeps its examples."""
     n: int
+    versions: list[int]
+    """How often each tensor among the arguments had been changed in place."""
     autocast: tuple[str, torch.dtype, bool]
     expected: Tensor | None
     """The output itself, while this shape of call is yet to be checked against the second pass."""
@@ -113,9 +115,9 @@ class FunctionRule(Rule):
         self._layers, self._plain = layers, site.layer.forward
         size = sum(binding.weight.numel() for binding in site.wanted.values())
         warnings.warn(
-            f"layer {site.name!r} ({type(site.layer).__name__}) owns parameters ({', '.join(site.wanted)}) that no rule "
-            "covers: their per-example gradients take the layer's forward and backward pass a second time, one example "
-            f"at a time, and (number of examples) x {size} numbers of memory, in chunks; if that is too much, {REMEDY}",
+            f"layer {site.name!r} ({type(site.layer).__name__}) owns parameters ({', '.join(site.wanted)}) that no "
+            "rule covers: their per-example gradients take the layer's forward and backward pass a second time, one "
+            f"example at a time, and (number of examples) x {size} numbers of memory, in chunks; else {REMEDY}",
             UserWarning,
             stacklevel=2,
         )
@@ -136,6 +138,8 @@ class FunctionRule(Rule):
 
     def rows(self, layer: Any, kept: Call, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """The rows of every parameter: all at once where they fit, else each by chunks whenever it is read."""
+        same = kept.versions == _versions(kept.leaves)
+        _refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")
         own = {name: binding.weight.detach() for name, binding in wanted.items()}
         b = b.detach()
         size = sum(weight.numel() * weight.element_size() for weight in own.values())
@@ -159,18 +163,21 @@ class FunctionRule(Rule):
         self.check(site.name, site.layer)
         leaves, spec = tree_flatten((args, kwargs))
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        versions = [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
+        versions = _versions(leaves)
         assert self._plain is not None
         output = self._plain(*args, **kwargs)
-        same = versions == [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
-        _refuse_unless(same, site.name, "changes its arguments in place; write it out of place")
+        _refuse_unless(
+            versions == _versions(leaves), site.name, "changes its arguments in place; write it out of place"
+        )
         outputs, shape = tree_flatten(output)
         alone = isinstance(output, Tensor)
         for index, piece in enumerate(outputs):
             if isinstance(piece, Tensor) and piece.is_floating_point():
                 call = self._call(site.name, leaves, spec, piece, index)
                 # an output of several may be used inside the layer or be an argument: a copy has its gradient alone
-                outputs[index] = self._layers.after(site, (call,), {}, piece if alone and _fresh(piece, leaves) else piece.clone())
+                outputs[index] = self._layers.after(
+                    site, (call,), {}, piece if alone and _fresh(piece, leaves) else piece.clone()
+                )
         return tree_unflatten(outputs, shape)
 
     def _call(self, name: str, leaves: list[Any], spec: TreeSpec, output: Tensor, index: int) -> Call:
@@ -182,8 +189,8 @@ class FunctionRule(Rule):
             for leaf in leaves
         ]
         known = n >= 0 and (batch is None or n == batch) and any(dim is not None for dim in split)
-        shapes = tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
-        signature = (index, tuple(output.shape), shapes)
+        cuts = zip([*leaves, output], [*split, dim], strict=True)
+        signature = (index, *(_shape(x, cut) for x, cut in cuts))
         kind = output.device.type
         return Call(
             name,
@@ -193,6 +200,7 @@ class FunctionRule(Rule):
             index,
             dim,
             n,
+            _versions(leaves),
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)),
             None if signature in self._settled else output.detach().clone(),
             lambda: self._settled.add(signature),
@@ -214,7 +222,9 @@ class FunctionRule(Rule):
         """The rows lo, ..., hi - 1 of the parameters `own`, each with the others held fixed."""
         apart = any(dim is not None for dim in call.split)
         _refuse_unless(
-            apart, call.name, "gets or returns no tensor with one entry for every example, where its gradient comes from"
+            apart,
+            call.name,
+            "gets or returns no tensor with one entry for every example, where its gradient comes from",
         )
         if hi == lo:
             return {name: weight.new_zeros(0, weight.numel()) for name, weight in own.items()}
@@ -229,7 +239,8 @@ class FunctionRule(Rule):
                 output = functional_call(bare, {**fixed, **mine}, args, kwargs, tie_weights=False)
                 return tree_flatten(output)[0][call.index]
 
-            output, pull = vjp(function, dict(own))
+            result: Any = vjp(function, dict(own))
+            output, pull = result
             return pull(b.unsqueeze(call.dim).to(output.dtype))[0], output
 
         with _second_pass(self._layers, call):
@@ -248,6 +259,15 @@ def draws(module: nn.Module) -> bool:
     kinds = (nn.modules.dropout._DropoutNd, nn.MultiheadAttention, nn.RNNBase)
     rate = getattr(module, "p", getattr(module, "dropout", 0.0)) if isinstance(module, kinds) else 0.0
     return module.training and (isinstance(module, nn.RReLU) or bool(rate))
+
+
+def _shape(x: Any, cut: int | None) -> Any:
+    """The shape of one example's part, so that batches of many sizes count as one kind of call."""
+    return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
+
+
+def _versions(leaves: list[Any]) -> list[int]:
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _fresh(output: Tensor, leaves: list[Any]) -> bool:
@@ -283,9 +303,9 @@ def _second_pass(layers: Any, call: Call) -> Iterator[None]:
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().split("\n")[0]
             raise _validate.InvalidInput(
-                f"layer {call.name!r} owns trainable parameters and cannot be run one example at a time (control flow or "
-                f"shapes that depend on data, random numbers, or an operation torch.func.vmap does not know): {REMEDY}. "
-                f"torch said: {reason}"
+                f"layer {call.name!r} owns trainable parameters and cannot be run one example at a time (control flow "
+                "or shapes that depend on data, random numbers, gradient checkpointing, or an operation that "
+                f"torch.func.vmap does not know): {REMEDY}. torch said: {reason}"
             ) from error
 
 
@@ -300,7 +320,7 @@ def _compare(call: Call, output: Tensor, lo: int, hi: int) -> None:
     _refuse_unless(
         torch.allclose(first, second.to(first.dtype), rtol=0.0, atol=slack * size, equal_nan=True),
         call.name,
-        "gives other numbers for an example alone than in the batch (random numbers, examples that meet, or an argument "
-        "with as many entries as there are examples that is not one for each)",
+        "gives other numbers for an example alone than in the batch (random numbers, examples that meet, or an "
+        "argument with as many entries as there are examples that is not one for each)",
     )
     call.settled()

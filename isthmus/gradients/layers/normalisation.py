@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ class LayerNormRule(NormalisationRule):
 class GroupNormRule(NormalisationRule):
     """Channels come second, places after them; statistics are those of groups of channels of one example."""
 
-    kinds = (nn.GroupNorm,)
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.GroupNorm,)
 
     def examples(self, layer: Any, x: Tensor) -> Tensor:
         """Examples are always in front."""
@@ -125,4 +125,4 @@ class InstanceNormRule(GroupNormRule):
 
     def normal(self, layer: Any, x: Tensor) -> Tensor:
         """By channel."""
-        return F.instance_norm(x, eps=layer.eps) if len(x) else x
+        return F.instance_norm(x, eps=layer.eps)

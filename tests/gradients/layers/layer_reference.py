@@ -84,7 +84,7 @@ def check_norms(rows, exact, small):
 def sketches(space):
     """One sketch of every kind that treats leaves in its own way."""
     draws = torch.Generator().manual_seed(3)
-    basis = torch.linalg.qr(torch.randn(space.d, min(4, space.d), generator=draws, dtype=torch.float64))[0]
+    basis = torch.linalg.qr(torch.randn(space.d, min(4, space.d), generator=draws, dtype=torch.float64))[0].contiguous()
     m = max(1, space.d // 3)
     return [
         Kronecker(3, 2).draw(space),

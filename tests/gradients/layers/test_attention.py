@@ -1,0 +1,314 @@
+"""`nn.MultiheadAttention` and what torch builds of it, against one backward pass an example."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from layer_reference import agree, capture, squares, truth
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from isthmus._validate import InvalidInput
+from isthmus.gradients.layers import Layers
+
+KINDS = {
+    "plain": {},
+    "no bias": {"bias": False},
+    "other sizes": {"kdim": 3, "vdim": 5},
+    "key bias": {"add_bias_kv": True},
+    "zero": {"add_zero_attn": True},
+    "all": {"kdim": 3, "vdim": 5, "add_bias_kv": True, "add_zero_attn": True},
+}
+
+
+class Attend(nn.Module):
+    """Attention of x over parts of itself; a mask of padding comes from x, so that it goes with the example."""
+
+    def __init__(self, batch_first=True, cross=False, padding=False, mask=None, weights=False, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=batch_first, **options)
+        self.cross, self.padding, self.mask, self.weights = cross, padding, mask, weights
+        for parameter in self.parameters():  # torch starts biases at zero
+            nn.init.normal_(parameter, std=0.4)
+
+    def forward(self, x):
+        layer = self.attention
+        source = x[:, 1:] if layer.batch_first else x[1:]
+        key, value = (x, x) if not self.cross else (source[..., : layer.kdim], source[..., : layer.vdim])
+        if layer.kdim == 6 and self.cross == "shared":
+            key = value = source
+        padding = None
+        if self.padding:
+            padding = (key if layer.batch_first else key.transpose(0, 1))[..., 0] > 0.8
+            padding[:, 0] = False
+        mask = self.mask
+        if mask == "causal":
+            mask = (
+                torch.ones(x.shape[1 if layer.batch_first else 0], key.shape[1 if layer.batch_first else 0]).triu(1) > 0
+            )
+        elif mask == "each":
+            n, (length, sources) = x.shape[0], (x.shape[1], key.shape[1])
+            mask = (
+                (x[:, :, :1] * key[:, :, 0][:, None]).detach().repeat_interleave(2, 0).reshape(2 * n, length, sources)
+            )
+        output, weights = layer(
+            x,
+            key,
+            value,
+            key_padding_mask=padding,
+            attn_mask=mask,
+            need_weights=bool(self.weights),
+            average_attn_weights=self.weights != "heads",
+        )
+        return (
+            output
+            if weights is None
+            else output
+            + weights.square()
+            .sum((-1, -2) if weights.ndim == 3 else (-1, -2, -3))
+            .reshape((-1, 1, 1) if layer.batch_first else (1, -1, 1))
+        )
+
+
+def data(n=4, length=3, dtype=torch.float64, batch_dim=0, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    shape = (n, length, 6) if batch_dim == 0 else (length, n, 6)
+    return (torch.randn(shape, generator=draws, dtype=dtype) for _ in range(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("weights", [False, True, "heads"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_and_their_codes_are_those_of_the_reference(kind, weights, dtype):
+    torch.manual_seed(1)
+    options = KINDS[kind]
+    agree(Attend(cross="kdim" in options, weights=weights, **options).to(dtype), *data(dtype=dtype))
+
+
+@pytest.mark.parametrize("cross", [False, True, "shared"])
+@pytest.mark.parametrize("mask", [None, "causal", "each"])
+@pytest.mark.parametrize("padding", [False, True])
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask")
+def test_masks_and_cross_attention(cross, mask, padding):
+    torch.manual_seed(2)
+    for weights in (False, True):
+        module = Attend(cross=cross, mask=mask, padding=padding, weights=weights, add_bias_kv=True, add_zero_attn=True)
+        agree(module.double(), *data(n=3, length=4))
+
+
+@pytest.mark.parametrize("n, length", [(1, 1), (1, 5), (5, 2), (7, 1), (3, 3)])
+def test_shapes(n, length):
+    torch.manual_seed(3)
+    agree(Attend().double(), *data(n, length))
+
+
+@pytest.mark.parametrize("own_batch_first", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_examples_in_the_second_dimension(own_batch_first, weights):
+    torch.manual_seed(4)
+    attend = Attend(batch_first=own_batch_first, weights=weights, padding=True, add_bias_kv=True).double()
+
+    class Swapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = attend
+
+        def forward(self, x):
+            return self.attend(x.transpose(0, 1)).transpose(0, 1)
+
+    agree(Swapped() if own_batch_first else attend, *data(batch_dim=1), batch_dim=1)
+    agree(attend if own_batch_first else Swapped(), *data(batch_dim=0), batch_dim=0)
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [["in_proj_weight"], ["in_proj_bias"], ["in_proj_weight", "in_proj_bias"], ["out_proj.weight"], ["bias_k"]],
+)
+def test_frozen_parts_are_left_out(frozen):
+    torch.manual_seed(5)
+    module = Attend(add_bias_kv=True).double()
+    for name in frozen:
+        module.attention.get_parameter(name).requires_grad_(False)
+    agree(module, *data())
+
+
+@pytest.mark.parametrize("tied", [["in_proj_weight"], ["in_proj_bias"], ["in_proj_weight", "in_proj_bias", "bias_v"]])
+def test_tied_weights_of_two_layers_are_one_leaf(tied):
+    torch.manual_seed(6)
+    module = nn.Sequential(Attend(add_bias_kv=True), nn.Tanh(), Attend(add_bias_kv=True)).double()
+    for name in tied:
+        setattr(module[2].attention, name, getattr(module[0].attention, name))
+    rows = agree(module, *data())
+    assert rows.d == sum(p.numel() for p in module.parameters())
+
+
+def test_an_empty_batch_has_no_rows():
+    _, rows = capture(Attend(weights=True, add_bias_kv=True), squares, *data(n=0, dtype=torch.float32))
+    assert rows.n == 0
+
+
+def layer_options(**options):
+    return {"d_model": 6, "nhead": 2, "dim_feedforward": 7, "dropout": 0.0, **options}
+
+
+class Encode(nn.Module):
+    """A torch encoder with masks."""
+
+    def __init__(self, layers=2, padding=False, mask=False, **options):
+        super().__init__()
+        self.body = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(**layer_options(**options)), layers, enable_nested_tensor=False
+        )
+        self.padding, self.mask, self.first = padding, mask, options["batch_first"]
+
+    def forward(self, x):
+        first = x if self.first else x.transpose(0, 1)
+        padding = (first[..., 0] > 1) & (torch.arange(first.shape[1]) > 0) if self.padding else None
+        mask = nn.Transformer.generate_square_subsequent_mask(first.shape[1]) < 0 if self.mask else None
+        return self.body(x, src_key_padding_mask=padding, mask=mask)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_transformer_encoder(batch_first, norm_first, training):
+    torch.manual_seed(7)
+    module = Encode(batch_first=batch_first, norm_first=norm_first, padding=True, mask=True).double().train(training)
+    batch_dim = 0 if batch_first else 1
+    agree(module, *data(batch_dim=batch_dim), batch_dim=batch_dim)
+
+
+def test_only_the_attention_of_an_encoder_in_eval_mode():
+    torch.manual_seed(8)
+    module = Encode(batch_first=True).double().eval()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_("in_proj" in name)
+    agree(module, *data())
+
+
+class Decode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(**layer_options(batch_first=True))
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return self.layer(x, x[:, :2].tanh(), tgt_mask=mask, tgt_is_causal=True)
+
+
+def test_a_decoder_layer_attends_across():
+    torch.manual_seed(9)
+    agree(Decode().double(), *data())
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("weights", [False, True])
+def test_the_replaced_forward_gives_torchs_numbers_with_torchs_draws(options, weights):
+    torch.manual_seed(10)
+    module = Attend(cross="kdim" in options, weights=weights, dropout=0.4, **options).double()
+    x, _ = data()
+    plain = copy.deepcopy(module)
+    layers = Layers(module)
+    layers.attach()
+    torch.manual_seed(11)
+    expected = plain(x)
+    torch.manual_seed(11)
+    with layers.listening(lambda *_: None):
+        found = module(x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_autocast(weights):
+    torch.manual_seed(15)
+    module = Attend(weights=weights, padding=True, add_bias_kv=True)
+    x, y = data(dtype=torch.float32)
+    exact = truth(module, squares, x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, rows = capture(module, lambda output, target: squares(output.float(), target), x, y)
+    assert float((rows.dense() - exact).norm() / exact.norm()) < 0.05  # bfloat16 has 8 bits
+
+
+def test_objects_names_and_inference_stay_as_they_were():
+    module = nn.TransformerEncoder(nn.TransformerEncoderLayer(**layer_options(batch_first=True)), 2)
+    plain, parameters, names = copy.deepcopy(module).eval(), list(module.parameters()), list(module.state_dict())
+    layers = Layers(module)
+    handles = layers.attach()
+    module.eval()
+    x = torch.randn(3, 4, 6)
+    padding = torch.arange(4) > torch.tensor([[1], [3], [2]])
+    with torch.no_grad(), layers.listening(lambda *_: None):
+        found = module(x, src_key_padding_mask=padding)
+        plain.use_nested_tensor = False  # torch warns that these are new
+        expected = plain(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found.masked_fill(padding[..., None], 0), expected.masked_fill(padding[..., None], 0))
+    assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
+    assert names == list(module.state_dict())
+    for handle in handles:
+        handle.remove()
+    assert "forward" not in module.layers[0].self_attn.__dict__ and module.use_nested_tensor
+
+
+def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
+    module = Attend().double()
+    layers = Layers(module)
+    layers.attach()
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    x, _ = data()
+    with layers.listening(lambda *_: None):
+        assert not twin(x).any() and module(x).any()
+
+
+def test_an_activation_in_place_after_attention():
+    torch.manual_seed(12)
+    for batch_first in (True, False):
+        module = nn.Sequential(Attend(batch_first=batch_first), nn.ReLU(inplace=True), Attend(batch_first=batch_first))
+        agree(module.double(), *data(batch_dim=1 - batch_first), batch_dim=1 - batch_first)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.first, self.second, self.mode = nn.Linear(6, 6), Attend(weights=True, add_bias_kv=True), mode
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x) if self.mode is None else checkpoint(self.second, x, use_reentrant=self.mode)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing(reentrant):
+    torch.manual_seed(13)
+    module = Checkpointed(None).double()
+    exact = truth(module, squares, *data())
+    module.mode = reentrant
+    _, rows = capture(module, squares, *data())
+    torch.testing.assert_close(rows.dense(), exact, rtol=1e-10, atol=1e-10)
+
+
+def test_a_sequence_that_is_not_a_batch_is_refused():
+    layers = Layers(nn.MultiheadAttention(6, 2))
+    layers.attach()
+    x = torch.randn(3, 6)
+    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="three dimensions"):
+        layers.module(x, x, x)
+
+
+def test_attention_built_of_linear_layers_needs_nothing():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x):
+            return self.out(nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)))
+
+    torch.manual_seed(14)
+    module = Plain().double()
+    rows = agree(module, *data())
+    assert rows.d == truth(module, lambda o, _: o.sum(), *data()).shape[1]

@@ -1,0 +1,230 @@
+"""Embeddings and bags against one backward pass an example, and the rows they have against their matrix."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from layer_reference import agree, capture, squares
+from torch import nn
+
+from isthmus._validate import InvalidInput
+from isthmus.gradients import Dense, Outer
+from isthmus.gradients.layers import Layers
+from isthmus.gradients.lookup import Lookup
+from isthmus.sketches import Kronecker
+from isthmus.space import Space
+
+DTYPES = [torch.float64, torch.float32]
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def places(*shape, vocabulary=7, seed=0):
+    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5,), (5, 1), (5, 9), (5, 3, 4), (1, 6), (0, 4), (0,)], ids=str)
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embeddings(shape, dtype, padding):
+    layer = nn.Embedding(7, 4, padding_idx=padding).to(dtype)
+    rows = agree(layer, places(*shape), draw(*shape, 4, dtype=dtype))
+    assert isinstance(rows.leaves()[0][1], Lookup)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_below_other_layers_with_the_examples_second(dtype):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3), nn.Tanh(), nn.LayerNorm(3)).to(dtype)
+    agree(module, places(6, 5), draw(6, 5, 3, dtype=dtype), batch_dim=1)
+
+
+class Positions(nn.Module):
+    """Tokens plus positions, whose ids have one row for all examples."""
+
+    def __init__(self, batch_dim):
+        super().__init__()
+        self.token, self.place, self.out = nn.Embedding(7, 4), nn.Embedding(9, 4), nn.Linear(4, 2)
+        self.examples = batch_dim
+
+    def forward(self, x):
+        ids = torch.arange(x.shape[1 - self.examples]).unsqueeze(self.examples)
+        return self.out(torch.tanh(self.token(x) + self.place(ids)))
+
+
+@pytest.mark.parametrize("n", [1, 4, 6])
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_position_ids_of_one_row_are_taken_for_every_example(n, batch_dim):
+    torch.manual_seed(0)
+    x, y = places(n, 6), draw(n, 6, 2)
+    if batch_dim:
+        x, y = x.T, y.transpose(0, 1)
+    module = Positions(batch_dim).double()
+    agree(module, x, y, batch_dim=batch_dim)
+
+
+def test_positions_without_examples_are_refused():
+    class Bare(Positions):
+        def forward(self, x):
+            return self.out(self.token(x) + self.place(torch.arange(x.shape[1])))
+
+    with pytest.raises(InvalidInput, match="saw 6 examples where the module was given 4"):
+        capture(Bare(0).double(), squares, places(4, 6), draw(4, 6, 2))
+
+
+class Bag(nn.Module):
+    """A bag over one row of places an example, whichever way it is called."""
+
+    def __init__(self, way, **options):
+        super().__init__()
+        self.bag, self.way = nn.EmbeddingBag(7, 4, **options), way
+
+    def forward(self, x):
+        if self.way == "rows":
+            return self.bag(x)
+        if self.way == "weights":
+            return self.bag(x, per_sample_weights=torch.cos(x.to(self.bag.weight.dtype) + 1))
+        sizes = 1 + (x[:, 0] % x.shape[1])  # ragged: as many places as the first one says
+        flat = torch.cat([row[:size] for row, size in zip(x, sizes.tolist(), strict=True)]) if len(x) else x.flatten()
+        starts = sizes.cumsum(0) - sizes
+        if self.bag.include_last_offset:
+            starts = torch.cat([starts, sizes.sum()[None]])
+        return self.bag(flat, starts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding", [None, 2])
+@pytest.mark.parametrize(
+    ("way", "mode", "last"),
+    [
+        ("rows", "sum", False),
+        ("rows", "mean", False),
+        ("weights", "sum", False),
+        ("flat", "sum", False),
+        ("flat", "mean", False),
+        ("flat", "mean", True),
+    ],
+)
+def test_bags(way, mode, last, padding, dtype):
+    module = Bag(way, mode=mode, padding_idx=padding, include_last_offset=last).to(dtype)
+    agree(module, places(6, 5), draw(6, 4, dtype=dtype))
+
+
+def test_bags_that_hold_nothing():
+    layer = nn.EmbeddingBag(7, 3, mode="mean").double()
+
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(torch.tensor([1, 1, 4]), torch.tensor([0, 0, 2]))
+
+    _, rows = capture(Flat(), lambda out, y: (out * y).sum(), torch.zeros(3), draw(3, 3))
+    y, expected = draw(3, 3), torch.zeros(3, 7, 3, dtype=torch.float64)
+    expected[1, 1], expected[2, 4] = y[1], y[2]
+    torch.testing.assert_close(rows.dense(), expected.flatten(1))
+    assert float(rows.norms()[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "match"),
+    [
+        (lambda: nn.Embedding(5, 2, max_norm=1.0), "max_norm=None"),
+        (lambda: nn.Embedding(5, 2, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
+        (lambda: nn.Embedding(5, 2, sparse=True), "sparse=False"),
+        (lambda: nn.EmbeddingBag(5, 2, mode="max"), "use 'sum' or 'mean'"),
+        (lambda: nn.EmbeddingBag(5, 2, max_norm=1.0), "max_norm=None"),
+        (lambda: nn.EmbeddingBag(5, 2, sparse=True), "sparse=False"),
+    ],
+)
+def test_settings_without_a_per_example_gradient_are_refused(layer, match):
+    with pytest.raises(InvalidInput, match=match):
+        Layers(nn.Sequential(layer()))
+
+
+def lookup(n=6, t=8, vocabulary=7, width=3, dtype=torch.float64, scale=1.0, seed=0):
+    index, values = places(n, t, vocabulary=vocabulary, seed=seed), (draw(n, t, width, seed=seed) * scale).to(dtype)
+    exact = torch.zeros(n, vocabulary, width, dtype=torch.float64)
+    for i in range(n):
+        for j in range(t):
+            exact[i, index[i, j]] += values[i, j].double()
+    return Lookup(index, values, vocabulary), exact.flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("ord", [1, 2, math.inf])
+def test_norms_are_never_below_and_hardly_above(dtype, scale, ord):
+    rows, exact = lookup(dtype=dtype, scale=scale)
+    norms, true = rows.norms(ord).double(), torch.linalg.vector_norm(exact, ord, dim=1)
+    if scale == 1e-300:  # squares of the reference itself would vanish
+        true = torch.linalg.vector_norm(exact * 2.0**900, ord, dim=1) * 2.0**-900
+    assert bool((norms >= true * (1 - 1e-15)).all())
+    assert bool((norms <= true * (1 + (1e-12 if dtype == torch.float64 else 1e-6)) + 1e-307).all())
+
+
+def test_sums_that_cancel_at_a_place_are_not_under_estimated():
+    values = torch.tensor([[[1.0], [2.0**-60], [-1.0]], [[0.0], [0.0], [0.0]]], dtype=torch.float64)
+    norms = Lookup(torch.zeros(2, 3, dtype=torch.long), values, 4).norms()
+    assert 2.0**-60 <= float(norms[0]) < 1e-14 and float(norms[1]) == 0
+
+
+def test_broken_values_have_infinite_norm_and_can_be_masked():
+    rows, exact = lookup()
+    rows.values[1, 2, 0], rows.values[3, 0, 1] = math.nan, math.inf
+    keep = torch.tensor([True, False, True, False, True, True])
+    assert rows.norms().isinf().tolist() == [False, True, False, True, False, False]
+    torch.testing.assert_close(rows.masked(keep).dense(), torch.where(keep[:, None], exact, 0.0))
+    assert bool(rows.masked(keep).sum().isfinite().all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_rest_of_what_rows_do(dtype):
+    rows, exact = lookup(n=7, dtype=dtype)
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {}
+    wide = lambda r: r.dense().double()  # noqa: E731
+    torch.testing.assert_close(wide(rows.part(2, 5)), exact[2:5], **close)
+    torch.testing.assert_close(wide(rows.scaled(-2.0)), -2 * exact, **close)
+    torch.testing.assert_close(wide(rows.grouped(3)), torch.stack([g.mean(0) for g in exact.split(3)]), **close)
+    torch.testing.assert_close(wide(rows.minus(rows.scaled(0.25))), 0.75 * exact, **close)
+    torch.testing.assert_close(wide(rows.minus(Dense(exact.to(dtype)))), torch.zeros_like(exact), **close)
+    c, out = draw(7, seed=3), torch.full((rows.d,), 5.0, dtype=dtype)
+    assert rows.sum(c, out) is out
+    torch.testing.assert_close(out.double(), c @ exact, **close)
+
+
+def test_a_large_table_is_never_built():
+    """n x V x D would be 20 GB here."""
+    n, t, vocabulary, width = 50, 20, 1_000_000, 100
+    rows = Lookup(places(n, t, vocabulary=vocabulary), draw(n, t, width, dtype=torch.float32), vocabulary)
+    norms = rows.norms().double()
+    exact = torch.linalg.vector_norm(rows.values.double().flatten(1), dim=1)  # almost surely no place twice
+    torch.testing.assert_close(norms, exact, rtol=1e-6, atol=0)
+    space = Space.of({"table": (1000, width)})
+    small = Lookup(rows.index % 1000, rows.values, 1000)
+    codes = Kronecker(4, 3).draw(space).leaf("table", small)
+    assert isinstance(codes, (Outer, Dense)) and codes.d == 12
+
+
+def test_chunks_change_nothing(monkeypatch):
+    from isthmus.gradients import lookup as module
+
+    rows, _ = lookup()
+    whole = rows.norms()
+    monkeypatch.setattr(module, "row_spans", lambda n, _: [(lo, min(lo + 4, n)) for lo in range(0, n, 4)])
+    assert torch.equal(rows.norms(), whole)
+
+
+@pytest.mark.parametrize(
+    ("index", "values", "match"),
+    [((3,), (3, 2), "index.shape"), ((3, 2), (3, 2), "values.shape"), ((3, 2), (3, 4, 2), "values.shape")],
+)
+def test_wrong_shapes_are_refused(index, values, match):
+    with pytest.raises(InvalidInput, match=match):
+        Lookup(torch.zeros(index, dtype=torch.long), torch.zeros(values), 5)

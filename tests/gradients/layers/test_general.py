@@ -1,0 +1,416 @@
+"""Modules that own bare parameters, by a second pass: against one backward pass an example."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from layer_reference import agree, capture, squares, truth
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from isthmus._validate import InvalidInput
+from isthmus.driver import TorchDriver
+from isthmus.gradients import Dense, Lazy
+from isthmus.gradients.layers import Layers, general
+from isthmus.parts import Shuffle
+from isthmus.pipeline import Pipeline, Stage
+
+pytestmark = pytest.mark.filterwarnings("ignore:layer .* owns parameters:UserWarning")
+
+
+class LowRank(nn.Linear):
+    """W + B A with W frozen."""
+
+    def __init__(self, p, q, rank=2):
+        super().__init__(p, q)
+        self.weight.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(rank, p)), nn.Parameter(torch.randn(q, rank))
+
+    def forward(self, x):
+        return super().forward(x) + (x @ self.down.T) @ self.up.T
+
+
+class Scale(nn.Module):
+    """exp(s) x + shift, with a scalar parameter and a nested argument."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.s, self.shift = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.randn(p))
+
+    def forward(self, pair, *, more):
+        x, (y,) = pair
+        return self.s.exp() * x * more["gate"] + self.shift * y
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.register_gate = Scale(3), nn.Buffer(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        return self.scale((x, (x.cos(),)), more={"gate": self.register_gate, "flag": True, "none": None})
+
+
+class Vision(nn.Module):
+    """A small vision transformer: class token and position embedding are bare parameters of the root."""
+
+    def __init__(self, dropout=0.0, mode=None):
+        super().__init__()
+        self.patch, self.mode = nn.Linear(4, 6), mode
+        self.token, self.place = nn.Parameter(torch.randn(1, 1, 6)), nn.Parameter(torch.randn(1, 4, 6))
+        self.body = nn.TransformerEncoderLayer(6, 2, 8, dropout, batch_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.patch(x)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
+        x = self.body(x) if self.mode is None else checkpoint(self.body, x, use_reentrant=self.mode)
+        return self.head(x[:, 0])
+
+
+class Many(nn.Module):
+    """Several outputs, one of them used inside for another, one an argument, one twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(3, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        h = x @ self.w
+        return {"h": h, "more": [torch.sin(h) * self.v, x, h], "index": h.argmax(-1), "none": None}
+
+
+class UsesMany(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.many = nn.Linear(3, 3), Many()
+
+    def forward(self, x):
+        found = self.many(self.first(x))
+        sine, passed, again = found["more"]
+        return found["h"] + 2 * sine + passed.square() + again * found["index"].unsqueeze(-1)
+
+
+def pair(module, *shape, dtype=torch.float64, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=draws, dtype=dtype)
+    with torch.no_grad():
+        y = module(x)
+    return x, torch.randn(y.shape, generator=draws, dtype=dtype)
+
+
+CASES = {
+    "low rank": (lambda: nn.Sequential(nn.Linear(5, 4), LowRank(4, 3)), (5, 5)),
+    "low rank, positions": (lambda: nn.Sequential(LowRank(4, 3), nn.ReLU(inplace=True), LowRank(3, 2)), (4, 2, 4)),
+    "nested arguments": (Nested, (4, 3)),
+    "vision": (Vision, (5, 3, 4)),
+    "one example": (Vision, (1, 3, 4)),
+    "many outputs": (UsesMany, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_and_their_codes_are_those_of_the_reference(case, dtype):
+    torch.manual_seed(0)
+    make, shape = CASES[case]
+    module = make().to(dtype)
+    agree(module, *pair(module, *shape, dtype=dtype))
+
+
+def test_rows_that_do_not_fit_are_computed_in_chunks_with_the_weights_of_their_time(monkeypatch):
+    torch.manual_seed(1)
+    module = Vision().double()
+    x, y = pair(module, 5, 3, 4)
+    exact = truth(module, squares, x, y)
+    monkeypatch.setattr(general, "CHUNK_BYTES", 100)
+    layers, rows = capture(module, squares, x, y)
+    pieces = dict(rows.leaves())
+    assert isinstance(pieces["place"], Lazy) and isinstance(pieces["token"], Lazy)
+    layers.unpack(torch.zeros(layers.space.d, dtype=torch.float64))
+    torch.testing.assert_close(rows.dense(), exact, rtol=1e-10, atol=1e-10)
+    assert torch.equal(pieces["place"].part(1, 3).dense(), pieces["place"].dense()[1:3])
+    monkeypatch.undo()
+    assert isinstance(dict(capture(module, squares, x, y)[1].leaves())["place"], Dense)
+
+
+def test_examples_in_the_second_dimension():
+    class Place(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.place, self.out = nn.Parameter(torch.randn(3, 1, 4)), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.out((x + self.place).tanh())
+
+    torch.manual_seed(2)
+    module = Place().double()
+    agree(module, *pair(module, 3, 5, 4), batch_dim=1)
+
+
+def test_an_empty_batch_has_no_rows():
+    _, rows = capture(Vision(), squares, torch.zeros(0, 3, 4), torch.zeros(0, 2))
+    assert rows.n == 0 and rows.sum().shape == (rows.d,) and not rows.sum().any()
+
+
+def test_a_parameter_shared_with_a_child_or_under_two_names_is_one_leaf():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.child = nn.Linear(3, 3, bias=False)
+            self.weight = self.again = self.child.weight
+
+        def forward(self, x):
+            return self.child(x).tanh() @ self.weight + x @ self.again.T
+
+    torch.manual_seed(3)
+    module = Tied().double()
+    rows = agree(module, *pair(module, 4, 3))
+    assert rows.d == 9
+
+
+def test_a_layer_that_is_called_twice_adds_up():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = LowRank(3, 3)
+
+        def forward(self, x):
+            return self.layer(self.layer(x).tanh())
+
+    torch.manual_seed(4)
+    module = Twice().double()
+    agree(module, *pair(module, 4, 3))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpointed_layer_with_bare_parameters(reentrant):
+    class Outside(nn.Module):
+        def __init__(self, mode=None):
+            super().__init__()
+            self.first, self.layer, self.mode = nn.Linear(3, 3), LowRank(3, 2), mode
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.layer(x) if self.mode is None else checkpoint(self.layer, x, use_reentrant=self.mode)
+
+    torch.manual_seed(5)
+    module = Outside().double()
+    x, y = pair(module, 4, 3)
+    exact = truth(module, squares, x, y)
+    module.mode = reentrant
+    torch.testing.assert_close(capture(module, squares, x, y)[1].dense(), exact, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_inside_a_layer_with_bare_parameters_is_refused(reentrant):
+    layers = Layers(Vision(mode=reentrant))
+    layers.attach()
+    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="gradient checkpointing"):
+        layers.module(torch.randn(2, 3, 4)).sum().backward()
+
+
+def test_it_says_once_for_every_layer_what_it_costs():
+    layers = Layers(nn.Sequential(LowRank(4, 3), LowRank(3, 2)))
+    with pytest.warns(UserWarning) as seen:
+        layers.attach()
+    texts = [str(warning.message) for warning in seen]
+    assert len(texts) == 2
+    assert "layer '0' (LowRank)" in texts[0] and "second time" in texts[0] and "17 numbers" in texts[0]
+
+
+def test_the_second_pass_runs_no_hook_of_the_layer():
+    module, calls = nn.Sequential(LowRank(3, 2)), []
+    module[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    layers = Layers(module)
+    layers.attach()
+    with layers.listening(lambda *_: None):
+        module(torch.randn(4, 3)).sum().backward()
+    assert calls == [1]
+
+
+def test_without_a_listener_and_after_removal_the_layer_is_itself():
+    module = Vision()
+    x = torch.randn(2, 3, 4)
+    expected = module(x).detach()
+    handles = (layers := Layers(module)).attach()
+    with layers.listening(None):
+        torch.testing.assert_close(module(x), expected)
+    for handle in handles:
+        handle.remove()
+    assert "forward" not in module.__dict__
+
+
+class Bad(nn.Module):
+    """A layer with one bare parameter that does something a second pass cannot follow."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.w, self.function = nn.Parameter(torch.ones(3)), function
+
+    def forward(self, x):
+        return self.function(x, self.w)
+
+
+def in_place(x, w):
+    return x.mul_(2) * w
+
+
+BAD = {
+    "random": (lambda x, w: nn.functional.dropout(x, 0.5) * w, "one example at a time.*random"),
+    "control flow": (lambda x, w: x * w if x.sum() > 0 else x + w, "one example at a time.*control flow"),
+    "value": (lambda x, w: x * w * x[0, 0].item(), "one example at a time"),
+    "in place": (in_place, "changes its arguments in place"),
+    "examples meet": (lambda x, w: (x - x.mean(0)) * w, "other numbers for an example alone"),
+    "no examples out": (lambda x, w: (x * w).sum(), "no tensor with one entry for every example"),
+    "shape": (lambda x, w: (x * w).flatten().reshape(-1, 6), "no tensor with one entry|saw 2 examples|one example"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_a_second_pass_cannot_follow_is_refused(case):
+    function, message = BAD[case]
+    layers = Layers(nn.Sequential(Bad(function)))
+    layers.attach()
+    with layers.listening(lambda *_: None, 4), pytest.raises(InvalidInput, match=message) as error:
+        layers.module(torch.randn(4, 3)).sum().backward()
+    assert "layer '0'" in str(error.value) and "small module" in str(error.value)
+
+
+def test_a_layer_that_is_given_no_examples_is_refused():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self):
+            return self.rows * 1
+
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = Table()
+
+        def forward(self, x):
+            return x + self.table()
+
+    layers = Layers(Adds())
+    layers.attach()
+    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="one entry for every example"):
+        layers.module(torch.randn(4, 3)).sum().backward()
+
+
+def test_a_shared_argument_as_long_as_the_batch_is_found_out():
+    class Mixes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+
+        def forward(self, x, table):
+            return (x * self.w) @ table
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.table = Mixes(), torch.arange(9.0).reshape(3, 3)
+
+        def forward(self, x):
+            return self.inner(x, self.table)
+
+    layers = Layers(Root())
+    layers.attach()
+    with layers.listening(lambda *_: None, 3), pytest.raises(InvalidInput, match="one example|other numbers"):
+        layers.module(torch.randn(3, 3)).sum().backward()
+
+
+def test_active_dropout_inside_is_refused_and_silent_dropout_is_not():
+    with pytest.raises(InvalidInput, match="'body.self_attn', which draws random numbers"):
+        Layers(Vision(dropout=0.1))
+    layers = Layers(Vision(dropout=0.1).eval())
+    layers.attach()
+    layers.module.train()
+    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="draws random numbers"):
+        layers.module(torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "layer, remedy",
+    [
+        (nn.BatchNorm1d(3), "get_compatible_module"),
+        (nn.LSTM(3, 2), "get_compatible_module"),
+        (nn.LazyLinear(3), "run one batch"),
+        (nn.ParameterList([nn.Parameter(torch.ones(2))]), "attribute of the module that uses it"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "remove_parametrizations"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_without_a_rule_are_refused_by_name(layer, remedy):
+    with pytest.raises(InvalidInput, match=remedy):
+        Layers(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+def test_an_argument_changed_in_place_after_the_call_is_found_out():
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = LowRank(3, 3)
+
+        def forward(self, x):
+            x = x * 1
+            y = self.layer(x)
+            return y + x.mul_(2)
+
+    layers = Layers(Changes())
+    layers.attach()
+    with layers.listening(lambda *_: None), pytest.raises(InvalidInput, match="changed in place later"):
+        layers.module(torch.randn(4, 3)).sum().backward()
+
+
+def test_a_copy_of_a_tapped_layer_computes_with_its_own_weights():
+    layers = Layers(LowRank(3, 2))
+    layers.attach()
+    twin = copy.deepcopy(layers.module)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    with layers.listening(lambda *_: None):
+        assert not twin(torch.ones(2, 3)).any() and layers.module(torch.ones(2, 3)).any()
+
+
+def test_batches_of_many_sizes_are_checked_once():
+    layers = Layers(nn.Sequential(LowRank(3, 2)))
+    layers.attach()
+    (site,) = layers.sites
+    for n in (4, 6, 1):
+        with layers.listening(lambda *_: None, n):
+            layers.module(torch.randn(n, 3)).sum().backward()
+    assert len(site.rule._settled) == 1
+
+
+def test_under_autocast_the_second_pass_has_the_precision_of_the_first():
+    torch.manual_seed(6)
+    module = Vision()
+    x, y = pair(module, 5, 3, 4, dtype=torch.float32)
+    exact = truth(module, squares, x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, rows = capture(module, lambda output, target: squares(output.float(), target), x, y)
+    assert float((rows.dense() - exact).norm() / exact.norm()) < 0.05  # bfloat16 has 8 bits
+
+
+def test_a_users_loop_takes_the_steps_of_plain_descent():
+    torch.manual_seed(7)
+    module = Vision().double()
+    plain = copy.deepcopy(module)
+    sgd, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (module, plain))
+    driver = TorchDriver(Pipeline([Stage(Shuffle(4))], step=lambda t: 0.1), module, sgd, n=4)
+    x, y = pair(plain, 4, 3, 4)
+    for _ in range(2):
+        nn.functional.mse_loss(module(x), y).backward()
+        driver.step()
+        theirs.zero_grad()
+        nn.functional.mse_loss(plain(x), y).backward()
+        theirs.step()
+    for a, b in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
