@@ -53,7 +53,11 @@ def transformer() -> nn.Module:
     """Four encoder layers of width 256 over 64 positions."""
     layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
     return nn.Sequential(
-        Patches(), nn.Linear(16, 256), nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), Pool(), nn.Linear(256, 10)
+        Patches(),
+        nn.Linear(16, 256),
+        nn.TransformerEncoder(layer, 4, enable_nested_tensor=False),
+        Pool(),
+        nn.Linear(256, 10),
     )
 
 

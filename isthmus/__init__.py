@@ -54,6 +54,7 @@ _HOMES = {
         "Residual",
         "SRHT",
         "SparseJL",
+        "TensorSketch",
     ],
     "objectives": [
         "Hinge",

@@ -6,6 +6,8 @@ forty times faster on a CPU than torch's own sparse products.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -152,3 +154,36 @@ def _numpy(w: Tensor) -> np.ndarray:
     """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
     w = w.detach().cpu()
     return (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    legacy = torch.get_float32_matmul_precision()
+    held = [switch.fp32_precision for switch in _switches()]
+    general = getattr(torch.backends, "fp32_precision", "none")
+    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*held, general])
+    with torch.autocast(device.type, enabled=False):
+        if not reduced:
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        _set_precision(["ieee", "ieee"])
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(legacy)
+            _set_precision(held)
+
+
+def _switches() -> tuple[Any, Any]:
+    """The precision switches of the two back ends that may multiply float32 in less."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.mkldnn.matmul
+
+
+def _set_precision(values: list[str]) -> None:
+    """Set the two switches where they differ."""
+    for switch, value in zip(_switches(), values, strict=True):
+        if switch.fp32_precision != value:
+            switch.fp32_precision = value

@@ -34,6 +34,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.bounded import Bounded, weighted_sum
 from isthmus.lifts import pinv
+from isthmus.matrix import exact_products
 from isthmus.message import Keys, Message, Wire
 from isthmus.parts.aggregators import Aggregator, Client
 from isthmus.parts.averages import Average, Last
@@ -242,6 +243,13 @@ def measure(release: Release, sketch: Sketch, bound: float, rows: Any, codes: An
     clip = release.clip
     if clip is None:
         return Bounded(sketch.forward_sum(rows), 2, math.inf)
+    whole = codes if rows is None else rows
+    with exact_products(whole.device):  # a bound means nothing in reduced precision
+        return _clipped(release, sketch, bound, rows, codes)
+
+
+def _clipped(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any) -> Bounded:
+    clip = release.clip
     share = clip.total(bound)
     if release.between:  # stays in R^d: encoded when the stage closes
         return Bounded(weighted_sum(rows, clip.weights(rows, bound)), clip.ord, share, radius=share)

@@ -112,6 +112,7 @@ class Spending:
             sampler=words,
             assumptions=promise.assumptions,
             guarantee=promise.published or "",
+            noise=self.noise.describe(),
         )
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `pack` made a tree of."""
     if isinstance(tree, list):
         return [unpack(item, tensors) for item in tree]
     if not isinstance(tree, dict):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from isthmus import _validate
 from isthmus.privacy import _events
 from isthmus.privacy._library import dpa
@@ -56,5 +54,3 @@ class Accountant:
 
     def __len__(self) -> int:
         return sum(self.ledger.rounds().values())
-
-

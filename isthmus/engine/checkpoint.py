@@ -46,7 +46,9 @@ def save(
     tree = {
         "module": pack(dict(module.state_dict()), "module", tensors),
         "optimizer": None if optimizer is None else pack(optimizer.state_dict(), "optimizer", tensors),
-        "driver": pack({"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}, "driver", tensors),
+        "driver": pack(
+            {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}, "driver", tensors
+        ),
         "terms": agreed,
         "run": getattr(driver.ledger, "id", ""),
         "rounds": state.t,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from isthmus import _validate
-from isthmus.sketches import Encoder, PublicSubspace
+from isthmus.sketches import Encoder
 
 
 @dataclass(frozen=True, eq=False)

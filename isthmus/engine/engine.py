@@ -129,7 +129,9 @@ class PrivacyEngine:
         layers = Layers(module, batch_first=batch_first)
         check_optimizer(optimizer, layers)
         sets = leaf_sets(constraint, layers)
-        filling = Filling(sketch, clipping, max_grad_norm, micro_batch_size, **extra, constraint=product_of(sets, layers))
+        filling = Filling(
+            sketch, clipping, max_grad_norm, micro_batch_size, **extra, constraint=product_of(sets, layers)
+        )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
         ledger = self._open_ledger(None)
@@ -174,7 +176,9 @@ class PrivacyEngine:
         """
         _validate.positive(target_epsilon=target_epsilon, epochs=epochs)
         _validate.open_unit(target_delta=target_delta)
-        _validate.check("noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out")
+        _validate.check(
+            "noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out"
+        )
         n, batch = check_loader(data_loader)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds = max(1, round(epochs * sampler.rounds(n)))

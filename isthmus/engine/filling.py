@@ -63,7 +63,9 @@ class Filling:
         known = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
         _validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
         if self.micro > 1:
-            _validate.check(self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat")
+            _validate.check(
+                self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat"
+            )
 
     def releases(self, z: float, space: Space) -> list[Release]:
         """The releases of a round whose noise, taken together, has the multiplier z."""

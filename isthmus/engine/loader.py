@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
@@ -153,5 +152,3 @@ def check_loader(loader: Any) -> tuple[int, int]:
         _validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
     _validate.at_most(n, "the number of records", batch_size=size)
     return n, size
-
-

@@ -8,13 +8,32 @@
 | `Stack(items)` | leaves side by side | the leaves |
 | `Difference(a, b)` | a_i - b_i | factors where it can |
 | `Grouped(rows, size)` | means of consecutive rows | factors where it can |
+| `Lookup(index, values, V)` | vec(sum_t e_k c') | places and gradients |
+| `BlockOuter(a, b)` | blocks sum_t b a' | factors |
+| `Sum(pieces)` | sums of kinds | the pieces |
 | `ResidualRows(rows, codes, sketch)` | g_i - Phi^+ Phi g_i | rows and codes |
 | `Lazy(chunk, n, d)` | whatever a function returns | the function |
 """
 
 from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
+from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Glm, Outer
 from isthmus.gradients.residual import ResidualRows
 from isthmus.gradients.stack import Stack
+from isthmus.gradients.tied import Sum
 
-__all__ = ["Dense", "Difference", "Glm", "Grouped", "Lazy", "Outer", "ResidualRows", "Rows", "Stack"]
+__all__ = [
+    "BlockOuter",
+    "Dense",
+    "Difference",
+    "Glm",
+    "Grouped",
+    "Lazy",
+    "Lookup",
+    "Outer",
+    "ResidualRows",
+    "Rows",
+    "Stack",
+    "Sum",
+]

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from isthmus.gradients import _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds, gamma
+from isthmus.matrix import exact_products
 
 BLOCK = 512
 """Columns of one inner product; more are added block by block."""
@@ -56,7 +57,7 @@ def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHU
     zero = (most_a == 0) | (most_b == 0)
     a = a.to(work) / scale_a.to(work)[:, None, None]
     b = b.to(work) / scale_b.to(work)[:, None, None]
-    with _rounding.exact_products(a.device):
+    with exact_products(a.device):
         if ord == 2 and cheaper_ghost(a.shape[1], a.shape[2], b.shape[2]):
             low, high = _refined(a, b, limit, _ghost(a, b, limit), ~zero)
         else:

@@ -15,9 +15,7 @@ float64, divided by a power of two, where neither happens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -151,39 +149,6 @@ def power_of_two(x: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 def check_ord(ord: float) -> None:
     """Refuse norms that rows do not have."""
     _validate.one_of(ORDS, ord=ord)
-
-
-@contextmanager
-def exact_products(device: torch.device) -> Iterator[None]:
-    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
-    legacy = torch.get_float32_matmul_precision()
-    held = [switch.fp32_precision for switch in _switches()]
-    general = getattr(torch.backends, "fp32_precision", "none")
-    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*held, general])
-    with torch.autocast(device.type, enabled=False):
-        if not reduced:
-            yield
-            return
-        torch.set_float32_matmul_precision("highest")
-        _set_precision(["ieee", "ieee"])
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(legacy)
-            _set_precision(held)
-
-
-def _switches() -> tuple[Any, Any]:
-    """The precision switches of the two back ends that may multiply float32 in less."""
-    backends: Any = torch.backends
-    return backends.cuda.matmul, backends.mkldnn.matmul
-
-
-def _set_precision(values: list[str]) -> None:
-    """Set the two switches where they differ."""
-    for switch, value in zip(_switches(), values, strict=True):
-        if switch.fp32_precision != value:
-            switch.fp32_precision = value
 
 
 def _blocked(x: Tensor, ord: float, work: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.gradients import _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
+from isthmus.matrix import exact_products
 from isthmus.sketches.base import Sketch
 from isthmus.space import Space
 
@@ -205,7 +206,7 @@ class Dense(Rows):
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if weights is None:
             return self._into(out, self.values.sum(0, dtype=self.dtype))
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             return self._into(out, self._weights(weights) @ self.dense())
 
     def part(self, lo: int, hi: int) -> Dense:
@@ -273,7 +274,7 @@ class Lazy(Rows):
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         c, total = self._weights(weights), self._zeros(self.d)
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             for lo, hi in self.spans():
                 total += c[lo:hi] @ self._rows(lo, hi)
         return self._into(out, total)

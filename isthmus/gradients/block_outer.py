@@ -12,6 +12,7 @@ from isthmus.gradients import _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.outer import Outer
+from isthmus.matrix import exact_products
 from isthmus.sketches.base import Sketch
 
 
@@ -53,7 +54,7 @@ class BlockOuter(Rows):
             b = b * self._weights(weights).view(-1, 1, 1, 1)
         total = self._empty(self.d) if out is None else out
         matrix = total.view(self.blocks, self.q, self.p)
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             a = self.inputs.to(self.dtype).flatten(0, 1).transpose(0, 1)
             matrix[..., : a.shape[2]] = b.flatten(0, 1).permute(1, 2, 0) @ a
         if self.ones:
@@ -87,7 +88,7 @@ class BlockOuter(Rows):
             return super().through(sketch, lo)
         left, right, scale = pair
         a, b = self._shown().to(self.dtype), self.outputs.to(self.dtype)
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             a = a @ right.to(a).T
             b = torch.einsum("ntgq,rgq->ntgr", b, (scale * left).to(b).unflatten(1, (self.blocks, self.q)))
         return Rows.with_factors(a.flatten(1, 2), b.flatten(1, 2))

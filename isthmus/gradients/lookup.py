@@ -13,6 +13,7 @@ from isthmus.gradients import _rounding
 from isthmus.gradients._rounding import Bounds
 from isthmus.gradients.base import Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
+from isthmus.matrix import exact_products
 from isthmus.sketches.base import Sketch
 
 
@@ -101,7 +102,7 @@ class Lookup(Rows):
             return super().through(sketch, lo)
         left, right, scale = pair
         values = self.values.to(self.dtype)
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             codes = values @ right.to(values).T
         return Rows.with_factors(codes, (scale * left).to(values).T[self.index])
 

@@ -99,5 +99,8 @@ def merged(name: str, pieces: list[Any]) -> Any:
     """One piece from all the times a layer was used in the pass."""
     if not pieces:
         raise RuntimeError(f"layer {name!r} took no part in the loss: freeze it (requires_grad_(False)) or use it")
+    pieces = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a layer
+    if not pieces:
+        return None
     first, *rest = pieces
     return first.plus(rest) if rest else first

@@ -14,7 +14,7 @@ from isthmus import _validate
 from isthmus.gradients import _products, _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows, join_bounds
-from isthmus.matrix import Matrix, dtype_of, is_sparse, rmatmul, to_dense
+from isthmus.matrix import Matrix, dtype_of, exact_products, is_sparse, rmatmul, to_dense
 from isthmus.sketches.base import Sketch
 
 
@@ -68,7 +68,7 @@ class Outer(Rows):
         b = self._wide(self.b)
         if weights is not None:
             b = b * self._weights(weights).view(-1, *[1] * (b.ndim - 1))
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             if is_sparse(self.a):
                 return self._into(out, rmatmul(self.a, b).T.reshape(-1))
             a, b = self._flat(self.a).to(self.dtype), self._flat(b)
@@ -91,7 +91,7 @@ class Outer(Rows):
 
     def dense(self) -> Tensor:
         a, b = self._shown(to_dense(self.a)).to(self.dtype), self._wide(self.b)
-        with _rounding.exact_products(self.device):
+        with exact_products(self.device):
             rule = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 

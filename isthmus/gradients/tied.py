@@ -27,7 +27,7 @@ from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
-from isthmus.matrix import is_sparse
+from isthmus.matrix import exact_products, is_sparse
 from isthmus.sketches.base import Sketch
 
 ROUNDOFF = 2.0**-30
@@ -174,7 +174,7 @@ def _ghost(outer: Outer, lookup: Lookup) -> Bounds:
     b = outer.b.to(torch.float64).reshape(n, s, q) / scale_b[:, None, None]
     index, c = lookup.index, lookup.values.to(torch.float64) / scale[:, None, None]
     inner = torch.cat([a, c], 1)
-    with _rounding.exact_products(outer.device):
+    with exact_products(outer.device):
         grams = inner @ inner.mT
         grams[:, :s, :s] *= b @ b.mT
     cross = b.gather(2, index[:, None, :].expand(n, s, -1))

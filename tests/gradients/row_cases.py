@@ -8,6 +8,9 @@ import torch
 from reference import DenseSketch, orthonormal, outer_rows, wide
 
 from isthmus.gradients import Dense, Difference, Glm, Grouped, Lazy, Outer, Stack
+from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.tied import Sum
 
 P, Q, T = 9, 4, 3
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
@@ -131,6 +134,27 @@ def lazy(n, dtype):
     return Lazy(lambda lo, hi: values[lo:hi], n, P, dtype=dtype), wide(values)
 
 
+def lookup(n, dtype):
+    index = torch.randint(Q, (n, T), generator=torch.Generator().manual_seed(1))
+    values, places = draw(n, T, P, dtype=dtype, seed=2), torch.nn.functional.one_hot(index, Q).double()
+    return Lookup(index, values, Q), outer_rows(values, places)
+
+
+def block_outer(n, dtype):
+    a, b = draw(n, T, 2, P, dtype=dtype, seed=1), draw(n, T, 2, Q // 2, dtype=dtype, seed=2)
+    return BlockOuter(a, b), torch.cat([outer_rows(a[:, :, j], b[:, :, j]) for j in range(2)], 1)
+
+
+def tied_ghost(n, dtype):
+    (one, first), (two, second) = outer(n, dtype), lookup(n, dtype)
+    return Sum([one, two.part(0, n)]), first + second
+
+
+def tied_direct(n, dtype):
+    (one, first), (two, second) = outer_direct(n, dtype), block_outer(n, dtype)
+    return Sum([one, two]), first + second
+
+
 def scaled(n, dtype):
     rows, truth = stack(n, dtype)
     return rows.scaled(-0.25), truth * -0.25
@@ -148,6 +172,10 @@ EXACT = [
     mixed_dtypes,
     stack,
     lazy,
+    lookup,
+    block_outer,
+    tied_ghost,
+    tied_direct,
 ]
 """Kinds whose rows are exactly what their factors say."""
 DERIVED = [

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus import _validate
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule, Trainable, factored
+from isthmus.gradients.layers.rules import LinearRule, Rule, Trainable, factored
 
 PARTS = ("q", "k", "v")
 EXTRAS = ("bias_k", "bias_v")
@@ -76,19 +77,8 @@ class AttentionRule(Rule):
         return found | {name: Binding(getattr(layer, name)) for name in EXTRAS if trainable(getattr(layer, name))}
 
     def install(self, site: Any, layers: Any) -> list[Any]:
-        """Replace the forward of this one object, and keep torch's fused inference from going round it."""
-
-        def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self is not site.layer or not layers._listens():
-                return type(self).forward(self, query, key, value, *args, **kwargs)
-            return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
-
-        nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
-        return [
-            Replaced(site.layer, "forward", MethodType(forward, site.layer)),
-            site.layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
-            *(Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
-        ]
+        """Replace the forward of this one object."""
+        return _replaced_forward(site, layers)
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Projected:
         """The projections and their input, as `_Pass` names them."""
@@ -108,6 +98,45 @@ class AttentionRule(Rule):
             for suffix, rows in factored(kept.a, piece, mine).items():
                 found[f"{prefix}.{suffix}" if suffix else prefix] = rows
         return found
+
+
+class Frozen(NamedTuple):
+    """An attention layer with nothing to tap but its output projection."""
+
+    name: str
+    layer: nn.Module
+    wanted: dict[str, Binding] = {}
+
+
+class OutputRule(LinearRule):
+    """The output projection of an attention layer: torch reads its weight and never calls it, so its owner has to."""
+
+    kinds = (NonDynamicallyQuantizableLinear,)
+
+    def install(self, site: Any, layers: Any) -> list[Any]:
+        """The taps of a linear layer, and a forward that calls it in every owner that has none yet."""
+        handles = super().install(site, layers)
+        for name, owner in layers.module.named_modules():
+            mine = isinstance(owner, nn.MultiheadAttention) and owner.out_proj is site.layer
+            if mine and type(owner).forward is nn.MultiheadAttention.forward and "forward" not in owner.__dict__:
+                handles += _replaced_forward(Frozen(name, owner), layers)
+        return handles
+
+
+def _replaced_forward(site: Any, layers: Any) -> list[Any]:
+    """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
+
+    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self is not site.layer or not layers._listens():  # a copy of the layer, or nobody listens
+            return type(self).forward(self, query, key, value, *args, **kwargs)
+        return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
+
+    nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
+    return [
+        Replaced(site.layer, "forward", MethodType(forward, site.layer)),
+        site.layer.register_forward_hook(lambda *_: None),  # torch looks for hooks before it fuses a layer
+        *(Replaced(encoder, "use_nested_tensor", False) for encoder in nested),
+    ]
 
 
 class _Pass:

@@ -18,6 +18,7 @@ from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule
 from isthmus.gradients.outer import Outer
+from isthmus.matrix import exact_products
 
 
 class ConvolutionRule(Rule):
@@ -103,7 +104,7 @@ def _products(layer: Any, x: Tensor, b: Tensor, spans: list[tuple[int, int]], on
     # One channel in, one out: patches would cost far more to copy than to use, and convolving with b needs none.
     alone = groups == layer.in_channels == layer.out_channels and x.device.type == "cpu"
     total = torch.empty(n, groups, q, p + ones, dtype=work, device=b.device)
-    with _rounding.exact_products(b.device):
+    with exact_products(b.device):
         for lo, hi in spans:
             part, piece = b[lo:hi].to(work), x[lo:hi].to(work)
             total[lo:hi, ..., :p] = (_convolved if alone else _multiplied)(layer, piece, part)

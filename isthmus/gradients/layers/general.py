@@ -309,13 +309,22 @@ def _second_pass(layers: Any, call: Call) -> Iterator[None]:
             ) from error
 
 
+def _slack(call: Call, output: Tensor) -> float:
+    """How far, relative to the largest entry, the two passes may differ by rounding alone."""
+    if call.autocast[2] or output.element_size() < 4:
+        return 3e-2
+    if output.dtype == torch.float64:
+        return 1e-6
+    return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
+
+
 def _compare(call: Call, output: Tensor, lo: int, hi: int) -> None:
     """Refuse a second pass that gave other numbers than the first; once for every shape of call."""
     if call.expected is None:
         return
     first = call.expected.narrow(call.dim, lo, hi - lo)
     second = output.squeeze(1 + call.dim).movedim(0, call.dim)
-    slack = 1e-6 if first.dtype == torch.float64 else 1e-2  # reduced-precision products differ by as much
+    slack = _slack(call, first)
     size = float(first.abs().nan_to_num(posinf=0.0).max()) if first.numel() else 0.0
     _refuse_unless(
         torch.allclose(first, second.to(first.dtype), rtol=0.0, atol=slack * size, equal_nan=True),

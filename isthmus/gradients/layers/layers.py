@@ -49,7 +49,9 @@ class Layers:
     def __init__(self, module: nn.Module, *, batch_first: bool = True) -> None:
         self.module, self.batch_dim = module, 0 if batch_first else 1
         asked = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
-        _validate.check(bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter")
+        _validate.check(
+            bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
+        )
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
@@ -116,7 +118,17 @@ class Layers:
         if not self._listens():
             return output
         kept = site.rule.keep(site.layer, args, kwargs)
-        return tap(output, self._anchor, lambda b: self.push(site, site.rule.rows(site.layer, kept, b, site.wanted)))
+        seen = [(x, x._version) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+
+        def push(b: Tensor) -> None:
+            if any(x._version != version for x, version in seen):
+                raise _validate.InvalidInput(
+                    f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
+                    "place of f_(x)"
+                )
+            self.push(site, site.rule.rows(site.layer, kept, b, site.wanted))
+
+        return tap(output, self._anchor, push)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""
@@ -144,7 +156,9 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
     uses = Counter(
         id(p) for _, layer, rule in found for b in rule.bindings(layer, trainable, False).values() for p in b.parameters
     )
-    sites, bindings, owner = [], {}, {}
+    sites: list[Site] = []
+    bindings: dict[str, Binding] = {}
+    owner: dict[tuple[int, str], str] = {}
     for name, layer, rule in found:
         wanted = rule.bindings(layer, trainable, False)
         if any(uses[id(p)] > 1 for binding in wanted.values() for p in binding.parameters):

@@ -8,14 +8,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import ParametrizationList
 
 from isthmus import _validate
-from isthmus.gradients.layers.attention import AttentionRule
+from isthmus.gradients.layers.attention import AttentionRule, OutputRule
 from isthmus.gradients.layers.convolution import ConvolutionRule
 from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
 from isthmus.gradients.layers.general import FunctionRule
 from isthmus.gradients.layers.normalisation import GroupNormRule, InstanceNormRule, LayerNormRule
 from isthmus.gradients.layers.rules import LinearRule, Rule
 
-RULES: list[type[Rule]] = [LinearRule, AttentionRule]
+RULES: list[type[Rule]] = [OutputRule, LinearRule, AttentionRule]
 RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, InstanceNormRule, EmbeddingRule, EmbeddingBagRule]
 
 REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"

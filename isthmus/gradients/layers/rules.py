@@ -38,7 +38,7 @@ class Rule(ABC):
         if trainable(weight) and trainable(bias) and not split:
             return {"": self.bind(weight, bias)}
         found = {"weight" if split else "": self.bind(weight)} if trainable(weight) else {}
-        return found | ({"bias": Binding(bias)} if trainable(bias) else {})
+        return found | ({"bias": Binding(bias)} if bias is not None and trainable(bias) else {})
 
     def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
         """How a weight and its bias lie in a leaf."""
@@ -102,4 +102,4 @@ def factored(a: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, R
 
 def positions(x: Tensor) -> Tensor:
     """(n, p) as it is; (n, ..., p) with every position in the middle."""
-    return x if x.ndim <= 2 else x.reshape(x.shape[0], -1, x.shape[-1])
+    return x if x.ndim <= 2 else x.flatten(1, -2)

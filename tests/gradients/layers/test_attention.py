@@ -134,6 +134,26 @@ def test_frozen_parts_are_left_out(frozen):
     agree(module, *data())
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_the_output_projection_alone(weights):
+    torch.manual_seed(16)
+    module = nn.Sequential(Attend(weights=weights), nn.Linear(6, 6)).double()
+    module[0].attention.requires_grad_(False).out_proj.requires_grad_(True)
+    agree(module, *data())
+    module[1].requires_grad_(False)
+    rows = agree(module.eval(), *data())
+    assert rows.d == 42
+
+
+def test_two_layers_with_one_output_projection():
+    torch.manual_seed(17)
+    module = nn.Sequential(Attend(), nn.Tanh(), Attend()).double()
+    module[2].attention.out_proj = module[0].attention.out_proj
+    module[2].attention.in_proj_weight.requires_grad_(False)
+    module[2].attention.in_proj_bias.requires_grad_(False)
+    agree(module, *data())
+
+
 @pytest.mark.parametrize("tied", [["in_proj_weight"], ["in_proj_bias"], ["in_proj_weight", "in_proj_bias", "bias_v"]])
 def test_tied_weights_of_two_layers_are_one_leaf(tied):
     torch.manual_seed(6)
