@@ -192,6 +192,7 @@ class TorchDriver:
         self.layers.listener = self._push if module.training else None
         if not (torch.is_grad_enabled() and module.training):
             return
+        self.layers.check_apart()
         self._open()
         batch = _batch_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch

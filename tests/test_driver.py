@@ -234,7 +234,8 @@ def test_several_positions_and_a_reused_layer() -> None:
     "module, text",
     [
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "BatchNorm1d"),
-        (nn.Conv2d(1, 1, 1), "Conv2d"),
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)), "BatchNorm1d"),
+        (nn.LSTM(3, 3), "LSTM"),
         (nn.ReLU(), "at least one trainable"),
     ],
 )

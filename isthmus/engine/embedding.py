@@ -20,6 +20,7 @@ class GradientEmbedding:
     encoder    the map of the code, tight: `PublicSubspace`, `KroneckerSubspace`, ...
     clip_rest  the clip bound of residuals
 
+    >>> from isthmus.sketches import PublicSubspace
     >>> GradientEmbedding(PublicSubspace(4), clip_rest=0.1).multipliers(3.0)[1] > 3.0
     True
     """

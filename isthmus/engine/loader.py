@@ -95,6 +95,7 @@ class Collate:
 def emptied(value: Any) -> Any:
     """The same structure with zero examples.
 
+    >>> import torch
     >>> emptied((torch.ones(1, 3), {"y": [7]}))
     (tensor([], size=(0, 3)), {'y': []})
     """

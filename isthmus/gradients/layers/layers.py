@@ -52,6 +52,10 @@ class Layers:
         _validate.check(
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
+        self._mixers = [
+            (name, m) for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        ]
+        self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
@@ -100,6 +104,14 @@ class Layers:
         """Give every parameter its piece of a direction, leaf by leaf, as its `.grad`."""
         for name, binding in self.bindings.items():
             binding.set_gradient(leaf(name))
+
+    def check_apart(self) -> None:
+        """Refuse batch norm that takes its statistics from the batch: it mixes examples, whether or not it trains."""
+        for name, layer in self._mixers:
+            kind = type(layer).__name__
+            apart = not layer.training and layer.track_running_stats
+            remedy = f"layer {name!r} mixes the examples of a batch: use GroupNorm (get_compatible_module), or eval()"
+            _validate.check(apart, "module", kind, remedy)
 
     def no_rows(self) -> Stack:
         """The rows of no example."""
@@ -153,9 +165,9 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
             rule = rule_for(name, layer, batch_dim)
             rule.check(name, layer)
             found.append((name, layer, rule))
-    uses = Counter(
-        id(p) for _, layer, rule in found for b in rule.bindings(layer, trainable, False).values() for p in b.parameters
-    )
+    uses: Counter[int] = Counter()
+    for _, layer, rule in found:
+        uses.update({id(p) for b in rule.bindings(layer, trainable, False).values() for p in b.parameters})
     sites: list[Site] = []
     bindings: dict[str, Binding] = {}
     owner: dict[tuple[int, str], str] = {}
@@ -167,6 +179,8 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
         for suffix, binding in wanted.items():
             own = f"{name}.{suffix}" if name and suffix else name or suffix
             place = (id(binding.weight), str(binding.rows))
+            cut = {rows for weight, rows in owner if weight == place[0] and "None" in (rows, place[1])} - {place[1]}
+            _validate.check(not cut, "module", own, "untie it: another layer uses a part of the same parameter")
             leaf = owner.setdefault(place, own)
             bindings.setdefault(leaf, binding)
             leaves[suffix] = leaf

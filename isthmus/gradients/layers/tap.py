@@ -14,15 +14,15 @@ Push = Callable[[Tensor], None]
 class Tap(torch.autograd.Function):
     """Makes a tensor need a gradient although no weight does, and shows that gradient to `push`.
 
-    The tensor is handed on as itself, not as a view, so that activations may still be computed in place.
+    The memory is handed on as a tensor of its own, not as a view, so that activations may still be computed in place
+    and cannot cut off the tap.
     """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
-        """The output itself."""
+        """The output's memory."""
         ctx.push = push
-        ctx.mark_dirty(output)
-        return output
+        return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -39,7 +39,4 @@ def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     >>> seen
     [tensor([1., 1.])]
     """
-    if not output.requires_grad:
-        return Tap.apply(output, anchor, push)
-    output.register_hook(lambda gradient: push(gradient))
-    return output
+    return Tap.apply(output, anchor, push)
