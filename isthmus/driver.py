@@ -209,19 +209,19 @@ class TorchDriver:
     def _push(self, name: str, rows: Any) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        if self.reduction == "mean":
-            rows = rows.scaled(float(self._batch))
+        scale = float(self._batch) if self.reduction == "mean" else 1.0
         if self._ticket is not None and self._ticket.groups is not None:
             rows = rows.regrouped(self._ticket.groups)
         keep = False
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
+                code = round.sketches[slot].leaf(name, rows)  # codes are smaller than rows: they are scaled
                 pieces = self._codes.setdefault(release.name, {})
-                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
+                pieces.setdefault(name, []).append(None if code is None else code.scaled(scale))
             else:
                 keep = True
         if keep:
-            self._rows.setdefault(name, []).append(rows)
+            self._rows.setdefault(name, []).append(rows.scaled(scale))
 
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,30 @@ from isthmus.state import pack, unpack
 FORMAT = "isthmus-checkpoint-1"
 
 
-def terms(event: Any, multiplier: float, norm: Any, sampler: Any, sketch: Any) -> dict[str, Any]:
+def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, Any]:
     """What training was begun with: it goes on with the same, or not at all."""
     return {
         "event": _events.to_json(event),
-        "noise_multiplier": multiplier,
-        "max_grad_norm": norm if isinstance(norm, (int, float)) else repr(norm),
         "sampler": sampler.describe(),
-        "sketch": type(sketch).__name__,
+        "sketch": words(sketch),
+        **{name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in choices.items()},
     }
+
+
+def words(part: Any) -> Any:
+    """A sketch by its kind and its numbers; data and functions are not compared.
+
+    >>> from isthmus.sketches import Kronecker
+    >>> words(Kronecker(3, 2, refresh=4))
+    'Kronecker(refresh=4, rank_in=3, rank_out=2, ranks=None)'
+    """
+    if isinstance(part, (list, tuple)):
+        return f"[{', '.join(words(item) for item in part)}]"
+    if not is_dataclass(part):
+        plain = part is None or isinstance(part, (bool, int, float, str, slice, dict))
+        return repr(part) if plain else type(part).__name__
+    known = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
+    return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in known)})"
 
 
 def save(
@@ -77,6 +93,7 @@ def load(
     if optimizer is not None:
         _validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
         optimizer.load_state_dict(_with_int_keys(tree["optimizer"]))
+    driver.forget()
     kept = tree["driver"]
     device = next(driver.layers.parameters()).device
     driver.state = driver.state.replace(**{**kept, "parts": _moved(kept["parts"], device)})

@@ -17,7 +17,17 @@ from isthmus.pipeline import Release
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
 from isthmus.privacy.clips import GroupClip
 from isthmus.sets import ConvexSet
-from isthmus.sketches import Encoder, Identity, Progressive, PublicSubspace, Residual, Sketch
+from isthmus.sketches import (
+    Encoder,
+    Identity,
+    Kronecker,
+    KroneckerSubspace,
+    PerLeaf,
+    Progressive,
+    PublicSubspace,
+    Residual,
+    Sketch,
+)
 from isthmus.sketches.selection import SelectionMap
 from isthmus.space import Space
 
@@ -80,6 +90,8 @@ class Filling:
 
     def _clip(self, encode: Encoder, space: Space) -> Any:
         if self.clipping == "per_layer":
+            remedy = "its code mixes layers: clip flat, or take Kronecker, KroneckerSubspace, PerLeaf or no sketch"
+            _validate.check(keeps_layers(encode), "sketch", encode, remedy)
             return PerLeafClip(_shares(self.max_grad_norm, [leaf.name for leaf in space.leaves]))
         bound = float(self.max_grad_norm)  # type: ignore[arg-type]
         before = clips_before(encode)
@@ -97,6 +109,7 @@ class Filling:
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
         _validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
         _validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
+        _validate.check(not clips_before(sketch.encoder), "sketch", sketch.encoder, 'here the code is clipped: "after"')
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip
         return [
@@ -114,12 +127,20 @@ def clips_before(encode: Encoder) -> bool:
     return isinstance(encode, PublicSubspace) and encode.clip == "before"
 
 
+def keeps_layers(encode: Encoder) -> bool:
+    """Whether a code has a part for every layer."""
+    if isinstance(encode, Progressive):
+        return all(keeps_layers(each) for _, each in encode.schedule)
+    return isinstance(encode, (Identity, Kronecker, KroneckerSubspace, PerLeaf))
+
+
 def _shares(given: Norm, names: list[str]) -> dict[str, float]:
     """A bound for each leaf: given by name or in order, or one bound C shared as C / sqrt(L)."""
+    remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
     if isinstance(given, Mapping):
+        _validate.check(set(given) == set(names), "max_grad_norm", dict(given), remedy)
         return dict(given)
     if isinstance(given, (int, float)):
         return dict.fromkeys(names, given / math.sqrt(len(names)))
-    remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
     _validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
     return dict(zip(names, (float(value) for value in given), strict=True))

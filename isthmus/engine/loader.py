@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from isthmus import _validate
 from isthmus.driver import Ticket, TorchDriver
@@ -27,23 +27,28 @@ class Draws(Sampler[list[int]]):
     def __init__(self, sampler: Any, n: int, noise: Any, physical: int | None, micro: int = 1) -> None:
         self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
         self.tickets: deque[Ticket] = deque()
+        """Those of the latest epoch that was begun, in the order of its batches."""
 
     def __len__(self) -> int:
         return self.draw.rounds(self.n)
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.tickets = deque()  # an epoch that is still being read keeps its own
+        return self._cut(self.tickets)
+
+    def _cut(self, tickets: deque[Ticket]) -> Iterator[list[int]]:
         for t in range(len(self)):
             index = self.draw.draw(self.n, t, self.keys, "0")
             groups = self._groups(len(index))
             parts = [index] if self.physical is None or len(index) == 0 else list(index.split(self.physical))
             for number, part in enumerate(parts):
-                self.tickets.append(Ticket(len(part), number == len(parts) - 1, groups))
+                tickets.append(Ticket(len(part), number == len(parts) - 1, groups))
                 yield part.tolist()
 
     def _groups(self, count: int) -> Tensor | None:
         if self.micro == 1:
             return None
-        number = max(1, round(self.draw.divisor(self.n) / self.micro))
+        number = max(1, round(self.draw.rate * self.n / self.micro))
         return self.keys.noise.integers(number, count)
 
 
@@ -75,9 +80,10 @@ class PrivateLoader(DataLoader):
 
     def __iter__(self) -> Any:
         self._driver.rest()
-        self._draws.tickets.clear()
-        for batch in super().__iter__():
-            self._driver.begin(self._draws.tickets.popleft())
+        batches = super().__iter__()
+        tickets = self._draws.tickets
+        for batch in batches:
+            self._driver.begin(tickets.popleft())
             yield batch
 
 
@@ -89,25 +95,30 @@ class Collate:
 
     def __call__(self, batch: list[Any]) -> Any:
         """A batch, possibly of nothing: only the shapes of a record are read then."""
-        return self.inner(batch) if batch else emptied(self.inner([self.dataset[0]]))
+        if batch:
+            return self.inner(batch)
+        record = self.dataset[0]
+        return emptied(self.inner([record]), self.inner([record, record]))
 
 
-def emptied(value: Any) -> Any:
-    """The same structure with zero examples.
+def emptied(one: Any, two: Any) -> Any:
+    """A batch of nothing, from batches of one and of two: what grows with the examples is emptied, the rest stays.
 
     >>> import torch
-    >>> emptied((torch.ones(1, 3), {"y": [7]}))
-    (tensor([], size=(0, 3)), {'y': []})
+    >>> emptied((torch.ones(3, 1), {"y": [7], "kind": "a"}), (torch.ones(3, 2), {"y": [7, 7], "kind": "a"}))
+    (tensor([], size=(3, 0)), {'y': [], 'kind': 'a'})
     """
-    if isinstance(value, Tensor):
-        return value[:0]
-    if isinstance(value, Mapping):
-        return type(value)({key: emptied(item) for key, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(emptied(item) for item in value))
-    if isinstance(value, tuple) or (isinstance(value, list) and any(isinstance(item, Tensor) for item in value)):
-        return type(value)(emptied(item) for item in value)
-    return value[:0] if hasattr(value, "__getitem__") else value
+    if isinstance(one, Tensor):
+        grown = [dim for dim in range(one.ndim) if one.shape[dim] != two.shape[dim]]
+        return one.narrow(grown[0], 0, 0) if grown else one
+    if isinstance(one, Mapping):
+        return type(one)({key: emptied(item, two[key]) for key, item in one.items()})  # type: ignore[call-arg]
+    if isinstance(one, (tuple, list)):
+        if len(one) != len(two):
+            return one[:0]
+        items = [emptied(*pair) for pair in zip(one, two, strict=True)]
+        return type(one)(*items) if hasattr(one, "_fields") else type(one)(items)
+    return one[:0] if hasattr(one, "__len__") and hasattr(one, "__getitem__") and len(one) != len(two) else one
 
 
 class BatchMemoryManager:
@@ -151,5 +162,21 @@ def check_loader(loader: Any) -> tuple[int, int]:
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
         _validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
+    _validate.positive_int(**{"data_loader.batch_size": size})
     _validate.at_most(n, "the number of records", batch_size=size)
+    _check_sampler(loader, n)
     return n, size
+
+
+def _check_sampler(loader: DataLoader, n: int) -> None:
+    """Batches are drawn anew from all records: a sampler that means something else would be ignored in silence."""
+    own, sampler = type(loader.batch_sampler) is BatchSampler, loader.sampler
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == n
+    )
+    _validate.check(
+        own and plain,
+        "data_loader.sampler" if own else "data_loader.batch_sampler",
+        type(sampler if own else loader.batch_sampler).__name__,
+        "batches are drawn secretly from the whole dataset: leave it out; for some of the records, give a Subset",
+    )

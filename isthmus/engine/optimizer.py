@@ -23,10 +23,13 @@ def make_steps_private(
     hooks see the optimiser they know.
     """
     before = optimizer.step
+    private = {id(parameter) for parameter in driver.layers.parameters()}
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> None:
         if closure is not None:
             _validate.refuse("closure", closure, "a private round is released once: call step() without a closure")
+        _refuse_raw(self, private)
+        self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
         if driver.step():
             project(driver.layers, sets)
 
@@ -34,6 +37,18 @@ def make_steps_private(
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
+
+
+def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
+    """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
+    raw = sum(p.grad is not None and id(p) not in private for group in optimizer.param_groups for p in group["params"])
+    _validate.check(
+        not raw,
+        "optimizer",
+        f"{raw} parameter(s) with a gradient of their own",
+        "they were frozen, or not there, when training was made private: keep them frozen, or call engine.detach() and "
+        "make it private again",
+    )
 
 
 def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:

@@ -48,8 +48,9 @@ class Lifted:
         return self._given if isinstance(self._given, Tensor) else self._given()
 
     def leaf(self, space: Space, name: str) -> Tensor:
-        """The direction of one leaf, flat."""
-        return self.direction[space.slice(name)] if self._by_leaf is None else self._by_leaf(name)
+        """The direction of one leaf, in its shape."""
+        whole = self.direction[space.slice(name)] if self._by_leaf is None else self._by_leaf(name)
+        return whole.reshape(space.shape(name))
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Unbiased:
 
         def leaf(name: str) -> Tensor:
             share = coverage[sketch.space.slice(name)] if isinstance(coverage, Tensor) else coverage
-            return sketch.pinv_leaf(name, y) / share
+            return sketch.pinv_leaf(name, y).reshape(-1) / share
 
         return Lifted(lambda: sketch.pinv(y) / coverage, by_leaf=leaf)
 

@@ -94,11 +94,11 @@ class Sketch(ABC):
         return self.adjoint(y / self.norm**2)
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The leaf `name` of Phi' y, flat: the leaves in order are `adjoint(y)`."""
+        """The leaf `name` of Phi' y, flat or as its matrix: the leaves in order are `adjoint(y)`."""
         return self.recent("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
 
     def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The leaf `name` of Phi^+ y, flat, for tight sketches."""
+        """The leaf `name` of Phi^+ y, flat or as its matrix, for tight sketches."""
         self._check_tight()
         return self.adjoint_leaf(name, self.recent("pinv", y, lambda: y / self.norm**2))
 

@@ -62,7 +62,7 @@ class ResidualMap(Sketch):
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf of y less what the inner map keeps of it; y is encoded once for all leaves."""
         code = self.recent("code", y, lambda: self.inner.forward(y))
-        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code)
+        return y[self.space.slice(name)] - self.inner.pinv_leaf(name, code).reshape(-1)
 
     def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
         """The same as `adjoint_leaf`."""
@@ -143,7 +143,7 @@ class PerLeafMap(Sketch):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """Each leaf from its own piece of the code."""
-        return torch.cat([self.adjoint_leaf(name, y) for name in self.blocks])
+        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.blocks])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
         """One leaf from its own piece of the code."""

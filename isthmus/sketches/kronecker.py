@@ -18,6 +18,8 @@ from isthmus.sketches.identity import stack
 from isthmus.sketches.orthonormal import random_rows
 from isthmus.space import Leaf, Space
 
+ALIGN = 32
+"""Columns of a factor in memory are a multiple of this."""
 Ranks = Mapping[str, tuple[int, int]]
 """Per-leaf ranks {leaf name: (rank_out, rank_in)}."""
 
@@ -77,19 +79,25 @@ class KroneckerMap(Sketch):
 
     def adjoint(self, y: Tensor) -> Tensor:
         """P_out' Y P_in for the code Y of each leaf."""
-        return torch.cat([self.adjoint_leaf(name, y) for name in self.factors])
+        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.factors])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """P_out' Y P_in for the code Y of one leaf."""
+        """P_out' Y P_in for the code Y of one leaf, as its q x p matrix (its rows stay aligned in memory)."""
         check_vector(self, y, "y", self.m)
-        left, right = self.sides(name, y)
-        return (left.T @ self.code_space.view(y, name) @ right).reshape(-1)
+        left, right = self._aligned(name, y)
+        return (left.T @ self.code_space.view(y, name) @ right)[:, : self.factors[name][1].shape[1]]
 
     def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
+        left, right = self._aligned(name, like)
+        return left, right[:, : self.factors[name][1].shape[1]]
+
+    def _aligned(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The sides, P_in with zero columns up to a multiple of `ALIGN`: a bias makes odd widths, which are slow."""
         left, right = self.factors[name]
         where = like.device, like.dtype
-        return self.once((name, 0), lambda: self.scale * left, *where), self.once((name, 1), lambda: right, *where)
+        wide = lambda: torch.nn.functional.pad(right, (0, -right.shape[1] % ALIGN))  # noqa: E731
+        return self.once((name, 0), lambda: self.scale * left, *where), self.once((name, 1), wide, *where)
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""

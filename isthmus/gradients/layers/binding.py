@@ -52,7 +52,7 @@ class Binding:
 
     def set_gradient(self, leaf: Tensor) -> None:
         """Make a leaf the `.grad` of the parameters: views of it, without a copy, where the leaf covers them whole."""
-        for parameter, values in self._split(leaf.view(self.shape)):
+        for parameter, values in self._split(leaf.reshape(self.shape)):
             self._give(parameter, values)
 
     def _split(self, leaf: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
