@@ -10,6 +10,7 @@ import importlib.util
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -164,10 +165,15 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(vocabulary, size, places)
         self.encoder = nn.ModuleDict({"layer": nn.ModuleList(Block(size, heads, inner) for _ in range(layers))})
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks, first to last."""
+        return list(cast(nn.ModuleList, self.encoder["layer"]))  # type: ignore[arg-type]
+
     def forward(self, ids: Tensor) -> Tensor:
         """All positions, padding too."""
         x, mask = self.embeddings(ids), ids != 0
-        for block in self.encoder["layer"]:  # type: ignore[union-attr]
+        for block in self.blocks:
             x = block(x, mask)
         return x
 

@@ -71,7 +71,7 @@ _HOMES = {
     "solve": ["EarlyStop", "minimize"],
     "parts": ["Clients"],
     "driver": ["TorchDriver"],
-    "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine"],
+    "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -111,7 +111,9 @@ class TorchDriver:
         self._kept: Kept = {}
         self._rows: dict[str, list[Any]] = {}
         self._codes: dict[str, dict[str, list[Any]]] = {}
-        self.handles = [*self.layers.attach(), module.register_forward_pre_hook(self._before_forward, with_kwargs=True)]
+        before, after = _hooks_of(self)
+        self.handles = [*self.layers.attach(), module.register_forward_pre_hook(before, with_kwargs=True)]
+        self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
 
     # ------------------------------------------------------------ what a loop calls
@@ -137,6 +139,18 @@ class TorchDriver:
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
         self._rows, self._codes, self._sum, self._ticket, self._idle = {}, {}, None, None, False
+
+    def forget(self) -> None:
+        """Drop what was gathered and not released: other parameters are about to be read in."""
+        self._rows, self._codes, self._sum, self._round, self._directions = {}, {}, None, None, []
+
+    def detach(self) -> None:
+        """Take the hooks off; the parameters ask for gradients again."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        for parameter in self.layers.parameters():
+            parameter.requires_grad_(True)
 
     def step(self) -> bool:
         """Close the round and let the optimiser move; False where more of the logical batch is to come."""
@@ -189,20 +203,21 @@ class TorchDriver:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._busy:  # public data, on behalf of a sketch
             return
-        self.layers.listener = self._push if module.training else None
+        if not module.training:
+            self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
         if not (torch.is_grad_enabled() and module.training):
             return
         self.layers.check_apart()
         self._open()
-        batch = _batch_of(args, kwargs, self.layers.batch_dim)
+        sizes = _batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
             self._finish_backward()
-            self._batch = self._batch if batch is None else batch
-            self.layers.batch = batch
-        elif batch is not None and batch != self._ticket.size:
+            self._batch = sizes[0] if sizes else self._batch
+            self.layers.batch = sizes[0] if sizes else None
+        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
             raise _validate.InvalidInput(
-                f"the module was given {batch} examples where the private loader handed out {self._ticket.size}: pass "
-                "whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
+                f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
+                "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
                 "module.eval() for other data"
             )
 
@@ -271,20 +286,32 @@ class TorchDriver:
         """The directions as gradients, leaf by leaf: the whole vector is never built."""
         space = self.layers.space
 
-        def leaf(name: str) -> Tensor:
-            first, *rest = (piece.leaf(space, name) for lifted in rounds for piece in lifted)
+        def columns(name: str, lo: int, hi: int) -> Tensor:
+            first, *rest = (piece.columns(space, name, lo, hi) for lifted in rounds for piece in lifted)
             total = sum(rest, first)
             return total if len(rounds) == 1 else total / len(rounds)
 
-        self.layers.set_gradients(leaf)
+        self.layers.set_gradients(columns)
 
 
-def _batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> int | None:
-    """How many examples a module is given: the size of the first tensor with a batch dimension."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.ndim > dim:
-            return value.shape[dim]
-    return None
+def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
+    """What runs before and after the module: functions, so that a copy of the module leaves the driver alone."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is driver.module:
+            driver._before_forward(module, args, kwargs)
+
+    def after(module: nn.Module, *_: Any) -> None:
+        if module is driver.module and not driver._busy:
+            driver.layers.listener = driver._push
+
+    before.driver = driver  # type: ignore[attr-defined]
+    return before, after
+
+
+def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:
+    """How many examples a module may be given: the sizes of its tensors where their examples would be."""
+    return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
 
 
 def _encodes_rows(release: Release, sketch: Sketch) -> bool:

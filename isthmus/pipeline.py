@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -162,7 +163,8 @@ class Context:
     """What an encoder may look at when it is bound; an encoder is bound once a round, however often it is asked."""
 
     def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any], kept: Kept) -> None:
-        self._round, self._slots, self._parts, self._kept = round, slots, parts, kept
+        self._round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
+        self._slots, self._parts, self._kept = slots, parts, kept
         self._bound: dict[int, Sketch] = {}
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed

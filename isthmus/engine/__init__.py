@@ -3,5 +3,6 @@
 from isthmus.engine.embedding import GradientEmbedding
 from isthmus.engine.engine import PrivacyEngine
 from isthmus.engine.loader import BatchMemoryManager, PrivateLoader
+from isthmus.engine.start import warm_start
 
-__all__ = ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "PrivateLoader"]
+__all__ = ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "PrivateLoader", "warm_start"]

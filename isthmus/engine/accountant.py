@@ -51,9 +51,8 @@ class Accountant:
         """The noise multiplier with which that many rounds cost epsilon at delta, from below within 0.01 %.
 
         >>> from isthmus.privacy import Poisson
-        >>> tight, loose = (Accountant(Ledger(), kind).multiplier(Poisson(0.01), 99, 1.0, 1e-5) for kind in ("pld", "rdp"))
-        >>> round(tight, 2), round(loose, 2)
-        (0.8, 0.9)
+        >>> [round(Accountant(Ledger(), each).multiplier(Poisson(0.01), 99, 1.0, 1e-5), 2) for each in ("pld", "rdp")]
+        [0.9, 1.08]
         """
         charge = Charge("gradient", rounds=rounds, sampler=sampler)
         plan = PrivacyPlan(epsilon, delta, self.ledger.adjacency, items=[charge])
@@ -89,7 +88,7 @@ class Limited:
     >>> limited.charge("main", 0)
     >>> limited.charge("main", 1)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.396... to ...
+    isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.382... to ...
     """
 
     def __init__(self, run: Any, event: Any, rounds: int, budget: tuple[float, float], kind: str) -> None:

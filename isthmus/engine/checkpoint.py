@@ -50,7 +50,6 @@ def words(part: Any) -> Any:
 def save(
     path: str | Path,
     driver: TorchDriver,
-    ledger: Ledger,
     agreed: dict[str, Any],
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None,
@@ -92,7 +91,7 @@ def load(
     module.load_state_dict(tree["module"])
     if optimizer is not None:
         _validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
-        optimizer.load_state_dict(_with_int_keys(tree["optimizer"]))
+        optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"], optimizer))
     driver.forget()
     kept = tree["driver"]
     device = next(driver.layers.parameters()).device
@@ -112,9 +111,14 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise _validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
 
 
-def _with_int_keys(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state by parameter number: JSON made the numbers strings."""
-    return {**state, "state": {int(key): value for key, value in state["state"].items()}}
+def _as_torch_has_it(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimiser's state dict: JSON made the numbers of parameters strings, and pairs such as betas lists."""
+    pairs = {key for group in optimizer.param_groups for key, value in group.items() if isinstance(value, tuple)}
+    groups = [
+        {key: tuple(value) if key in pairs else value for key, value in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {"state": {int(key): value for key, value in state["state"].items()}, "param_groups": groups}
 
 
 def _moved(tree: Any, device: torch.device) -> Any:

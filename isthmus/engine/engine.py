@@ -11,15 +11,22 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from isthmus import _validate, modules
-from isthmus.driver import TorchDriver
+from isthmus.driver import Ticket, TorchDriver
 from isthmus.engine import checkpoint, options
-from isthmus.engine.accountant import Accountant
+from isthmus.engine.accountant import Accountant, Limited
 from isthmus.engine.filling import Filling, Norm
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
-from isthmus.engine.optimizer import check_optimizer, leaf_sets, make_steps_private, product_of
+from isthmus.engine.optimizer import (
+    check_fresh,
+    check_optimizer,
+    leaf_sets,
+    make_steps_private,
+    product_of,
+    restore_steps,
+)
 from isthmus.gradients.layers import Layers
 from isthmus.pipeline import Pipeline, Promise, Stage
-from isthmus.privacy import Charge, FastSource, FixedSize, GeneratorSource, Ledger, Poisson, PrivacyPlan, SecretSource
+from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.statement import PrivacyStatement
 
@@ -74,7 +81,9 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._terms: dict[str, Any] = {}
+        self._budget: tuple[float, float] | None = None
+        self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
+        """Every training that was made private, with its terms."""
 
     # ------------------------------------------------------------ making things private
 
@@ -125,6 +134,7 @@ class PrivacyEngine:
         _validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
+        check_fresh(module, optimizer)
         modules.validate(module, strict=True)
         layers = Layers(module, batch_first=batch_first)
         check_optimizer(optimizer, layers)
@@ -134,12 +144,12 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
-        ledger = self._open_ledger(None)
-        promise = Promise(math.inf, 1e-5, self._adjacency(poisson_sampling), n, (*ASSUMPTIONS, NORMALISER))
-        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
         noise = self._noise(noise_generator)
+        ledger = self._open_ledger(poisson_sampling)
+        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, (*ASSUMPTIONS, NORMALISER))
+        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
         secret = noise if noise.seeded else SecretSource()
-        self.driver = TorchDriver(
+        driver = self.driver = TorchDriver(
             pipe,
             module,
             optimizer,
@@ -152,9 +162,20 @@ class PrivacyEngine:
             ledger=ledger.run({stage.name: stage.event(promise.adjacency)}),
             layers=layers,
         )
-        self._terms = checkpoint.terms(stage.event(promise.adjacency), noise_multiplier, max_grad_norm, sampler, sketch)
+        driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
+        agreed = checkpoint.terms(
+            stage.event(promise.adjacency),
+            sampler,
+            sketch,
+            clipping=clipping,
+            max_grad_norm=max_grad_norm,
+            micro_batch_size=micro_batch_size,
+            noise_multiplier=noise_multiplier,
+        )
+        self._runs.append((driver, agreed))
+        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
-        return module, make_steps_private(optimizer, self.driver, sets), PrivateLoader(data_loader, draws, self.driver)
+        return module, make_steps_private(optimizer, driver, sets), PrivateLoader(data_loader, draws, driver)
 
     def make_private_with_epsilon(
         self,
@@ -172,7 +193,9 @@ class PrivacyEngine:
         """As `make_private`, with the noise that spends target_epsilon in `epochs` passes, and the budget enforced.
 
         The accountant's epsilon after those passes is at most the target and within 0.01 % of it; a step beyond it is
-        refused with `BudgetExceeded`.
+        refused with `BudgetExceeded` and changes nothing.  A ledger that was given keeps its own budget; the engine's
+        own has this target as the budget of everything it is charged for.  The multiplier that was found is
+        `optimizer.noise_multiplier`.
         """
         _validate.positive(target_epsilon=target_epsilon, epochs=epochs)
         _validate.open_unit(target_delta=target_delta)
@@ -181,26 +204,45 @@ class PrivacyEngine:
         )
         n, batch = check_loader(data_loader)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
-        rounds = max(1, round(epochs * sampler.rounds(n)))
-        charge = Charge("gradient", rounds=rounds, sampler=sampler)
-        plan = PrivacyPlan(target_epsilon, target_delta, self._adjacency(poisson_sampling), items=[charge])
-        self._open_ledger((target_epsilon, target_delta))
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            noise_multiplier=plan.multiplier("gradient"),
-            max_grad_norm=max_grad_norm,
-            poisson_sampling=poisson_sampling,
-            **rest,
-        )
+        rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
+        scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
+        self._budget = budget
+        try:
+            triple = self.make_private(
+                module=module,
+                optimizer=optimizer,
+                data_loader=data_loader,
+                noise_multiplier=scratch.multiplier(sampler, rounds, *budget),
+                max_grad_norm=max_grad_norm,
+                poisson_sampling=poisson_sampling,
+                **rest,
+            )
+        finally:
+            self._budget = None
+        driver = self._require_driver()
+        driver.ledger = Limited(driver.ledger, driver.stage.event(self.ledger.adjacency), rounds, budget, self._kind)
+        return triple
+
+    def detach(self) -> None:
+        """Take training apart: modules and optimisers are as they were given, with what they have learned.
+
+        A module can be pickled, trained without privacy or made private again then; ledger and statement stay.
+        (Copies made with `copy.deepcopy` at any time are free of the engine by themselves.)
+        """
+        for driver, _ in self._runs:
+            driver.forget()  # what was not released yet, or was refused, never is
+            driver.detach()
+            restore_steps(driver.optimizer)
+        self._runs = []
 
     # ------------------------------------------------------------ what was spent
 
     @property
     def ledger(self) -> Ledger:
         """Everything that was released."""
-        return self._open_ledger(None)
+        if self._ledger is None and self._given is None:  # nothing yet: it is opened with its adjacency and budget
+            return Ledger(adjacency=self.adjacency)
+        return self._open_ledger(True) if self._ledger is None else self._ledger
 
     @property
     def accountant(self) -> Accountant:
@@ -253,7 +295,8 @@ class PrivacyEngine:
         checkpoint_dict: dict[str, Any] | None = None,
     ) -> None:
         """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
-        checkpoint.save(path, self._require_driver(), self.ledger, self._terms, module, optimizer, checkpoint_dict)
+        driver, agreed = self._run_of(module)
+        checkpoint.save(path, driver, agreed, module, optimizer, checkpoint_dict)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -262,32 +305,52 @@ class PrivacyEngine:
 
         What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls.
         """
-        return checkpoint.load(path, self._require_driver(), self.ledger, self._terms, module, optimizer)
+        driver, agreed = self._run_of(module)
+        return checkpoint.load(path, driver, self.ledger, agreed, module, optimizer)
 
     # ------------------------------------------------------------ helpers
-
-    def _adjacency(self, poisson: bool) -> Adjacency:
-        return self.adjacency if poisson else Adjacency.REPLACE_ONE
 
     def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
         if normaliser is not None:
             _validate.positive(normaliser=normaliser)
         if poisson:
-            return Poisson(batch / n, float(batch if normaliser is None else normaliser))
-        _validate.check(normaliser in (None, batch), "normaliser", normaliser, "batches of a fixed size divide by it")
+            return Poisson(batch / n, float(batch / micro if normaliser is None else normaliser))
+        _validate.check(normaliser is None, "normaliser", normaliser, "batches of a fixed size divide by their size")
+        _validate.check(micro == 1, "micro_batch_size", micro, "micro-batches are of Poisson batches only")
         return FixedSize(batch, n)
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
+            known = isinstance(generator, torch.Generator)
+            _validate.check(known, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
             _validate.check(not self.secure_mode, "noise_generator", generator, "secure_mode draws its own noise")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()
 
-    def _open_ledger(self, budget: tuple[float, float] | None) -> Ledger:
+    def _needed(self, poisson: bool) -> Adjacency:
+        """Amplification by batches of a fixed size is known for replace-one only."""
+        return self.adjacency if poisson else Adjacency.REPLACE_ONE
+
+    def _open_ledger(self, poisson: bool) -> Ledger:
+        """The engine's ledger, opened at its first use for the adjacency of the sampling."""
+        needed = self._needed(poisson)
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
-            self._ledger = Ledger(path, budget, adjacency=self.adjacency)
+            self._ledger = Ledger(path, self._budget, adjacency=needed)
+        _validate.check(
+            self._ledger.adjacency is needed,
+            "poisson_sampling",
+            poisson,
+            f"the ledger counts for {self._ledger.adjacency.value}, and this is accounted for {needed.value}: give "
+            "PrivacyEngine(adjacency=) or a ledger of its own",
+        )
         return self._ledger
+
+    def _run_of(self, module: nn.Module) -> tuple[TorchDriver, dict[str, Any]]:
+        self._require_driver()
+        found = [run for run in self._runs if run[0].module is module]
+        _validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
+        return found[-1]
 
     def _require_driver(self) -> TorchDriver:
         if self.driver is None:

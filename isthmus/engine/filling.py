@@ -48,6 +48,16 @@ class ModuleLift:
 
 
 @dataclass(frozen=True)
+class LiftIntoSet(ProjectAndLift):
+    """`ProjectAndLift` whose step size a scheduler may set to 0, as warm-ups do: nothing moves then."""
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Any) -> Lifted:
+        """Lift a code onto the set."""
+        still = not isinstance(eta, Tensor) and eta == 0
+        return Lifted(w.new_zeros(w.shape), w) if still else super().__call__(sketch, y, w, eta)
+
+
+@dataclass(frozen=True)
 class Filling:
     """The private choices of `make_private`."""
 
@@ -83,7 +93,7 @@ class Filling:
         if isinstance(self.sketch, GradientEmbedding):
             return self._embedding(self.sketch, z)
         encode = Identity() if self.sketch is None else self.sketch
-        lift = ModuleLift() if self.constraint is None or self.sketch is None else ProjectAndLift(self.constraint)
+        lift = ModuleLift() if self.constraint is None or self.sketch is None else LiftIntoSet(self.constraint)
         if self.clipping == "adaptive":
             return self._adaptive(encode, z, lift)
         return [Release(encode=encode, clip=self._clip(encode, space), mechanism=Gaussian(z), lift=lift)]
@@ -92,7 +102,8 @@ class Filling:
         if self.clipping == "per_layer":
             remedy = "its code mixes layers: clip flat, or take Kronecker, KroneckerSubspace, PerLeaf or no sketch"
             _validate.check(keeps_layers(encode), "sketch", encode, remedy)
-            return PerLeafClip(_shares(self.max_grad_norm, [leaf.name for leaf in space.leaves]))
+            bounds = _shares(self.max_grad_norm, [leaf.name for leaf in space.leaves])
+            return PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
         bound = float(self.max_grad_norm)  # type: ignore[arg-type]
         before = clips_before(encode)
         return GroupClip(bound, before=before) if self.micro > 1 else Clip(bound, before=before)

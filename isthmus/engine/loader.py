@@ -59,12 +59,6 @@ class PrivateLoader(DataLoader):
     """
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
-        _validate.check(
-            not isinstance(loader.dataset, IterableDataset),
-            "data_loader",
-            type(loader.dataset).__name__,
-            "give a map-style dataset: the sampling of a stream cannot be accounted",
-        )
         self._draws, self._driver = draws, driver
         options = {name: getattr(loader, name) for name in ("num_workers", "pin_memory", "timeout", "worker_init_fn")}
         if loader.num_workers > 0:
@@ -157,6 +151,12 @@ def check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     _validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     _validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, "it is private already: give yours")
+    _validate.check(
+        not isinstance(loader.dataset, IterableDataset),
+        "data_loader",
+        type(loader.dataset).__name__,
+        "give a map-style dataset: the sampling of a stream cannot be accounted",
+    )
     n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
     _validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)

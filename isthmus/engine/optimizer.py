@@ -35,8 +35,30 @@ def make_steps_private(
 
     if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    step._before = before  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return optimizer
+
+
+def restore_steps(optimizer: torch.optim.Optimizer) -> None:
+    """The optimiser's own `step` again, and no mark of privacy on it."""
+    before = optimizer.step._before  # type: ignore[attr-defined]
+    if hasattr(before, "_wrapped_by_lr_sched"):
+        optimizer.step = before  # type: ignore[method-assign]
+    else:
+        del optimizer.step
+    del optimizer.noise_multiplier, optimizer.max_grad_norm  # type: ignore[attr-defined]
+
+
+def check_fresh(module: Any, optimizer: Any) -> None:
+    """A module or an optimiser that is private already would be charged and noised twice."""
+    remedy = "it is private already: call detach() of its engine first"
+    hooks = getattr(module, "_forward_pre_hooks", {}).values()
+    private = any(getattr(hook, "driver", None) is not None and hook.driver.module is module for hook in hooks)
+    _validate.check(not private, "module", type(module).__name__, remedy)
+    _validate.check(
+        not hasattr(getattr(optimizer, "step", None), "_before"), "optimizer", type(optimizer).__name__, remedy
+    )
 
 
 def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:

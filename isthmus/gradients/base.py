@@ -73,8 +73,12 @@ class Rows(ABC):
           * `C / norms` may be rounded once more and cast: a reserve of `RESERVE` roundings is included;
           * a zero row has norm exactly 0; a row with NaN or infinite entries has norm infinity.
         """
-        upper = self.norm_bounds(ord)[1]
+        upper = self.norm_upper(ord)
         return _rounding.round_up(upper * (1 + _rounding.RESERVE * _rounding.unit(self.dtype)), self.dtype)
+
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        """The upper half of `norm_bounds`: kinds whose rows are on a device answer it with fewer kernels."""
+        return self.norm_bounds(ord)[1]
 
     def leaves(self) -> list[tuple[str, Rows]]:
         """The named pieces these rows are made of, side by side."""
@@ -84,6 +88,24 @@ class Rows(ABC):
         """The codes Phi[:, lo:lo+d] g_i."""
         codes = [sketch.rows(self.part(*span).dense(), lo) for span in self.spans()]
         return Dense(torch.cat(codes) if codes else self._zeros(0, sketch.m))
+
+    def inner(self, other: Rows) -> Tensor:
+        """<g_i, h_j> with m rows of the same space (or what holds their factors): n x m, never an n x d matrix.
+
+        The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
+
+        >>> Dense(torch.tensor([[1.0, 2.0]])).inner(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
+        tensor([[3., 8.]])
+        """
+        _validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
+        dtype = _rounding.working(self.dtype, other.dtype)
+        result = torch.empty(self.n, other.n, dtype=dtype, device=self.device)
+        with exact_products(self.device):
+            for lo, hi in row_spans(self.n, self.d * dtype.itemsize):
+                mine = self.part(lo, hi).dense().to(dtype)
+                for left, right in row_spans(other.n, self.d * dtype.itemsize):
+                    result[lo:hi, left:right] = mine @ other.part(left, right).dense().to(dtype).T
+        return result
 
     def plus(self, others: Sequence[Rows]) -> Rows:
         """Row-wise sum with rows of the same space (codes of leaves that share one code space)."""

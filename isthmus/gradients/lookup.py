@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus import _validate
 from isthmus.gradients import _rounding
-from isthmus.gradients._rounding import Bounds
+from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
 from isthmus.matrix import exact_products
 from isthmus.sketches.base import Sketch
+
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Places (ascending), the examples they belong to, and the sums of values there: no pair of the first two is twice."""
+SHARED = 8
+"""A place is taken by a matrix product where more than 1/8 of all pairs of examples meet at it."""
 
 
 class Lookup(Rows):
@@ -106,6 +112,20 @@ class Lookup(Rows):
             codes = values @ right.to(values).T
         return Rows.with_factors(codes, (scale * left).to(values).T[self.index])
 
+    def inner(self, other: Rows) -> Tensor:
+        """The products of what two examples hold at equal places; places that many share go by a matrix product."""
+        mate: Any = other
+        if getattr(mate, "vocabulary", None) != self.vocabulary or mate.d != self.d:
+            return super().inner(other)
+        dtype = _rounding.working(self.dtype, mate.dtype)
+        theirs = _entries(mate.index, mate.values.to(dtype))
+        parts = [torch.zeros(0, mate.n, dtype=dtype, device=self.device)]
+        with exact_products(self.device):
+            for lo, hi in row_spans(self.n, 4 * dtype.itemsize * self.positions * self.width):
+                mine = _entries(self.index[lo:hi], self.values[lo:hi].to(dtype))
+                parts.append(_matched(mine, theirs, (hi - lo, mate.n)))
+        return torch.cat(parts)
+
     def plus(self, others: Sequence[Rows]) -> Rows:
         from isthmus.gradients.tied import total
 
@@ -137,3 +157,54 @@ def _merged(index: Tensor, values: Tensor) -> Tensor:
     slot += torch.arange(n, device=index.device)[:, None] * positions
     total = torch.zeros(n * positions, width, dtype=values.dtype, device=values.device)
     return total.index_add_(0, slot.flatten(), values.flatten(0, 1)).view(n, positions, width)
+
+
+def _entries(index: Tensor, values: Tensor) -> Entries:
+    """What each example holds at each of its places, values of equal places added.
+
+    >>> _entries(torch.tensor([[7, 4, 7]]), torch.tensor([[[1.0], [2.0], [3.0]]]))
+    (tensor([4, 7]), tensor([0, 0]), tensor([[2.],
+            [4.]]))
+    """
+    n = max(1, len(index))
+    keys, slots = torch.unique(index * n + torch.arange(len(index), device=index.device)[:, None], return_inverse=True)
+    total = torch.zeros(len(keys), values.shape[2], dtype=values.dtype, device=values.device)
+    return keys // n, keys % n, total.index_add_(0, slots.flatten(), values.flatten(0, 1))
+
+
+def _matched(mine: Entries, theirs: Entries, shape: tuple[int, int]) -> Tensor:
+    """The n x m sums of products over equal places."""
+    places = mine[0]
+    first, last = (torch.searchsorted(theirs[0], places, right=side) for side in (False, True))
+    own = torch.searchsorted(places, places, right=True) - torch.searchsorted(places, places)
+    shared = SHARED * own * (last - first) > shape[0] * shape[1]
+    result = _shared(mine, theirs, places[shared].unique(), shape)
+    rare = ~shared & (last > first)
+    ends = (last - first)[rare].cumsum(0)
+    held, owner, start = mine[2][rare], mine[1][rare], last[rare] - ends
+    pairs = int(ends[-1]) if len(ends) else 0
+    step = max(1, CHUNK_BYTES // (3 * held.element_size() * max(1, held.shape[1])))
+    for lo in range(0, pairs, step):
+        number = torch.arange(lo, min(lo + step, pairs), device=places.device)
+        one = torch.searchsorted(ends, number, right=True)
+        two = start[one] + number
+        dots = (held[one] * theirs[2][two]).sum(1)
+        result.view(-1).index_add_(0, owner[one] * shape[1] + theirs[1][two], dots)
+    return result
+
+
+def _shared(mine: Entries, theirs: Entries, places: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The part of some places, by products of dense blocks."""
+    width = mine[2].shape[1]
+    result = torch.zeros(shape, dtype=mine[2].dtype, device=mine[2].device)
+    step = max(1, CHUNK_BYTES // (result.element_size() * max(1, sum(shape) * width)))
+    for some in places.split(step) if len(places) else ():
+        blocks = []
+        for (place, owner, values), n in zip((mine, theirs), shape, strict=True):
+            slot = torch.searchsorted(some, place).clamp_max(len(some) - 1)
+            here = some[slot] == place
+            block = torch.zeros(n, len(some), width, dtype=values.dtype, device=values.device)
+            block[owner[here], slot[here]] = values[here]
+            blocks.append(block.flatten(1))
+        result += blocks[0] @ blocks[1].T
+    return result

@@ -13,9 +13,10 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.gradients import _products, _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
-from isthmus.gradients.base import Dense, Rows, join_bounds
-from isthmus.matrix import Matrix, dtype_of, exact_products, is_sparse, rmatmul, to_dense
+from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.matrix import Matrix, dtype_of, exact_products, is_sparse, matmul, rmatmul, to_dense
 from isthmus.sketches.base import Sketch
+from isthmus.sketches.kronecker import is_outer
 
 
 class Outer(Rows):
@@ -64,6 +65,13 @@ class Outer(Rows):
         parts = [_products.bounds(self._shown(self.a[lo:hi]), self.b[lo:hi], ord, work) for lo, hi in spans]
         return join_bounds(parts, self.device)
 
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        if self.positions > 1 or self.ones or not self.device.type == "cuda" or is_sparse(self.a):
+            return super().norm_upper(ord)
+        _rounding.check_ord(ord)
+        product = _rounding.device_upper(self._flat(self.a), ord) * _rounding.device_upper(self._flat(self.b), ord)
+        return product * (1 + 2.0**-50)
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         b = self._wide(self.b)
         if weights is not None:
@@ -101,6 +109,26 @@ class Outer(Rows):
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(self._flat(a), lo), self._flat(self.b))
         return Dense(sketch.outer(a, self._wide(self.b), lo))
+
+    def inner(self, other: Rows) -> Tensor:
+        """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
+        mate: Any = other
+        if not is_outer(mate) or (mate.q, mate.p) != (self.q, self.p):
+            return super().inner(other)
+        pairs, m = self.positions * mate.positions, mate.n
+        if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
+            return super().inner(other)
+        dtype = _rounding.working(self.dtype, mate.dtype)
+        shown = mate.a if not mate.ones else torch.cat([mate.a, mate.a.new_ones(*mate.a.shape[:-1], 1)], -1)
+        inputs, outputs = self._flat(shown), self._flat(mate.b)
+        width = self.positions * (self.p + self.q) + 3 * pairs * m
+        parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
+        with exact_products(self.device):
+            for lo, hi in row_spans(self.n, width * dtype.itemsize):
+                a = self.a[lo:hi] if is_sparse(self.a) else self._flat(self._shown(self.a[lo:hi]))
+                terms = _cross(a, inputs, dtype).to(self.device) * _cross(self._flat(self.b[lo:hi]), outputs, dtype)
+                parts.append(terms if pairs == 1 else terms.view(hi - lo, self.positions, m, -1).sum((1, 3)))
+        return torch.cat(parts)
 
     def compact(self) -> Rows:
         """The q x p products themselves where they are smaller than their factors (and below `CHUNK_BYTES`)."""
@@ -191,6 +219,15 @@ def Glm(r: Tensor, X: Matrix) -> Outer:
     """
     _validate.shape((X.shape[0],), r=r)
     return Outer(X, r[:, None])
+
+
+def _cross(x: Matrix, y: Matrix, dtype: torch.dtype) -> Tensor:
+    """x y' in a dtype, for dense or CSR factors with as many columns."""
+    if is_sparse(x) and is_sparse(y):
+        return to_dense(x.astype(str(dtype).removeprefix("torch.")) @ y.T, dtype)
+    if is_sparse(y):
+        return _cross(y, x, dtype).T
+    return matmul(x if is_sparse(x) else x.to(dtype), y.to(dtype).T)
 
 
 def _joined(rows: Sequence[Outer]) -> Outer:

@@ -35,6 +35,12 @@ class Stack(Rows):
     def norm_bounds(self, ord: float = 2) -> Bounds:
         return _rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
 
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        if self.device.type != "cuda":
+            return super().norm_upper(ord)
+        pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
+        return torch.linalg.vector_norm(pieces, ord, dim=0) * (1 + 2 * len(pieces) * 2.0**-52)
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         total, lo = self._empty(self.d) if out is None else out, 0
         for _, piece in self.items:
@@ -61,6 +67,14 @@ class Stack(Rows):
             codes.append(piece.through(sketch, lo))
             lo += piece.d
         return codes[0].plus(codes[1:]) if len(codes) > 1 else codes[0]
+
+    def inner(self, other: Rows) -> Tensor:
+        """The sum over leaves of the same name."""
+        theirs = dict(other.leaves())
+        if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
+            return super().inner(other)
+        first, *rest = (piece.inner(theirs[name]) for name, piece in self.items)
+        return sum(rest, first)
 
     def minus(self, other: Rows) -> Rows:
         self._check_alike(other)

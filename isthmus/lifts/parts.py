@@ -21,13 +21,14 @@ from isthmus.sketches.base import Sketch
 from isthmus.space import Space
 
 Step = float | Tensor
+Columns = Callable[[str, int, int], Tensor]
 
 
 class Lifted:
     """A direction g of R^d (the update is w - eta g) and, where the lift has one, the next point itself.
 
     The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.  A direction may be given
-    as a function, and by leaves: whoever takes one leaf at a time never builds the whole vector.
+    as a function, and by columns of leaves: whoever takes one parameter at a time never builds the whole vector.
 
     >>> import torch
     >>> Lifted(torch.ones(2)).point is None
@@ -38,19 +39,20 @@ class Lifted:
         self,
         direction: Tensor | Callable[[], Tensor],
         point: Tensor | None = None,
-        by_leaf: Callable[[str], Tensor] | None = None,
+        columns: Columns | None = None,
     ) -> None:
-        self._given, self.point, self._by_leaf = direction, point, by_leaf
+        self._given, self.point, self._columns = direction, point, columns
 
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
         return self._given if isinstance(self._given, Tensor) else self._given()
 
-    def leaf(self, space: Space, name: str) -> Tensor:
-        """The direction of one leaf, in its shape."""
-        whole = self.direction[space.slice(name)] if self._by_leaf is None else self._by_leaf(name)
-        return whole.reshape(space.shape(name))
+    def columns(self, space: Space, name: str, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of one leaf of the direction, as a matrix."""
+        if self._columns is not None:
+            return self._columns(name, lo, hi)
+        return self.direction[space.slice(name)].reshape(space.shape(name)[0], -1)[:, lo:hi]
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Adjoint:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """Lift a code."""
-        return Lifted(lambda: sketch.adjoint(y), by_leaf=lambda name: sketch.adjoint_leaf(name, y))
+        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Pinv:
         """Lift a code."""
         if not sketch.tight:
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
-        return Lifted(lambda: sketch.pinv(y), by_leaf=lambda name: sketch.pinv_leaf(name, y))
+        return Lifted(lambda: sketch.pinv(y), None, lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi))
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,13 @@ class Unbiased:
         """Lift a code."""
         coverage = sketch.coverage.to(y) if isinstance(sketch.coverage, Tensor) else sketch.coverage
 
-        def leaf(name: str) -> Tensor:
-            share = coverage[sketch.space.slice(name)] if isinstance(coverage, Tensor) else coverage
-            return sketch.pinv_leaf(name, y).reshape(-1) / share
+        def columns(name: str, lo: int, hi: int) -> Tensor:
+            share = coverage
+            if isinstance(share, Tensor):
+                share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
+            return sketch.pinv_columns(name, y, lo, hi) / share
 
-        return Lifted(lambda: sketch.pinv(y) / coverage, by_leaf=leaf)
+        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,18 @@ class Sketch(ABC):
         """The leaf `name` of Phi' y, flat or as its matrix: the leaves in order are `adjoint(y)`."""
         return self.recent("adjoint", y, lambda: self.adjoint(y))[self.space.slice(name)]
 
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of the leaf of Phi' y as its matrix: a weight without its bias, or the bias alone."""
+        q = self.space.shape(name)[0]
+        return self.adjoint_leaf(name, y).reshape(q, -1)[:, lo:hi]
+
+    def pinv_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """The same of Phi^+ y, for tight sketches."""
+        self._check_tight()
+        if self.norm == 1.0:
+            return self.adjoint_columns(name, y, lo, hi)
+        return self.adjoint_columns(name, self.recent("pinv", y, lambda: y / self.norm**2), lo, hi)
+
     def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
         """The leaf `name` of Phi^+ y, flat or as its matrix, for tight sketches."""
         self._check_tight()

@@ -82,22 +82,22 @@ class KroneckerMap(Sketch):
         return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.factors])
 
     def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """P_out' Y P_in for the code Y of one leaf, as its q x p matrix (its rows stay aligned in memory)."""
+        """P_out' Y P_in for the code Y of one leaf."""
+        return self.adjoint_columns(name, y, 0, self.factors[name][1].shape[1]).reshape(-1)
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
         check_vector(self, y, "y", self.m)
-        left, right = self._aligned(name, y)
-        return (left.T @ self.code_space.view(y, name) @ right)[:, : self.factors[name][1].shape[1]]
+        left, right = self.sides(name, y)
+        return left.T @ self.code_space.view(y, name) @ right[:, lo:hi]
 
     def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
-        left, right = self._aligned(name, like)
-        return left, right[:, : self.factors[name][1].shape[1]]
-
-    def _aligned(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The sides, P_in with zero columns up to a multiple of `ALIGN`: a bias makes odd widths, which are slow."""
         left, right = self.factors[name]
         where = like.device, like.dtype
-        wide = lambda: torch.nn.functional.pad(right, (0, -right.shape[1] % ALIGN))  # noqa: E731
-        return self.once((name, 0), lambda: self.scale * left, *where), self.once((name, 1), wide, *where)
+        extra = -right.shape[1] % ALIGN  # a bias makes odd widths, whose rows would not be aligned
+        wide = self.once((name, 1), lambda: torch.nn.functional.pad(right, (0, extra)), *where)
+        return self.once((name, 0), lambda: self.scale * left, *where), wide[:, : right.shape[1]]
 
     def rows(self, x: Matrix, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from isthmus import _validate, randomness
-from isthmus.matrix import Matrix, dtype_of, is_sparse, matmul
-from isthmus.sketches import base
-from isthmus.sketches.base import Context, Encoder, Sketch, check_block, check_vector, round_up
+from isthmus.sketches.base import Context, Encoder, Sketch
 from isthmus.sketches.identity import IdentityMap
 from isthmus.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 from isthmus.sketches.principal import NEGLIGIBLE as NEGLIGIBLE
-from isthmus.sketches.principal import completed, leaf_pieces, side_directions, top_directions
-from isthmus.space import Leaf, Space
+from isthmus.sketches.principal import completed, leaf_pieces, learned, side_directions
+from isthmus.sketches.principal import top_directions as top_directions
+from isthmus.sketches.subspace import SubspaceMap as SubspaceMap
+from isthmus.sketches.subspace import map_of
+from isthmus.space import Leaf
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +25,15 @@ class PublicSubspace(Encoder):
 
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
     before `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
-    carry energy, k shrinks to their number.  `data` (and `loss`) go to the context, which turns public data into
-    rows; without `data` it uses the public data it was given itself.  `clip` says whether private gradients are
-    clipped after the projection or before it.
+    carry energy, k shrinks to their number (see `learned`).  Large linear layers and embeddings keep the factors of
+    the public rows in place of their part of V_k: memory about that of the public activations.
 
+    `data` (and `loss`) go to the context, which turns public data into rows; without `data` it uses the public data it
+    was given itself.  `clip` says whether private gradients are clipped after the projection or before it.
+
+    >>> import torch
     >>> from types import SimpleNamespace
+    >>> from isthmus.space import Space
     >>> from isthmus.gradients import Dense
     >>> public = Dense(torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
     >>> context = SimpleNamespace(space=Space.flat(3), t=0, epoch=0, seed=0, w=torch.zeros(3), rows=lambda data: data)
@@ -57,77 +61,8 @@ class PublicSubspace(Encoder):
             return IdentityMap(context.space), None
         if state is None or context.t - state["t"] >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
-            state = {"basis": top_directions(rows, self.k, context.w.dtype).to(context.w), "t": context.t}
-        return SubspaceMap(context.space, state["basis"]), state
-
-
-class SubspaceMap(Sketch):
-    """Phi = V' for a basis V (d x k) with orthonormal columns."""
-
-    tight = True
-
-    def __init__(self, space: Space, basis: Tensor):
-        self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
-        self.norm = round_up(1.0) * (1 + 64 * torch.finfo(basis.dtype).eps)
-
-    def forward(self, v: Tensor) -> Tensor:
-        """V' v."""
-        check_vector(self, v, "v", self.d)
-        return self._basis(v.device, v.dtype).T @ v
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """V y."""
-        check_vector(self, y, "y", self.m)
-        return self._basis(y.device, y.dtype) @ y
-
-    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
-        """The rows of V of one leaf, times y."""
-        check_vector(self, y, "y", self.m)
-        return self._basis(y.device, y.dtype)[self.space.slice(name)] @ y
-
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
-        """X V[lo:hi]."""
-        hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
-        return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
-
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
-        """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
-
-        With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
-        """
-        if a.ndim == 3 and a.shape[1] == 1:
-            a, b = a[:, 0], b[:, 0]
-        if a.ndim == 3 or is_sparse(a):
-            return super().outer(a, b, lo)
-        (n, p), q, k = a.shape, b.shape[1], self.m
-        flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
-        step = max(1, base.CHUNK_BYTES // (8 * min(p, q) * k))
-        codes = [b.new_zeros(0, k)]
-        for start in range(0, n, step):
-            left, right = b[start : start + step], a[start : start + step].to(b.dtype)
-            if p <= q:
-                half = (left @ flat.view(q, p * k)).view(-1, p, k)
-                codes.append((right.unsqueeze(1) @ half).squeeze(1))
-            else:
-                half = right @ flat.view(q, p, k)
-                codes.append((left.T.unsqueeze(2) * half).sum(0))
-        return torch.cat(codes)
-
-    def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        return self.once("basis", lambda: self.basis.contiguous(), device, dtype)
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
-
-    def captured(self, rows: Any) -> float:
-        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
-        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
-        return inside / whole if whole else 1.0
-
-    def _matrix_gain(self, ord: float) -> float:
-        return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
+            state = {**learned(context.space, rows, self.k, context.w.dtype), "t": context.t}
+        return map_of(context.space, state), state
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +74,9 @@ class KroneckerSubspace(Encoder):
     complete them, so that full ranks are always a rotation of the whole space.  Tight, norm 1, coverage 1;
     learned anew every `refresh` rounds.  Without `data` the context uses the public data it was given itself.
 
+    >>> import torch
     >>> from types import SimpleNamespace
+    >>> from isthmus.space import Space
     >>> from isthmus.gradients import Dense
     >>> public, space = Dense(torch.tensor([[0.0, 3.0, 0.0, 0.0]])), Space.of({"w": (2, 2)})
     >>> context = SimpleNamespace(space=space, t=0, epoch=0, seed=0, w=torch.zeros(4), rows=lambda data: data)

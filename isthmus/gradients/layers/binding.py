@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,10 +51,13 @@ class Binding:
             part = parameter if self.rows is None else parameter[self.rows]
             part.copy_(values.reshape(part.shape))
 
-    def set_gradient(self, leaf: Tensor) -> None:
-        """Make a leaf the `.grad` of the parameters: views of it, without a copy, where the leaf covers them whole."""
-        for parameter, values in self._split(leaf.reshape(self.shape)):
-            self._give(parameter, values)
+    def set_gradients(self, columns: Callable[[int, int], Tensor]) -> None:
+        """Give the parameters their columns lo..hi-1 of a leaf as `.grad`, without a copy where they are whole."""
+        _, p = self.shape
+        width = p - (self.bias is not None)
+        self._give(self.weight, columns(0, width))
+        if self.bias is not None:
+            self._give(self.bias, columns(width, p))
 
     def _split(self, leaf: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
         if self.bias is None:

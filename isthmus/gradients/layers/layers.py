@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,10 +101,10 @@ class Layers:
         for name, binding in self.bindings.items():
             binding.write(self.space.view(w, name))
 
-    def set_gradients(self, leaf: Callable[[str], Tensor]) -> None:
-        """Give every parameter its piece of a direction, leaf by leaf, as its `.grad`."""
+    def set_gradients(self, columns: Callable[[str, int, int], Tensor]) -> None:
+        """Give every parameter its piece of a direction, columns lo..hi-1 of a leaf, as its `.grad`."""
         for name, binding in self.bindings.items():
-            binding.set_gradient(leaf(name))
+            binding.set_gradients(partial(columns, name))
 
     def check_apart(self) -> None:
         """Refuse batch norm that takes its statistics from the batch: it mixes examples, whether or not it trains."""

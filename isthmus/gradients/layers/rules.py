@@ -50,8 +50,9 @@ class Rule(ABC):
 
     def install(self, site: Any, layers: Any) -> list[Any]:
         """Put the hooks of a layer in place; returns their handles."""
-        before = lambda _, args: layers.before(site, args)  # noqa: E731
-        after = lambda _, args, kwargs, output: layers.after(site, args, kwargs, output)  # noqa: E731
+        mine = lambda layer: layer is site.layer  # noqa: E731  # a copy of the layer has its hooks too
+        before = lambda layer, args: layers.before(site, args) if mine(layer) else None  # noqa: E731
+        after = lambda layer, args, kwargs, out: layers.after(site, args, kwargs, out) if mine(layer) else out  # noqa: E731
         return [
             site.layer.register_forward_pre_hook(before),
             site.layer.register_forward_hook(after, with_kwargs=True),

@@ -1,0 +1,47 @@
+"""A public start: what labelled public examples teach before any private record is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus import _validate
+
+
+def warm_start(
+    module: nn.Module,
+    public: tuple[Tensor, Tensor],
+    criterion: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+    *,
+    steps: int = 200,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+) -> nn.Module:
+    """Train a module on public labelled data, full batch, before `make_private`: it costs no privacy.
+
+    Under much noise this is worth more than any choice of sketch: with 100 labelled public images the network of paper
+    004 starts where private training from scratch ends at its smallest epsilon (docs/engine.md has the figures).
+    Measure the module right after this call: what public labels give alone is the baseline of everything private.
+
+    >>> module = warm_start(nn.Linear(2, 2), (torch.eye(2), torch.tensor([0, 1])), steps=50, lr=1.0)
+    >>> module(torch.eye(2)).argmax(1).tolist()
+    [0, 1]
+    """
+    _validate.positive_int(steps=steps)
+    _validate.positive(lr=lr)
+    x, y = public
+    _validate.check(len(x) == len(y) > 0, "public", (len(x), len(y)), "give as many labels as examples, at least one")
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    _validate.check(bool(trained), "module", type(module).__name__, "call it before make_private: nothing is trainable")
+    device = trained[0].device
+    x, y = x.to(device), y.to(device)
+    optimizer: Any = torch.optim.SGD(trained, lr=lr, momentum=momentum)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        criterion(module(x), y).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return module

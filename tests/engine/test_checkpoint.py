@@ -1,0 +1,291 @@
+"""Checkpoints: training goes on as if nothing had happened, or not at all; epsilon never falls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import training_child
+from engine_cases import MODELS, N, assert_same, cnn, data, mlp, private, train
+from test_sketches import public
+
+from isthmus import (
+    CountSketch,
+    GradientEmbedding,
+    InvalidInput,
+    Kronecker,
+    KroneckerSubspace,
+    PrivacyEngine,
+    Progressive,
+    PublicSubspace,
+)
+
+DELTA = 1e-5
+QUIET = 1e-9  # next to no noise: trainings can be compared
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "kronecker": {"sketch": Kronecker(4, 2, refresh=3)},
+    "public": {"sketch": PublicSubspace(4, refresh=3)},
+    "kronecker-public": {"sketch": KroneckerSubspace(3, 2, refresh=5)},
+    "progressive": {"sketch": Progressive([(1, KroneckerSubspace(3, 2)), (9, PublicSubspace(4, refresh=3))])},
+    "embedding": {"sketch": GradientEmbedding(PublicSubspace(4, refresh=3), 0.1)},
+    "adaptive": {"clipping": "adaptive", "sketch": CountSketch(12), "noise_multiplier": 0.05},
+    "per-layer": {"clipping": "per_layer", "max_grad_norm": {"0": 0.2, "2": 0.1}},
+}
+
+
+def adam(parameters: Any) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, lr=0.05, betas=(0.8, 0.9))
+
+
+def begin(name: str, seed: int = 11, **more: Any) -> Any:
+    given = {"noise_multiplier": QUIET, "public": public("mlp"), "optimizer": adam} | CASES[name] | more
+    return private(mlp(), data(), noise_generator=torch.Generator().manual_seed(seed), **given)
+
+
+def steps(run: Any, indices: list[list[int]]) -> None:
+    """Rounds on batches that we choose."""
+    from isthmus.driver import Ticket
+
+    for index in indices:
+        run.engine.driver.rest()
+        run.engine.driver.begin(Ticket(len(index)))
+        F.cross_entropy(run.module(data().x[index]), data().y[index]).backward()
+        run.optimizer.step()
+
+
+def batches(count: int, seed: int) -> list[list[int]]:
+    draws = random.Random(seed)
+    return [draws.sample(range(N), 8) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_fresh_engine_goes_on_where_the_other_stopped(name: str, tmp_path: Path) -> None:
+    whole, generator = begin(name), torch.Generator().manual_seed(5)
+    steps(whole, batches(7, 1))
+    path = tmp_path / "run.safetensors"
+    extra = {"epoch": 3, "best": 0.5, "note": "half way", "curve": [1.0, 2.0], "average": torch.arange(3)}
+    whole.engine.save_checkpoint(path=path, module=whole.module, optimizer=whole.optimizer, checkpoint_dict=extra)
+    fresh = begin(name)
+    with torch.no_grad():
+        fresh.module[0].weight.add_(1.0)
+    found = fresh.engine.load_checkpoint(path=path, module=fresh.module, optimizer=fresh.optimizer)
+    assert {key: value for key, value in found.items() if key != "average"} == {k: extra[k] for k in list(extra)[:-1]}
+    assert torch.equal(found["average"], torch.arange(3))
+    for run in (whole, fresh):
+        run.engine.driver.keys.noise._generator.set_state(generator.get_state())  # the noise of both from here on
+        steps(run, batches(6, 2))
+    assert_same(whole.module, fresh.module, 1e-12)
+    assert fresh.engine.driver.state.t == whole.engine.driver.state.t == 13
+    assert str(fresh.optimizer.state_dict()) == str(whole.optimizer.state_dict())
+    assert fresh.engine.driver.state.parts.keys() == whole.engine.driver.state.parts.keys()
+    assert sum(fresh.engine.ledger.rounds().values()) == 13
+
+
+def test_epsilon_is_never_lower_after_loading(tmp_path: Path) -> None:
+    path, run = tmp_path / "a", train(private(mlp(), data()), 1)
+    run.engine.save_checkpoint(path=path, module=run.module)
+    spent = run.engine.get_epsilon(DELTA)
+    train(run, 1)
+    more = run.engine.get_epsilon(DELTA)
+    run.engine.load_checkpoint(path=path, module=run.module)  # back to the middle: what was released stays charged
+    assert run.engine.driver.state.t == 4
+    assert run.engine.get_epsilon(DELTA) == more
+    fresh = private(mlp(), data())
+    fresh.engine.load_checkpoint(path=path, module=fresh.module)
+    assert fresh.engine.get_epsilon(DELTA) == spent
+    assert fresh.engine.ledger.rounds() == {"restored": 4}
+    train(fresh, 1)
+    assert fresh.engine.get_epsilon(DELTA) == pytest.approx(more)
+    again = tmp_path / "b"
+    fresh.engine.save_checkpoint(path=again, module=fresh.module)
+    third = private(mlp(), data())
+    third.engine.load_checkpoint(path=again, module=third.module)
+    assert third.engine.get_epsilon(DELTA) == pytest.approx(more)
+
+
+def test_a_target_holds_across_checkpoints(tmp_path: Path) -> None:
+    from isthmus.privacy.ledger import BudgetExceeded
+
+    target = {"target_epsilon": 2.0, "target_delta": DELTA, "epochs": 2}
+    run = train(private(mlp(), data(), **target), 1)
+    run.engine.save_checkpoint(path=tmp_path / "a", module=run.module, optimizer=run.optimizer)
+    fresh = private(mlp(), data(), **target)
+    fresh.engine.load_checkpoint(path=tmp_path / "a", module=fresh.module, optimizer=fresh.optimizer)
+    train(fresh, 1)
+    assert 1.98 <= fresh.engine.get_epsilon(DELTA) <= 2.0
+    with pytest.raises(BudgetExceeded):
+        train(fresh, 1)
+
+
+def test_the_file_is_tensors_and_json_and_nothing_else(tmp_path: Path) -> None:
+    """Parsed by hand: a length, a JSON header of that length, then the bytes of the tensors it names."""
+    path, run = tmp_path / "a", train(private(mlp(), data(), optimizer=adam), 1)
+    run.engine.save_checkpoint(
+        path=path, module=run.module, optimizer=run.optimizer, checkpoint_dict={"x": torch.ones(2)}
+    )
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    meta = header.pop("__metadata__")
+    assert set(meta) == {"format", "tree"}
+    tree = json.loads(meta["tree"])
+    assert set(tree) == {"module", "optimizer", "driver", "terms", "run", "rounds", "extra"}
+    spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    assert spans[0][0] == 0
+    assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert 8 + length + spans[-1][1] == len(content)
+    assert not list(tmp_path.glob("*.part"))
+    own = {f"module/{name}" for name in run.module.state_dict()}
+    assert own <= set(header)
+
+
+def spoil(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "cut":
+        path.write_bytes(content[: len(content) - 9])
+    elif how == "cut in the header":
+        path.write_bytes(content[:60])
+    elif how == "pickle":
+        torch.save({"module": 1}, path)
+    elif how == "json":
+        path.write_text("{}")
+    elif how == "foreign tensors":
+        from safetensors.torch import save_file
+
+        save_file({"a": torch.ones(2)}, path)
+    elif how == "foreign format":
+        path.write_bytes(content.replace(b"isthmus-checkpoint-1", b"isthmus-checkpoint-9"))
+    else:
+        path.write_bytes(content.replace(b"module/0.weight", b"module/0.wEight", 1))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["missing", "empty", "cut", "cut in the header", "pickle", "json", "foreign tensors", "foreign format", "altered"],
+)
+def test_other_files_are_refused_and_change_nothing(how: str, tmp_path: Path) -> None:
+    path, run = tmp_path / "a", train(private(mlp(), data()), 1)
+    run.engine.save_checkpoint(path=path, module=run.module)
+    spoil(path, how)
+    fresh = private(mlp(), data())
+    with pytest.raises(InvalidInput, match="path"):
+        fresh.engine.load_checkpoint(path=path, module=fresh.module)
+    assert_same(fresh.module, mlp(), 0.0)
+    assert fresh.engine.ledger.rounds() == {}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"noise_multiplier": 5.0},
+        {"max_grad_norm": 9.0},
+        {"sketch": Kronecker(4, 3)},
+        {"sketch": CountSketch(9)},
+        {"sketch": None},
+        {"batch": 20},
+        {"clipping": "adaptive"},
+        {"micro_batch_size": 2},
+        {"poisson_sampling": False},
+    ],
+)
+def test_other_terms_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    given = {"sketch": Kronecker(4, 2)}
+    path, run = tmp_path / "a", train(private(mlp(), data(), **given), 1)
+    run.engine.save_checkpoint(path=path, module=run.module)
+    fresh = private(mlp(), data(), **(given | other))
+    with pytest.raises(InvalidInput, match="other terms"):
+        fresh.engine.load_checkpoint(path=path, module=fresh.module)
+    assert_same(fresh.module, mlp(), 0.0)
+
+
+def test_a_checkpoint_of_another_module_or_without_an_optimiser(tmp_path: Path) -> None:
+    path, run = tmp_path / "a", train(private(mlp(), data()), 1)
+    run.engine.save_checkpoint(path=path, module=run.module)
+    fresh = private(mlp(), data())
+    with pytest.raises(InvalidInput, match="optimizer"):
+        fresh.engine.load_checkpoint(path=path, module=fresh.module, optimizer=fresh.optimizer)
+    with pytest.raises(InvalidInput, match="made private"):
+        fresh.engine.save_checkpoint(path=path, module=mlp())
+    other = private(cnn(), data("cnn"))
+    with pytest.raises(RuntimeError, match="state_dict"):
+        other.engine.load_checkpoint(path=path, module=other.module)
+    assert set(MODELS) == {"mlp", "cnn"}
+
+
+def test_two_modules_of_one_engine_have_their_own_checkpoints(tmp_path: Path) -> None:
+    first = private(mlp(), data())
+    second = private(cnn(), data("cnn"), engine=first.engine, noise_multiplier=2.0)
+    train(first, 1)
+    train(second, 2)
+    for name, run in (("a", first), ("b", second)):
+        run.engine.save_checkpoint(path=tmp_path / name, module=run.module)
+    fresh = private(mlp(), data())
+    fresh.engine.load_checkpoint(path=tmp_path / "a", module=fresh.module)
+    assert fresh.engine.driver.state.t == 4
+    assert_same(fresh.module, first.module, 0.0)
+
+
+def killed(folder: Path, rounds: int, every: int, after: int, pause: float) -> None:
+    """A forked process that trains, and is killed a moment after it has said so many times that a round is done."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    child = fork.Process(target=training_child.main, args=(folder, rounds, every, there.send))
+    child.start()
+    there.close()
+    with contextlib.suppress(EOFError):  # it was at its end before that
+        for _ in range(after):
+            here.recv()
+    child.join(pause)
+    if child.pid is not None and child.is_alive():
+        os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    here.close()
+    assert child.exitcode in (0, -signal.SIGKILL)
+
+
+def finished(folder: Path, rounds: int, every: int) -> dict[str, Any]:
+    """A new interpreter that goes on to the end."""
+    command = [sys.executable, training_child.__file__, str(folder), str(rounds), str(every)]
+    subprocess.run(command, check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_kills_never_lower_epsilon_and_raise_it_by_what_was_in_flight(tmp_path: Path) -> None:
+    """Four kills at random moments, then to the end in a new interpreter."""
+    rounds, every, kills, draws = 24, 4, 4, random.Random(os.urandom(8))
+    for _ in range(kills):
+        killed(tmp_path, rounds, every, draws.randrange(1, 8), draws.random() * 0.02)
+    found = finished(tmp_path, rounds, every)
+    assert found["finite"]
+    assert found["t"] == rounds
+    assert rounds <= found["charged"] <= rounds + kills * every
+    whole = PrivacyEngine()
+    train(private(mlp(), data(), engine=whole, noise_multiplier=2.0), rounds // 4)
+    assert whole.get_epsilon(DELTA) <= found["epsilon"] * (1 + 1e-9)
+    train(private(mlp(), data(), engine=whole, noise_multiplier=2.0), kills)
+    assert found["epsilon"] <= whole.get_epsilon(DELTA) * (1 + 1e-9)
+
+
+def test_another_process_goes_on_on_the_same_ledger(tmp_path: Path) -> None:
+    for rounds in (6, 10):
+        killed(tmp_path, rounds, 3, 4, 30)
+        found = json.loads((tmp_path / "result.json").read_text())
+        assert (found["charged"], found["t"]) == (rounds, rounds)

@@ -1,0 +1,297 @@
+"""The private loader: workers, collate functions, empty batches, epochs left in the middle."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine_cases import BATCH, MODELS, N, assert_same, data, mlp, private, train
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from isthmus import InvalidInput, Kronecker, PrivacyEngine
+from isthmus.engine import BatchMemoryManager
+from isthmus.engine.loader import emptied
+
+
+@pytest.mark.parametrize("physical", [None, 4])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_only_fetch(persistent: bool, physical: int | None) -> None:
+    options = {
+        "num_workers": 2,
+        "persistent_workers": persistent,
+        "prefetch_factor": 3,
+        "multiprocessing_context": "fork",
+    }
+    run = private(mlp(), data(), loading=options, max_physical_batch_size=physical, noise_generator=None)
+    sizes = []
+    for _ in range(2):
+        for i, x, y in run.loader:
+            sizes.append(len(i))
+            assert torch.equal(x, data().x[i])
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+    assert len(run.rounds) == 8
+    assert physical is None or max(sizes) <= physical
+
+
+def test_membership_is_poisson() -> None:
+    """Each record independently with the stated rate: counts of records and sizes of batches have the right law."""
+    run, times, sizes = private(mlp(), data(), noise_generator=None), torch.zeros(N), []
+    draws = run.loader._draws
+    for _ in range(100):
+        for index in draws:
+            times[index] += 1
+            sizes.append(len(index))
+    each = stats.binomtest
+    assert all(each(int(count), 400, BATCH / N).pvalue > 1e-7 for count in times)
+    spread = sum((size - BATCH) ** 2 for size in sizes) / (N * 0.25 * 0.75)
+    assert 1e-7 < stats.chi2.cdf(spread, len(sizes)) < 1 - 1e-7
+
+
+def test_fixed_batches_are_subsets_of_one_size() -> None:
+    run = private(mlp(), data(), batch=12, poisson_sampling=False, noise_generator=None)
+    assert len(run.loader) == 4
+    for index in run.loader._draws:
+        assert len(set(index)) == len(index) == 12
+
+
+class Words(Dataset):
+    """Records of other shapes than tensors."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"text": f"word {i}", "x": torch.full((1 + i % 3, 6), float(i) / N), "y": i % 3}
+
+
+Batch = namedtuple("Batch", "x y words")
+
+
+def as_dict(records: list[dict[str, Any]]) -> dict[str, Any]:
+    padded = nn.utils.rnn.pad_sequence([r["x"] for r in records], batch_first=True).sum(1)
+    return {"x": padded, "y": torch.tensor([r["y"] for r in records]), "words": [r["text"] for r in records]}
+
+
+COLLATE = {
+    "dict": as_dict,
+    "tuple": lambda records: tuple(as_dict(records).values()),
+    "list": lambda records: list(as_dict(records).values()),
+    "named": lambda records: Batch(**as_dict(records)),
+    "nested": lambda records: {"in": (as_dict(records)["x"], [r["x"] for r in records]), "out": as_dict(records)},
+}
+
+
+def parts(batch: Any) -> tuple[Tensor, Tensor, list[str]]:
+    if isinstance(batch, dict) and "in" in batch:
+        assert len(batch["in"][1]) == len(batch["out"]["y"])
+        batch = batch["out"]
+    return tuple(batch.values()) if isinstance(batch, dict) else tuple(batch)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", list(COLLATE))
+def test_collate_functions_and_batches_of_nothing(name: str, workers: int) -> None:
+    torch.manual_seed(0)
+    options = {"collate_fn": COLLATE[name], "num_workers": workers}
+    run = private(nn.Linear(6, 3), Words(), batch=2, loading=options, noise_generator=None)
+    empty = 0
+    for batch in run.loader:
+        x, y, words = parts(batch)
+        assert len(x) == len(y) == len(words)
+        assert type(batch) is type(COLLATE[name]([Words()[0]]))
+        empty += not len(x)
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+    assert len(run.rounds) == N // 2
+    record = Words()[1]
+    nothing = parts(emptied(COLLATE[name]([record]), COLLATE[name]([record, record])))
+    assert [tuple(nothing[0].shape), tuple(nothing[1].shape), nothing[2]] == [(0, 6), (0,), []]
+
+
+class Sequences(nn.Module):
+    """Examples in the second dimension, as transformers have them by default, or in the first."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.positions = 1 if first else 0
+        self.embed = nn.Embedding(9, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=first)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.block(self.embed(tokens))).mean(self.positions)
+
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "linear": (lambda: nn.Linear(6, 3), lambda n: torch.randn(n, 6)),
+    "conv": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+        ),
+        lambda n: torch.randn(n, 1, 6, 6),
+    ),
+    "conv1d": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)),
+        lambda n: torch.randn(n, 2, 6),
+    ),
+    "norms": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.Linear(4, 3)),
+        lambda n: torch.randn(n, 6),
+    ),
+    "embedding": (
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)),
+        lambda n: torch.randint(0, 9, (n, 5)),
+    ),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), lambda n: torch.randint(0, 9, (n, 5))),
+    "transformer": (
+        lambda: nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+        ),
+        lambda n: torch.randn(n, 5, 8),
+    ),
+}
+
+
+class Pairs(Dataset):
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.y = x, torch.arange(len(x)) % 3
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[int, Tensor, Tensor]:
+        return i, self.x[i], self.y[i]
+
+
+@pytest.mark.parametrize("clipping", ["flat", "per_layer", "adaptive"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_batches_of_nothing_through_every_kind_of_layer(kind: str, clipping: str) -> None:
+    torch.manual_seed(0)
+    make, inputs = KINDS[kind]
+    run = private(make(), Pairs(inputs(12)), batch=1, clipping=clipping, max_physical_batch_size=1)
+    sizes = []
+    for _ in range(2):
+        for i, x, y in run.loader:
+            sizes.append(len(i))
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+    assert sizes.count(0) > 3
+    assert len(run.rounds) == 24
+    assert all(bool(torch.isfinite(p).all()) for p in run.module.parameters())
+
+
+def test_an_empty_batch_is_noise_that_is_paid_for() -> None:
+    run = private(mlp(), data(), batch=1, normaliser=1.0)
+    before = None
+    for i, x, y in run.loader:
+        before = [p.clone() for p in run.module.parameters()]
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+        if not len(i):
+            break
+    assert before is not None
+    assert not torch.equal(before[0], run.module[0].weight)
+    assert run.engine.ledger.rounds() == {"main": len(run.rounds)}
+    assert float(run.rounds[-1].released["main"]["gradient"].std()) == pytest.approx(0.8 * 0.3, rel=0.5)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_left_in_the_middle(workers: int) -> None:
+    run = private(mlp(), data(), loading={"num_workers": workers}, max_physical_batch_size=3, noise_generator=None)
+    for count, (_, x, y) in enumerate(run.loader):
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+        if count == 1:
+            break
+    done = len(run.rounds)
+    train(run, 1)
+    assert len(run.rounds) == done + 4
+    assert run.engine.ledger.rounds() == {"main": done + 4}
+
+
+def test_a_batch_cut_short_is_forgotten_unreleased() -> None:
+    run = private(mlp(), data(), max_physical_batch_size=1)
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+        if not run.engine.driver._ticket.last:
+            break
+    done = len(run.rounds)
+    again = iter(run.loader)
+    next(again)
+    assert run.engine.driver._sum is None
+    assert len(run.rounds) == done
+
+
+def test_two_epochs_at_once_keep_their_own_tickets() -> None:
+    run = private(mlp(), data(), noise_generator=None)
+    first, second = iter(run.loader), iter(run.loader)
+    with pytest.warns(UserWarning, match="no step was taken"):  # for the batches of the first
+        for _, (_, x, y) in zip(first, second, strict=True):
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+    assert len(run.rounds) == 4
+
+
+def test_a_manager_restores_the_loader_when_training_fails() -> None:
+    run = private(mlp(), data())
+    manager = BatchMemoryManager(data_loader=run.loader, max_physical_batch_size=2, optimizer=run.optimizer)
+    with pytest.raises(ZeroDivisionError), manager as batches:
+        for _, x, _y in batches:
+            assert len(x) <= 2
+            raise ZeroDivisionError
+    assert run.loader._draws.physical is None
+
+
+@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
+def test_examples_in_the_second_dimension(sketch: Any) -> None:
+    """batch_first=False equals the same module with its data and its layers turned round."""
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 9, (N, 5))
+
+    def turned(records: Any) -> Any:
+        i, x, y = torch.utils.data.default_collate(records)
+        return i, x.T.contiguous(), y
+
+    found = []
+    for first in (False, True):
+        torch.manual_seed(3)
+        loading = {} if first else {"collate_fn": turned}
+        run = private(Sequences(first), Pairs(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
+        found.append(train(run, 1))
+    assert min(len(batch) for batch in run.batches) == 0
+    assert found[0].batches == found[1].batches
+    assert_same(found[0].module, found[1].module, 1e-5)
+
+
+def test_bf16_autocast() -> None:
+    run = private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32))
+    full = train(private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32)), 1)
+    for _, x, y in run.loader:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(run.module(x), y)
+        loss.backward()
+        run.optimizer.step()
+    assert len(run.rounds) == 4
+    assert_same(run.module, full.module, 0.02)  # sums of clipped gradients, each good to three digits
+
+
+def test_the_private_loader_is_not_made_private_again() -> None:
+    run = private(mlp(), data())
+    with pytest.raises(InvalidInput, match="private already"):
+        PrivacyEngine().make_private(
+            module=mlp(),
+            optimizer=torch.optim.SGD(mlp().parameters(), lr=0.1),
+            data_loader=run.loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )

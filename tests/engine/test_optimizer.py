@@ -1,0 +1,283 @@
+"""The user's optimiser, schedulers and loop stay what they are."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from engine_cases import BATCH, C, Reference, Trained, Z, assert_same, clipped, data, mlp, private, train, write
+from test_sketches import plain_direction
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+
+from isthmus import InvalidInput, Kronecker
+from isthmus.engine import BatchMemoryManager
+
+
+def groups(parameters: list[nn.Parameter]) -> SGD:
+    return SGD([{"params": parameters[:2], "lr": 0.5}, {"params": parameters[2:], "lr": 0.05, "momentum": 0.9}], lr=9.0)
+
+
+OPTIMIZERS = {
+    "momentum": lambda p: SGD(p, lr=0.2, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "adam": lambda p: Adam(p, lr=0.05),
+    "adamw": lambda p: AdamW(p, lr=0.05, weight_decay=0.1),
+    "rmsprop": lambda p: RMSprop(p, lr=0.02, momentum=0.5),
+    "adam-fused": lambda p: Adam(p, lr=0.05, fused=True),
+    "adam-foreach": lambda p: Adam(p, lr=0.05, foreach=True),
+    "sgd-fused": lambda p: SGD(p, lr=0.2, momentum=0.9, fused=True),
+    "adagrad-fused": lambda p: Adagrad(p, lr=0.1, fused=True),
+    "adagrad": lambda p: Adagrad(p, lr=0.1),
+    "groups": groups,
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_every_optimiser_moves_by_the_released_gradient(name: str) -> None:
+    run = train(private(mlp(), data(), optimizer=OPTIMIZERS[name], sketch=Kronecker(4, 2)))
+    reference = Reference(run, mlp(), data(), OPTIMIZERS[name])
+    assert_same(run.module, reference.loop(plain_direction(reference)), 1e-9)  # Adam divides by a root
+
+
+SCHEDULERS = {
+    "step": lambda o: StepLR(o, 3, 0.5),
+    "cycle": lambda o: OneCycleLR(o, 0.5, total_steps=20),
+    "lambda": lambda o: LambdaLR(o, lambda t: 1 / (1 + t)),
+    "warm-up": lambda o: LambdaLR(o, lambda t: min(1.0, t / 4)),
+}
+
+
+@pytest.mark.parametrize("physical", [None, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", list(SCHEDULERS))
+def test_schedulers_made_before_and_after(name: str, when: str, physical: int | None) -> None:
+    """Warnings are errors here: a scheduler that misses its optimiser's steps would warn."""
+    held: dict[str, Any] = {}
+
+    def make(parameters: Any) -> SGD:
+        held["optimizer"] = SGD(parameters, lr=0.4, momentum=0.5)
+        if when == "before":
+            held["scheduler"] = SCHEDULERS[name](held["optimizer"])
+        return held["optimizer"]
+
+    run = private(mlp(), data(), optimizer=make, max_physical_batch_size=physical)
+    scheduler = held["scheduler"] if when == "before" else SCHEDULERS[name](run.optimizer)
+    rates = []
+    for _ in range(2):
+        for _, x, y in run.loader:
+            F.cross_entropy(run.module(x), y).backward()
+            t = run.engine.driver.state.t
+            run.optimizer.step()
+            if run.engine.driver.state.t > t:
+                rates.append(run.optimizer.param_groups[0]["lr"])
+                scheduler.step()
+    plain = SGD(mlp().parameters(), lr=0.4, momentum=0.5)
+    twin, expected = SCHEDULERS[name](plain), []
+    for _ in range(8):
+        expected.append(plain.param_groups[0]["lr"])
+        plain.step()
+        twin.step()
+    assert rates == pytest.approx(expected)
+
+
+def test_several_logical_batches_before_a_step_are_rounds_of_their_own() -> None:
+    run = private(mlp(), data())
+    for count, (i, x, y) in enumerate(run.loader, 1):
+        run.batches.append(i.tolist())
+        F.cross_entropy(run.module(x), y).backward()
+        if count % 2 == 0:
+            run.optimizer.step()
+            assert run.engine.ledger.rounds() == {"main": count}
+    assert len(run.rounds) == 4
+    reference = Reference(run, mlp(), data())
+    for first in (0, 2):
+        rows = []
+        for t in (first, first + 1):
+            index = reference.draw()
+            assert index.tolist() == run.batches[t]
+            rows.append(clipped(torch.cat(reference.rows(index), 1), C).sum(0))
+        # noise is drawn when a round closes: the first's when the second batch has been drawn
+        released = [(total + reference.noise(len(total), Z * C)) / BATCH for total in rows]
+        write(reference.module, reference.names, (released[0] + released[1]) / 2)
+        reference.optimizer.step()
+    assert_same(run.module, reference.module)
+
+
+@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
+@pytest.mark.parametrize("physical", [1, 3, 7, 100])
+@pytest.mark.parametrize("manager", [True, False])
+def test_any_physical_size_gives_the_same_training(physical: int, manager: bool, sketch: Any) -> None:
+    whole = train(private(mlp(), data(), sketch=sketch))
+    given = {} if manager else {"max_physical_batch_size": physical}
+    run = private(mlp(), data(), sketch=sketch, **given)
+    before = [p.clone() for p in run.module.parameters()]
+
+    def loop(batches: Any) -> None:
+        nonlocal before
+        for i, x, y in batches:
+            assert len(i) <= physical
+            t = run.engine.driver.state.t
+            F.cross_entropy(run.module(x), y).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            moved = not all(torch.equal(a, b) for a, b in zip(before, run.module.parameters(), strict=True))
+            assert moved == (run.engine.driver.state.t > t)
+            before = [p.clone() for p in run.module.parameters()]
+
+    for _ in range(2):
+        if manager:
+            with BatchMemoryManager(
+                data_loader=run.loader, max_physical_batch_size=physical, optimizer=run.optimizer
+            ) as batches:
+                loop(batches)
+        else:
+            loop(run.loader)
+    assert run.loader._draws.physical == (None if manager else physical)
+    assert len(run.rounds) == len(whole.rounds) == 8
+    assert_same(run.module, whole.module, 1e-12)
+
+
+def twice(run: Trained, how: str) -> Trained:
+    for i, x, y in run.loader:
+        run.batches.append(i.tolist())
+        if how == "one backward":
+            (F.cross_entropy(run.module(x), y) + F.cross_entropy(run.module(x), y)).backward()
+        else:
+            for _ in range(2):
+                F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+    return run
+
+
+@pytest.mark.parametrize("sketch", [None, Kronecker(4, 2)])
+@pytest.mark.parametrize("how", ["one backward", "two backwards"])
+def test_a_batch_that_goes_through_twice_is_clipped_once(how: str, sketch: Any) -> None:
+    """The gradient of a record is that of the sum of both losses, and its share is still at most C."""
+    run = twice(private(mlp(), data(), sketch=sketch), how)
+    reference = Reference(run, mlp(), data())
+    rows = reference.rows
+    reference.rows = lambda index: [2 * leaf for leaf in rows(index)]  # type: ignore[method-assign]
+    assert_same(run.module, reference.loop(plain_direction(reference)))
+
+
+def test_the_sum_of_losses() -> None:
+    summed = lambda output, y: F.cross_entropy(output, y, reduction="sum")  # noqa: E731
+    run = train(private(mlp(), data(), loss_reduction="sum"), loss=summed)
+    assert_same(run.module, train(private(mlp(), data())).module, 1e-12)
+
+
+def test_step_without_backward_is_refused_before_anything_is_charged() -> None:
+    run = private(mlp(), data())
+    for _, x, y in run.loader:
+        if not len(x):
+            continue
+        with pytest.raises(RuntimeError, match="no gradient"):
+            run.optimizer.step()
+        run.module(x)
+        with pytest.raises(RuntimeError, match="no gradient"):
+            run.optimizer.step()
+        assert run.engine.ledger.rounds() == {}
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+        break
+    assert run.engine.ledger.rounds() == {"main": 1}
+
+
+def test_a_second_step_is_an_empty_round_of_its_own() -> None:
+    run = private(mlp(), data())
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(x), y).backward()
+        run.optimizer.step()
+        run.optimizer.step()
+        break
+    assert run.engine.ledger.rounds() == {"main": 2}
+    assert float(run.rounds[1].released["main"]["gradient"].std()) == pytest.approx(Z * C / BATCH, rel=0.5)
+
+
+def test_only_batches_of_the_private_loader_go_through_the_module() -> None:
+    """The loader the user had before, in place of the one that came back, would break the sampling's promise."""
+    run = private(mlp(), data())
+    x, y = data().x[:BATCH], data().y[:BATCH]
+    with pytest.raises(InvalidInput, match="private loader"):
+        run.module(x)
+    train(run, 1)
+    with pytest.raises(InvalidInput, match="private loader"):
+        F.cross_entropy(run.module(x), y).backward()
+    for _, x, _ in run.loader:
+        for wrong in (torch.cat([x, x, x[:1], data().x[:1]]), x[1:]):
+            if len(wrong) != len(x):
+                with pytest.raises(InvalidInput, match="private loader handed out"):
+                    run.module(wrong)
+        break
+    assert run.engine.ledger.rounds() == {"main": 4}
+
+
+def test_a_mask_beside_the_examples_is_not_counted() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3).double()
+
+        def forward(self, mask: Tensor, x: Tensor) -> Tensor:
+            return self.layer(x * mask[0])
+
+    run = private(Masked(), data())
+    for _, x, y in run.loader:
+        F.cross_entropy(run.module(torch.ones(2, 6, dtype=torch.float64), x), y).backward()
+        run.optimizer.step()
+    assert len(run.rounds) == 4
+
+
+def test_a_parameter_with_a_gradient_of_its_own_is_refused() -> None:
+    module = mlp()
+    module[0].requires_grad_(False)
+    run = private(module, data(), optimizer=lambda p: SGD(module.parameters(), lr=0.1))
+    train(run, 1)
+    frozen = module[0].weight.clone()
+    for _, x, y in run.loader:
+        if not len(x):
+            continue
+        module[0].requires_grad_(True)  # after the fact
+        F.cross_entropy(run.module(x), y).backward()
+        with pytest.raises(InvalidInput, match="gradient of their own"):
+            run.optimizer.step()
+        break
+    assert torch.equal(module[0].weight, frozen)
+    assert run.engine.ledger.rounds() == {"main": 4}
+    run.optimizer.zero_grad()
+    extra = nn.Parameter(torch.ones(2))
+    extra.grad = torch.ones(2)
+    run.optimizer.add_param_group({"params": [extra]})
+    with pytest.raises(InvalidInput, match="gradient of their own"):
+        run.optimizer.step()
+
+
+def test_a_closure_is_refused() -> None:
+    run = private(mlp(), data())
+    with pytest.raises(InvalidInput, match="closure"):
+        run.optimizer.step(lambda: torch.zeros(()))
+
+
+def test_a_skipped_batch_is_named() -> None:
+    run = private(mlp(), data())
+    with pytest.warns(UserWarning, match="no step was taken"):
+        for _ in run.loader:
+            pass
+    assert run.engine.ledger.rounds() == {}
+
+
+def test_step_hooks_and_state_dicts_are_torchs_own() -> None:
+    run, seen = private(mlp(), data(), optimizer=lambda p: Adam(p, lr=0.1)), []
+    run.optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    train(run, 1)
+    assert len(seen) == 4
+    plain = Adam(mlp().parameters(), lr=0.1)
+    plain.load_state_dict(run.optimizer.state_dict())
+    assert len(plain.state) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.optimizer.load_state_dict(plain.state_dict())
