@@ -55,7 +55,7 @@ def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
     if isinstance(weights, Mapping):
         return torch.cat([weighted_sum(leaf, weights[name]) for name, leaf in rows.leaves()])
     if weights.is_cuda:  # never look at the sum: the host would wait for the device
-        return rows.masked(weights > 0).sum(weights)
+        return rows.finite().sum(weights)
     total = rows.sum(weights)
     if bool(torch.isfinite(total).all()):
         return total

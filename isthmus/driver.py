@@ -160,7 +160,7 @@ class TorchDriver:
                 return False
             self._check_seen(self._ticket)
         self._close()
-        self._give(self._directions)
+        self._take(self._directions)
         self._directions, self._idle = [], False
         self._ticket = None if self._ticket is None else replace(self._ticket, size=0)  # a second step is an empty one
         self._move()
@@ -282,6 +282,23 @@ class TorchDriver:
     def _collect(self, lifted: Sequence[Lifted]) -> None:
         self._directions.append(lifted)
 
+    def _take(self, rounds: Sequence[Sequence[Lifted]]) -> None:
+        """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
+        alone = rounds[0][0] if len(rounds) == 1 and len(rounds[0]) == 1 else None
+        rates = plain_rates(self.optimizer)
+        if alone is None or alone.add is None or rates is None:
+            self._give(rounds)
+            return
+        places = [(name, *each) for name, binding in self.layers.bindings.items() for each in binding.places()]
+        if not all(
+            matrix.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for _, p, matrix, _, _ in places
+        ):
+            self._give(rounds)  # a parameter whose matrix is a copy
+            return
+        for name, parameter, matrix, lo, hi in places:
+            parameter.grad = None
+            alone.add(matrix, name, lo, hi, -rates[id(parameter)])
+
     def _give(self, rounds: Sequence[Sequence[Lifted]]) -> None:
         """The directions as gradients, leaf by leaf: the whole vector is never built."""
         space = self.layers.space
@@ -312,6 +329,21 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
 def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:
     """How many examples a module may be given: the sizes of its tensors where their examples would be."""
     return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
+
+
+def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
+    """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
+    if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+        return None
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
+    """Whether a matrix is a view of its parameter, and not a copy."""
+    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
 
 
 def _encodes_rows(release: Release, sketch: Sketch) -> bool:

@@ -60,6 +60,10 @@ class Rows(ABC):
     def dense(self) -> Tensor:
         """The n x d matrix: a slow reference, for tests, public data and small chunks."""
 
+    def finite(self) -> Rows:
+        """The same rows with 0 in place of what is not finite: such rows have weight 0, and 0 times 0 is 0."""
+        return self.masked(torch.isfinite(self.norm_upper()))
+
     def masked(self, keep: Tensor) -> Rows:
         """Zero in place of every row that is not kept, whatever it holds: no 0 times infinity."""
         whole = self.dense()
@@ -233,6 +237,9 @@ class Dense(Rows):
 
     def part(self, lo: int, hi: int) -> Dense:
         return Dense(self.values[lo:hi])
+
+    def finite(self) -> Dense:
+        return Dense(torch.nan_to_num(self.values, 0.0, 0.0, 0.0))
 
     def dense(self) -> Tensor:
         return self.values.to(self.dtype)

@@ -90,6 +90,10 @@ class Outer(Rows):
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
 
+    def finite(self) -> Outer:
+        a, b = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (self.a, self.b))
+        return Outer(a, b, self.ones)
+
     def masked(self, keep: Tensor) -> Outer:
         shape = (-1, *[1] * (self.b.ndim - 1))
         a, b = (

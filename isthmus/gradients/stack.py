@@ -49,6 +49,9 @@ class Stack(Rows):
             lo += piece.d
         return total
 
+    def finite(self) -> Stack:
+        return self._each(lambda piece: piece.finite())
+
     def masked(self, keep: Tensor) -> Stack:
         return self._each(lambda piece: piece.masked(keep))
 

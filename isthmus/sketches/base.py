@@ -68,6 +68,8 @@ class Sketch(ABC):
     m: int
     tight: bool = False
     coverage: float | Tensor = 1.0
+    direct: bool = False
+    """Whether `add_pinv_columns` adds a leaf to a parameter without forming it first."""
     leafwise: bool = True
     """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
 
@@ -108,6 +110,10 @@ class Sketch(ABC):
         if self.norm == 1.0:
             return self.adjoint_columns(name, y, lo, hi)
         return self.adjoint_columns(name, self.recent("pinv", y, lambda: y / self.norm**2), lo, hi)
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += alpha times columns lo..hi-1 of a leaf of Phi^+ y, in place."""
+        out.add_(self.pinv_columns(name, y, lo, hi), alpha=alpha)
 
     def pinv_leaf(self, name: str, y: Tensor) -> Tensor:
         """The leaf `name` of Phi^+ y, flat or as its matrix, for tight sketches."""

@@ -63,6 +63,7 @@ class KroneckerMap(Sketch):
     """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
 
     tight = True
+    direct = True
 
     def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
         self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
@@ -88,8 +89,18 @@ class KroneckerMap(Sketch):
     def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
         """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
         check_vector(self, y, "y", self.m)
-        left, right = self.sides(name, y)
-        return left.T @ self.code_space.view(y, name) @ right[:, lo:hi]
+        return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
+        check_vector(self, y, "y", self.m)
+        if out.dtype != y.dtype:
+            return super().add_pinv_columns(out, name, y, lo, hi, alpha)
+        out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
+
+    def _left(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y of a leaf, for the weight and the bias."""
+        return self.recent(f"left {name}", y, lambda: self.sides(name, y)[0].T @ self.code_space.view(y, name))
 
     def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""

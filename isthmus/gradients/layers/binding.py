@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,14 @@ class Binding:
         if self.bias is None:
             return [(self.weight, leaf)]
         return [(self.weight, leaf[:, :-1]), (self.bias, leaf[:, -1])]
+
+    def places(self) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
+        """Each parameter, its matrix in memory, and the columns lo..hi-1 of the leaf that it is."""
+        _, p = self.shape
+        width = p - (self.bias is not None)
+        yield self.weight, self._matrix(self.weight.detach()), 0, width
+        if self.bias is not None:
+            yield self.bias, self._column(self.bias.detach()), width, p
 
     def _give(self, parameter: nn.Parameter, values: Tensor) -> None:
         values = values.to(parameter.dtype)
