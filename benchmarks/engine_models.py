@@ -86,6 +86,8 @@ def sketch(column: str, public: Any) -> Any:
     """The sketch of a column of the table."""
     import isthmus
 
-    if column == "kronecker":
-        return isthmus.Kronecker(32, 32, refresh=20)
-    return isthmus.PublicSubspace(50, public) if column == "subspace" else None
+    return {
+        "kronecker": lambda: isthmus.Kronecker(32, 32, refresh=20),
+        "kronecker-public": lambda: isthmus.KroneckerSubspace(32, 32, public, refresh=20),
+        "subspace": lambda: isthmus.PublicSubspace(50, public, refresh=10),
+    }.get(column, lambda: None)()

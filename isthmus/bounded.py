@@ -23,7 +23,7 @@ class Bounded:
 
     Adding or removing one record moves `value` by at most `bound` in the norm `ord`.  `bound` is infinite
     when nothing was clipped.  `radius`, where a step before the noise needs it, bounds one record's share
-    of the value in absolute size.
+    of the value in absolute size.  A `spare` value is nobody else's: a mechanism may overwrite it.
 
     >>> import torch
     >>> a, b = Bounded(torch.ones(2), 2, 1.0), Bounded(torch.ones(2), 2, 1.0)
@@ -35,6 +35,7 @@ class Bounded:
     ord: float
     bound: float
     radius: float = math.inf
+    spare: bool = False
 
     def __add__(self, other: Bounded) -> Bounded:
         """The sum over two disjoint sets of records: a record is in one of them, so the bound stays."""
@@ -57,7 +58,7 @@ def weighted_sum(rows: Any, weights: Tensor | Mapping[str, Tensor]) -> Tensor:
     if weights.is_cuda:  # never look at the sum: the host would wait for the device
         return rows.finite().sum(weights)
     total = rows.sum(weights)
-    if bool(torch.isfinite(total).all()):
+    if math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it
         return total
     total = torch.zeros_like(total)  # 0 * inf is not 0: add the others only, in chunks
     for lo, hi in rows.spans():

@@ -355,6 +355,7 @@ def _counted(message: Message) -> Message:
     values = [bounded.value for bounded in message.values.values()]
     return replace(
         message,
+        values={name: replace(bounded, spare=True) for name, bounded in message.values.items()},
         dims=sum(value.numel() for value in values),
         bytes=sum(value.numel() * value.element_size() for value in values),
     )

@@ -321,7 +321,7 @@ def close_stage(
         if release.between:
             bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
         value = release.mechanism.release(bounded, keys.noise)
-        fresh = value is not bounded.value  # what a mechanism made may be divided in place
+        fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
         w = round.w if getattr(release.lift, "reads_w", True) else None
         result = release.lift(sketch, released[release.name], w, round.eta)

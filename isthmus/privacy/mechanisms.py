@@ -19,10 +19,9 @@ from isthmus import _validate
 from isthmus.bounded import Bounded
 from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.noise import pieces
 
 _ADD = Adjacency.ADD_REMOVE
-_CHUNK = 1 << 20  # coordinates noised at once: 8 MiB of float64 noise, enough for a few threads to share
-_DEVICE_CHUNK = 1 << 24
 
 
 class Mechanism(Protocol):
@@ -84,7 +83,10 @@ class Gaussian:
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         _check(self, bounded, noise)
-        return _noisy(bounded.value, self.multiplier * bounded.bound, noise.normal)
+        own = bounded.spare and bounded.value.is_contiguous()
+        out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
+        noise.add_normal(out, self.multiplier * bounded.bound)
+        return out
 
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """`GaussianDpEvent(sigma / C)`."""
@@ -256,7 +258,7 @@ def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
 def _noisy(value: Tensor, scale: float, draw: Callable[..., Tensor]) -> Tensor:
     """value + scale * noise in float64, then the value's dtype: one new tensor, filled a chunk at a time."""
     out = value.detach().clone(memory_format=torch.contiguous_format)
-    for part in out.view(-1).split(_CHUNK if out.device.type == "cpu" else _DEVICE_CHUNK):
+    for part in pieces(out):
         part.copy_(draw(len(part), device=part.device).mul_(scale).add_(part))
     return out
 

@@ -3,7 +3,7 @@
 | source | normals from | for |
 |---|---|---|
 | `SecretSource` | the kernel's cryptographic generator | the default: its noise cannot be guessed or inverted |
-| `FastSource` | Philox, its keys fresh from the kernel | 10^6 coordinates a round and more |
+| `FastSource` | fast generators, started afresh by the kernel | 10^6 coordinates a round and more |
 | `SeededSource`, `GeneratorSource` | a seed | tests: not private |
 
 Every secret draw starts from the kernel's cryptographic generator and becomes a float64 uniform with 53 bits.
@@ -15,12 +15,11 @@ solve for four unknowns of 53 bits at once.  Noise is drawn and added in float64
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,13 +33,19 @@ from isthmus import _validate
 Shape = int | Sequence[int]
 SECRET = "secret noise from the operating system's generator"
 FAST = (
-    "fast noise of counter-based generators (Philox) that the operating system keys afresh: "
+    "fast noise of generators that the operating system starts afresh again and again: "
     "neither cryptographic nor proof against attacks on floating-point rounding"
 )
 SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16
+_BUFFERS = threading.local()
+_HOME = os.getpid()
+_PAIRS = 1 << 18
+"""Normals of `FastSource` under one key."""
+CHUNK = 1 << 20
+DEVICE_CHUNK = 1 << 24
+"""Coordinates that are noised together, on the CPU and elsewhere."""
 _BUFFER = 1 << 16
-_MOST_THREADS = 8
 
 
 class Source:
@@ -70,6 +75,11 @@ class Source:
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
         """Standard normal, each the half sum of four independent ones."""
         return _tensor(lambda size: ndtri(self._uniform(4, size)).sum(axis=0) / 2, shape, dtype, device)
+
+    def add_normal(self, out: Tensor, scale: float) -> None:
+        """out += scale times standard normals, in place and a chunk at a time: added in float64, rounded last."""
+        for part in pieces(out):
+            part.copy_(self.normal(len(part), device=part.device).mul_(scale).add_(part))
 
     def laplace(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
         """Standard Laplace (scale 1): `log(u1) cos(pi u2) + log(u3) cos(pi u4)` has its characteristic function."""
@@ -153,13 +163,13 @@ class SecretSource(Source):
 class FastSource(SecretSource):
     """Normals for large models, about ten times as fast as those of `SecretSource`; every other draw is its own.
 
-    On the CPU the normals are float64 ziggurat draws of Philox4x64-10, with a fresh 128-bit key of the kernel's
-    generator for every 2^16 of them; large draws are spread over threads.  On another device they are float64 draws
+    On the CPU the normals are float64 polar pairs of uniforms of SFC64, started from 192 fresh bits of the kernel's
+    generator for every 2^18 of them.  On another device they are float64 draws
     of torch's generator there, with 64 fresh bits as its seed at every call and without waiting for the device.
     Nothing is kept between calls: a seed found out would expose the draws of one call only, there is none to give,
     and copies and forked processes draw their own.
 
-    What it is not: Philox passes statistical tests but is not a cryptographic generator, a 64-bit seed is within reach
+    What it is not: these generators pass statistical tests but are not cryptographic, a 64-bit seed is within reach
     of an exhaustive search by the very strong, and single draws leave the gaps between floats through which released
     values can be told apart (Mironov 2012).  `SecretSource` is built against all three, and batch membership, Laplace
     and Gumbel noise are drawn as it draws them.
@@ -176,9 +186,23 @@ class FastSource(SecretSource):
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
         place = torch.device("cpu" if device is None else device)
-        if place.type == "cpu":
-            return _tensor(_philox_normal, shape, dtype, place, _spread)
-        return _torch_normal(_keyed(place), shape).to(dtype)
+        if place.type != "cpu":
+            return _torch_normal(_keyed(place), shape).to(dtype)
+        if os.getpid() != _HOME:  # torch's threads do not survive a fork: numpy alone draws there
+            return _tensor(_ziggurat, shape, dtype, place)
+        out = torch.zeros(_sizes(shape), dtype=torch.float64)
+        self.add_normal(out, 1.0)
+        return out.to(dtype)
+
+    def add_normal(self, out: Tensor, scale: float) -> None:
+        """As `Source.add_normal`; on the CPU by the polar pair `r cos`, `r sin` of uniforms, on torch's threads."""
+        if out.device.type != "cpu" or os.getpid() != _HOME:
+            return super().add_normal(out, scale)
+        for part in out.view(-1).split(_PAIRS):
+            half = (len(part) + 1) // 2
+            radius, angle, other = _polar(half, scale)
+            for place, drawn in ((part[:half], other), (part[half:], angle[: len(part) - half])):
+                place.copy_(drawn.mul_(radius[: len(drawn)]).add_(place))
 
 
 class SeededSource(Source):
@@ -244,39 +268,41 @@ def _torch_normal(generator: torch.Generator, shape: Shape) -> Tensor:
     return torch.randn(_sizes(shape), generator=generator, dtype=torch.float64, device=generator.device)
 
 
-def _philox_normal(size: int) -> NDArray[np.float64]:
-    """Normals under a key that is used once."""
-    return np.random.Generator(np.random.Philox(key=secrets.randbits(128))).standard_normal(size)
+def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """scale r, sin and cos of an angle under a key that is used once, in buffers of this thread (until its next call).
+
+    r = sqrt(-2 log(1 - u)) for a uniform u with 53 bits: up to 8.5 standard deviations.
+    """
+    if not hasattr(_BUFFERS, "uniform"):
+        _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_PAIRS + 2), torch.empty(_PAIRS // 2 + 1, dtype=torch.float64)
+    uniform = _BUFFERS.uniform[: 2 * size]
+    np.random.Generator(np.random.SFC64(secrets.randbits(192))).random(out=uniform)
+    radius, angle = torch.from_numpy(uniform).split(size) if size else (torch.empty(0), torch.empty(0))
+    radius.neg_().log1p_().mul_(-2 * scale**2).sqrt_()
+    angle.mul_(2 * math.pi)
+    cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
+    return radius, angle.sin_(), cosine
+
+
+def _ziggurat(size: int) -> NDArray[np.float64]:
+    """Normals under a key that is used once, by numpy alone."""
+    return np.random.Generator(np.random.SFC64(secrets.randbits(192))).standard_normal(size)
+
+
+def pieces(out: Tensor) -> tuple[Tensor, ...]:
+    """The coordinates of a tensor that are noised together."""
+    return out.view(-1).split(CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def _tensor(draw: Any, shape: Shape, dtype: torch.dtype, device: Any, spread: Any = map) -> Tensor:
-    """A tensor filled by `draw(size)` in chunks that stay in cache; `spread` maps over the chunks."""
+def _tensor(draw: Any, shape: Shape, dtype: torch.dtype, device: Any) -> Tensor:
+    """A tensor filled by `draw(size)` in chunks that stay in cache."""
     sizes = _sizes(shape)
     out = np.empty(int(np.prod(sizes)))
-
-    def fill(lo: int) -> None:
+    for lo in range(0, len(out), _CHUNK):
         hi = min(lo + _CHUNK, len(out))
         out[lo:hi] = draw(hi - lo)
-
-    for _ in spread(fill, range(0, len(out), _CHUNK)):
-        pass  # an error of a chunk is raised here
     return torch.from_numpy(out).reshape(sizes).to(dtype=dtype, device=device)
-
-
-def _spread(fill: Callable[[int], None], chunks: range) -> Any:
-    """`map` over as many threads as torch uses and the machine has: numpy draws without the interpreter's lock."""
-    threads = min(len(chunks), torch.get_num_threads(), os.cpu_count() or 1, _MOST_THREADS)
-    return map(fill, chunks) if threads <= 1 else _pool(threads).map(fill, chunks)
-
-
-@lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="isthmus-noise")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)

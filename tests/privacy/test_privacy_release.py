@@ -23,7 +23,7 @@ from isthmus.privacy import (
     SecretSource,
     SeededSource,
     TopK,
-    mechanisms,
+    noise,
 )
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
@@ -53,7 +53,7 @@ def test_noise_has_the_multiplier_times_the_bound(source: Source, dtype: torch.d
 def test_any_chunking_is_value_plus_scaled_noise(
     kind: Any, ord: float, method: str, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mechanisms, "_CHUNK", PIECE)
+    monkeypatch.setattr(noise, "CHUNK", PIECE)
     value = torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
     released = kind(1.3).release(Bounded(value, ord, 0.7), SeededSource(2))
     slow = (value.double() + getattr(SeededSource(2), method)(size) * (1.3 * 0.7)).to(dtype)
@@ -62,8 +62,8 @@ def test_any_chunking_is_value_plus_scaled_noise(
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_the_edges_of_the_chunks_in_use(extra: int) -> None:
-    size = mechanisms._CHUNK + extra
-    assert mechanisms._CHUNK % PIECE == 0  # so that a seeded release does not depend on the chunk
+    size = noise.CHUNK + extra
+    assert noise.CHUNK % PIECE == 0  # so that a seeded release does not depend on the chunk
     released = Gaussian(2.0).release(Bounded(torch.ones(size), 2, 1.0), SeededSource(3))
     assert torch.equal(released, (1.0 + SeededSource(3).normal(size) * 2.0).float())
     fast = Gaussian(2.0).release(Bounded(torch.zeros(size, dtype=torch.float64), 2, 1.0), FastSource())
