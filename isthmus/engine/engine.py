@@ -193,8 +193,8 @@ class PrivacyEngine:
         """As `make_private`, with the noise that spends target_epsilon in `epochs` passes, and the budget enforced.
 
         The accountant's epsilon after those passes is at most the target and within 0.01 % of it; a step beyond it is
-        refused with `BudgetExceeded` and changes nothing.  A ledger that was given keeps its own budget; the engine's
-        own has this target as the budget of everything it is charged for.  The multiplier that was found is
+        refused with `BudgetExceeded` and changes nothing.  A `Ledger` that was given keeps its own budget; one
+        the engine opens (in memory, or at a path) has this target as the budget of all it is charged for.  The multiplier that was found is
         `optimizer.noise_multiplier`.
         """
         _validate.positive(target_epsilon=target_epsilon, epochs=epochs)

@@ -17,7 +17,7 @@ from isthmus.privacy.accounting import (
     supports,
 )
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.clips import AdaptiveClip, Clip, PerLeafClip
+from isthmus.privacy.clips import AdaptiveClip, Clip, GroupClip, PerLeafClip
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK
 from isthmus.privacy.noise import FastSource, GeneratorSource, SecretSource, SeededSource, Source
@@ -42,6 +42,7 @@ __all__ = [
     "FullBatch",
     "Gaussian",
     "GeneratorSource",
+    "GroupClip",
     "Laplace",
     "Mechanism",
     "NoisyMax",

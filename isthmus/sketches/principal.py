@@ -88,6 +88,11 @@ def side_directions(rows: Any, shape: tuple[int, int], ranks: tuple[int, int]) -
         a_norm, b_norm = torch.as_tensor(squares).view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
         right = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
         return top_right(b * a_norm, ranks[0]), top_right(right, ranks[1])
+    if is_outer(rows) and rows.n * rows.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A from the positions
+        a, b = _factors(rows)
+        moments = (side.flatten(0, 1).T @ (other @ other.mT @ side).flatten(0, 1) for side, other in ((b, a), (a, b)))
+        left, right = (_top(moment, rank)[1] for moment, rank in zip(moments, ranks, strict=True))
+        return left, right
     return _side_top(rows, shape, 0, ranks[0]), _side_top(rows, shape, 1, ranks[1])
 
 

@@ -141,13 +141,14 @@ def test_the_noise_has_the_stated_scale_and_no_other(name: str) -> None:
         for _, x, y in run.loader:
             F.cross_entropy(run.module(x), y).backward()
             driver._finish_backward()
-            before = driver._sum
+            whole = {} if driver._sum is None else driver._sum.values
+            before = {release: bounded.value.clone() for release, bounded in whole.items()}  # it is noised in place
             before_t = driver.state.t
             run.optimizer.step()
-            if driver.state.t == before_t:
+            if driver.state.t == before_t or not before:
                 continue
             for release, value in run.rounds[-1].released["main"].items():
-                difference = value.double() * divisor - before.values[release].value
+                difference = value.double() * divisor - before[release]
                 noise.setdefault(release, []).append(difference)
     for release, scale in SCALES.get(name, {"gradient": Z * C}).items():
         drawn = torch.cat(noise[release]).numpy() / scale

@@ -420,3 +420,16 @@ def test_factors_that_are_larger_than_the_basis_are_not_kept(monkeypatch):
     public = Outer(normal(30, 40), normal(30, 2, seed=1))
     sketch = PublicSubspace(3).bind(Rounds(public, Space.of({"w": (2, 40)})), None)[0]
     assert isinstance(sketch, SubspaceMap)
+
+
+@pytest.mark.parametrize("positions", [1, 3, 40])
+def test_sides_of_layers_with_positions_are_those_of_their_products(positions):
+    """sum G G' and sum G' G from the factors at T positions, against the products themselves."""
+    generator = torch.Generator().manual_seed(positions)
+    a, b = (torch.randn(6, positions, size, generator=generator, dtype=torch.float64) for size in (7, 5))
+    rows = Outer(a, b, ones=True)
+    left, right = principal.side_directions(rows, (5, 8), (3, 4))
+    cube = rows.dense().reshape(-1, 5, 8)
+    for found, moment in ((left, cube @ cube.mT), (right, cube.mT @ cube)):
+        top = torch.linalg.eigh(moment.sum(0))[1][:, -found.shape[1] :]
+        torch.testing.assert_close(found @ found.T, top @ top.T, rtol=0, atol=1e-9)

@@ -58,8 +58,14 @@ class EmbeddingRule(TableRule):
         return (index.expand(sizes), *args[1:])
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The places."""
-        return self.first(args[0] if args else kwargs["input"], 2)
+        """The places; positions 0, 1, 2, ... shared by all examples would pass for one place an example."""
+        index = args[0] if args else kwargs["input"]
+        shared = (
+            index.ndim == 1 and len(index) > 1 and torch.equal(index, torch.arange(len(index), device=index.device))
+        )
+        remedy = "these look like position ids shared by all examples: give them as one row, shape (1, T)"
+        _validate.check(not shared, "index.shape", tuple(index.shape), remedy)
+        return self.first(index, 2)
 
     def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """The places and the gradients there."""

@@ -72,7 +72,7 @@ def test_positions_without_examples_are_refused():
         def forward(self, x):
             return self.out(self.token(x) + self.place(torch.arange(x.shape[1])))
 
-    with pytest.raises(InvalidInput, match="saw 6 examples where the module was given 4"):
+    with pytest.raises(InvalidInput, match="position ids shared by all examples"):
         capture(Bare(0).double(), squares, places(4, 6), draw(4, 6, 2))
 
 
@@ -228,3 +228,14 @@ def test_chunks_change_nothing(monkeypatch):
 def test_wrong_shapes_are_refused(index, values, match):
     with pytest.raises(InvalidInput, match=match):
         Lookup(torch.zeros(index, dtype=torch.long), torch.zeros(values), 5)
+
+
+def test_positions_shared_by_all_examples_are_refused_even_when_there_are_as_many():
+    """Shape (T,) with T examples would pass for one place an example: the rows would mix examples."""
+    module = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 2))
+    layers = Layers(module)
+    layers.attach()
+    with layers.listening(lambda name, rows: None, 6), pytest.raises(InvalidInput, match=r"shape \(1, T\)"):
+        module(torch.arange(6))
+    with layers.listening(lambda name, rows: None, 6):
+        module(torch.tensor([3, 1, 0, 2, 5, 4])).sum().backward()
