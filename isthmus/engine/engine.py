@@ -14,7 +14,7 @@ from isthmus import _validate, modules
 from isthmus.driver import Ticket, TorchDriver
 from isthmus.engine import checkpoint, options
 from isthmus.engine.accountant import Accountant, Limited
-from isthmus.engine.filling import Filling, Norm
+from isthmus.engine.filling import Filling, Norm, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
     check_fresh,
@@ -37,6 +37,7 @@ ASSUMPTIONS = (
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )
 NORMALISER = "the number of records is public: it sets the sampling rate"
+PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
 Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
@@ -144,13 +145,12 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
-        noise = self._noise(noise_generator)
-        ledger = self._open_ledger(poisson_sampling)
-        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, (*ASSUMPTIONS, NORMALISER))
-        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
-        secret = noise if noise.seeded else SecretSource()
+        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
+        claims = (*ASSUMPTIONS, NORMALISER, *([PUBLIC] if public is not None or looks_at_public(sketch) else []))
+        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, claims)
+        event = stage.event(promise.adjacency)
         driver = self.driver = TorchDriver(
-            pipe,
+            Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
             module,
             optimizer,
             n=n,
@@ -159,21 +159,15 @@ class PrivacyEngine:
             reduction=loss_reduction,
             seed=self.seed,
             noise=noise,
-            ledger=ledger.run({stage.name: stage.event(promise.adjacency)}),
+            ledger=ledger.run({stage.name: event}),
             layers=layers,
         )
         driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
-        agreed = checkpoint.terms(
-            stage.event(promise.adjacency),
-            sampler,
-            sketch,
-            clipping=clipping,
-            max_grad_norm=max_grad_norm,
-            micro_batch_size=micro_batch_size,
-            noise_multiplier=noise_multiplier,
-        )
+        numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
+        agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
+        secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
         return module, make_steps_private(optimizer, driver, sets), PrivateLoader(data_loader, draws, driver)
 
@@ -193,9 +187,9 @@ class PrivacyEngine:
         """As `make_private`, with the noise that spends target_epsilon in `epochs` passes, and the budget enforced.
 
         The accountant's epsilon after those passes is at most the target and within 0.01 % of it; a step beyond it is
-        refused with `BudgetExceeded` and changes nothing.  A `Ledger` that was given keeps its own budget; one
-        the engine opens (in memory, or at a path) has this target as the budget of all it is charged for.  The multiplier that was found is
-        `optimizer.noise_multiplier`.
+        refused with `BudgetExceeded` and changes nothing.  A `Ledger` that was given keeps its own budget; one the
+        engine opens (in memory, or at a path) has this target as the budget of all it is charged for.  The multiplier
+        that was found is `optimizer.noise_multiplier`.
         """
         _validate.positive(target_epsilon=target_epsilon, epochs=epochs)
         _validate.open_unit(target_delta=target_delta)

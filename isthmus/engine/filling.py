@@ -155,3 +155,10 @@ def _shares(given: Norm, names: list[str]) -> dict[str, float]:
         return dict.fromkeys(names, given / math.sqrt(len(names)))
     _validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
     return dict(zip(names, (float(value) for value in given), strict=True))
+
+
+def looks_at_public(sketch: Any) -> bool:
+    """Whether a sketch, or a part of it, is learned from public examples."""
+    if isinstance(sketch, Progressive):
+        return any(looks_at_public(each) for _, each in sketch.schedule)
+    return isinstance(getattr(sketch, "encoder", sketch), (PublicSubspace, KroneckerSubspace))
