@@ -115,6 +115,8 @@ class TorchDriver:
         self.handles = [*self.layers.attach(), module.register_forward_pre_hook(before, with_kwargs=True)]
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
+        self.layers.reduced = reduction == "sum" or not pipe.private
+        self._buffers: dict[str, int] = {}
 
     # ------------------------------------------------------------ what a loop calls
 
@@ -131,18 +133,23 @@ class TorchDriver:
                     stacklevel=3,
                 )
         self._ticket, self._idle = ticket, True
-        self.layers.batch = self._batch = ticket.size
+        self.layers.batch, self.layers.token = ticket.size, object()
+        self._batch = ticket.size
 
     def rest(self) -> None:
         """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased."""
         self._finish_backward()
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
-        self._rows, self._codes, self._sum, self._ticket, self._idle = {}, {}, None, None, False
+        self._rows, self._codes, self._sum, self._idle = {}, {}, None, False
+        if self._ticket is not None:
+            self._ticket = Ticket(0)
+            self._spend()
 
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._rows, self._codes, self._sum, self._round, self._directions = {}, {}, None, None, []
+        self._idle = False
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
@@ -162,7 +169,7 @@ class TorchDriver:
         self._close()
         self._take(self._directions)
         self._directions, self._idle = [], False
-        self._ticket = None if self._ticket is None else replace(self._ticket, size=0)  # a second step is an empty one
+        self._spend()  # a second step is an empty one
         self._move()
         return True
 
@@ -208,17 +215,30 @@ class TorchDriver:
         if not (torch.is_grad_enabled() and module.training):
             return
         self.layers.check_apart()
+        self._buffers = {name: buffer._version for name, buffer in module.named_buffers()}
         self._open()
         sizes = _batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
             self._finish_backward()
-            self._batch = sizes[0] if sizes else self._batch
+            self._batch, self.layers.token = (sizes[0] if sizes else self._batch), object()
             self.layers.batch = sizes[0] if sizes else None
         elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
             raise _validate.InvalidInput(
                 f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
                 "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
                 "module.eval() for other data"
+            )
+
+    def _after_forward(self, module: nn.Module) -> None:
+        """Listen again after a pass in eval mode; warn of buffers that a private pass has changed."""
+        self.layers.listener = self._push
+        then, self._buffers = self._buffers, {}
+        moved = [name for name, buffer in module.named_buffers() if name in then and then[name] != buffer._version]
+        if moved and self.pipe.private:
+            warnings.warn(
+                f"the forward pass changed the buffers {moved}: what they keep of the data is not protected, and they "
+                "are part of state_dict()",
+                stacklevel=3,
             )
 
     def _push(self, name: str, rows: Any) -> None:
@@ -252,6 +272,14 @@ class TorchDriver:
         self._rows, self._codes = {}, {}
         message = fragment(round, self.stage, rows, codes)
         self._sum = message if self._sum is None else self._sum + message
+        self._spend()
+
+    def _spend(self) -> None:
+        """The examples of the ticket have been summed: no other pass may add them again."""
+        if self._ticket is not None:
+            self._ticket = replace(self._ticket, size=0)
+            self.layers.batch, self._batch = 0, 0
+        self.layers.token = object()
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
@@ -318,7 +346,7 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
 
     def after(module: nn.Module, *_: Any) -> None:
         if module is driver.module and not driver._busy:
-            driver.layers.listener = driver._push
+            driver._after_forward(module)
 
     before.driver = driver  # type: ignore[attr-defined]
     return before, after

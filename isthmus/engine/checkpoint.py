@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from isthmus.privacy import _events
 from isthmus.privacy.ledger import Ledger
 from isthmus.state import pack, unpack
 
+RESTORED = "restored:"
 FORMAT = "isthmus-checkpoint-1"
 
 
@@ -50,6 +52,7 @@ def words(part: Any) -> Any:
 def save(
     path: str | Path,
     driver: TorchDriver,
+    ledger: Ledger,
     agreed: dict[str, Any],
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None,
@@ -65,8 +68,7 @@ def save(
             {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}, "driver", tensors
         ),
         "terms": agreed,
-        "run": getattr(driver.ledger, "id", ""),
-        "rounds": state.t,
+        "spent": spent_by_run(ledger),
         "extra": pack(extra or {}, "extra", tensors),
     }
     target = Path(path)
@@ -86,8 +88,7 @@ def load(
     """Restore, and charge again what the ledger does not show."""
     tree = _read(path)
     _validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
-    if tree["run"] not in {record.get("run") for record in ledger.records()} and tree["rounds"]:
-        ledger.pay("restored", tree["terms"]["event"], tree["rounds"])
+    _charge_again(ledger, tree["spent"])
     module.load_state_dict(tree["module"])
     if optimizer is not None:
         _validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
@@ -97,6 +98,28 @@ def load(
     device = next(driver.layers.parameters()).device
     driver.state = driver.state.replace(**{**kept, "parts": _moved(kept["parts"], device)})
     return tree["extra"]
+
+
+def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
+    """The rounds charged to every run, by the text of their event; what was restored counts for its first run."""
+    found: dict[str, Counter[str]] = {}
+    for record in ledger.records():
+        if record.get("kind") in ("charge", "refund"):
+            name = str(record["what"])
+            run = name.removeprefix(RESTORED) if name.startswith(RESTORED) else record["run"]
+            sign = 1 if record["kind"] == "charge" else -1
+            found.setdefault(run, Counter())[_events.canonical(record["event"])] += sign * record["rounds"]
+    return {run: dict(counts) for run, counts in found.items()}
+
+
+def _charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
+    """Pay for every round the checkpoint knows of and the ledger does not show."""
+    shown = spent_by_run(ledger)
+    for run, counts in saved.items():
+        for event, rounds in counts.items():
+            missing = rounds - shown.get(run, {}).get(event, 0)
+            if missing > 0:
+                ledger.pay(f"{RESTORED}{run}", json.loads(event), missing)
 
 
 def _read(path: str | Path) -> dict[str, Any]:

@@ -85,6 +85,8 @@ class PrivacyEngine:
         self._budget: tuple[float, float] | None = None
         self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
         """Every training that was made private, with its terms."""
+        self._sources: list[Any] = []
+        self._samplers: list[str] = []
 
     # ------------------------------------------------------------ making things private
 
@@ -132,7 +134,7 @@ class PrivacyEngine:
             grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
         )
         _validate.positive(noise_multiplier=noise_multiplier)
-        _validate.one_of(("mean", "sum"), loss_reduction=loss_reduction)
+        options.check_loss(criterion, loss_reduction)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
         check_fresh(module, optimizer)
@@ -166,6 +168,8 @@ class PrivacyEngine:
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
+        self._sources.append(noise)
+        self._samplers.append(sampler.describe())
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
@@ -256,12 +260,42 @@ class PrivacyEngine:
             self.ledger.event(),
             delta,
             promise.adjacency,
-            seeded=driver.keys.noise.seeded,
+            seeded=any(source.seeded for source in self._sources),
             n=promise.n,
-            sampler=driver.stage.sampler.describe(),
+            sampler="; ".join(dict.fromkeys(self._samplers)),
             assumptions=promise.assumptions,
-            noise=driver.keys.noise.describe(),
+            noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
         )
+
+    def track(self, tracker: Any = None) -> Any:
+        """A `diagnostics.Tracker` that follows every release: noise-to-signal, norm and, where paid for, clip fraction.
+
+        It reads released values only, so it costs nothing.
+        """
+        from isthmus.diagnostics import Tracker
+
+        driver, tracker = self._require_driver(), Tracker() if tracker is None else tracker
+
+        def observe(round: Any) -> None:
+            first, released = driver.stage.releases[0], round.released[driver.stage.name]
+            bound = first.clip.total(round.bounds[f"{driver.stage.name}/{first.name}"])
+            multiplier = getattr(first.mechanism, "multiplier", 0.0)
+            std = multiplier * bound / driver.stage.sampler.divisor(driver.n, round.t)
+            below = released.get(getattr(first.clip, "release", ""))
+            clipped = None if below is None else min(1.0, max(0.0, 0.5 - float(below.reshape(-1)[0])))
+            tracker.observe(round.t, released[first.name], std, clipped)
+
+        driver.observers.append(observe)
+        return tracker
+
+    def public_rows(self, public: Any = None) -> Any:
+        """Per-example gradients of public examples at the present weights, for `isthmus.diagnostics`."""
+        driver = self._require_driver()
+        driver._busy = True
+        try:
+            return driver._public_rows(torch.empty(0), public)
+        finally:
+            driver._busy = False
 
     # ------------------------------------------------------------ modules and checkpoints
 
@@ -290,7 +324,7 @@ class PrivacyEngine:
     ) -> None:
         """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
         driver, agreed = self._run_of(module)
-        checkpoint.save(path, driver, agreed, module, optimizer, checkpoint_dict)
+        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None

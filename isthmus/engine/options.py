@@ -24,6 +24,22 @@ REFUSED = {
 }
 
 
+def check_loss(criterion: Any, reduction: str) -> None:
+    """A mean over the batch that is not one over examples would let one record move the others' shares.
+
+    >>> from torch import nn
+    >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")
+    Traceback (most recent call last):
+    isthmus._validate.InvalidInput: loss_reduction='mean' is not allowed: the criterion's reduction is 'sum'
+    """
+    _validate.one_of(("mean", "sum"), loss_reduction=reduction)
+    own = getattr(criterion, "reduction", reduction)
+    _validate.check(own in (reduction, "none"), "loss_reduction", reduction, f"the criterion's reduction is {own!r}")
+    weighted = reduction == "mean" and getattr(criterion, "weight", None) is not None
+    remedy = "a mean with class weights divides by the weights of the whole batch: use reduction='sum' with them"
+    _validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
+
+
 def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: dict[str, Any]) -> dict[str, Any]:
     """The options of adaptive clipping; everything else unknown or unsupported is refused by its name.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +54,7 @@ class Lookup(Rows):
         self.dtype, self.device = _rounding.working(values.dtype), values.device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        """Sums of at most T numbers in float64 are off by gamma_T D^(1/ord) sum_t max |c_t|, which is added."""
+        """Sums of at most T numbers in the dtype of `sum` are off by gamma_T times their absolute sums: added."""
         _rounding.check_ord(ord)
         spans = row_spans(self.n, 16 * self.positions * self.width)
         return join_bounds([self._bounds(lo, hi, ord) for lo, hi in spans], self.device)
@@ -135,8 +134,8 @@ class Lookup(Rows):
         values = self.values[lo:hi].to(torch.float64)
         merged = _merged(self.index[lo:hi], values)
         low, high = _rounding.matrix_bounds(merged.flatten(1), ord)
-        most = values.abs().amax(2).sum(1) * (1.0 if ord == math.inf else float(self.width) ** (1 / ord))
-        error = most * _rounding.gamma(self.positions + 4, torch.float64) * (1 + 2.0**-30)
+        most = _rounding.matrix_bounds(_merged(self.index[lo:hi], values.abs()).flatten(1), ord)[1]
+        error = most * _rounding.gamma(self.positions + 4, self.dtype) * (1 + 2.0**-30)
         return (low - error).clamp_min(0), high + error
 
     def _with(self, values: Tensor) -> Lookup:

@@ -59,7 +59,7 @@ class Outer(Rows):
         _rounding.check_ord(ord)
         if self.positions == 1:
             return _rounding.product(self._factor_bounds(ord), _rounding.matrix_bounds(self._flat(self.b), ord))
-        work = _rounding.working(self.a.dtype, self.b.dtype)
+        work = self.dtype  # that of `sum`, which adds a rounded to it
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
         parts = [_products.bounds(self._shown(self.a[lo:hi]), self.b[lo:hi], ord, work) for lo, hi in spans]

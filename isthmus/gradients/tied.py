@@ -190,22 +190,26 @@ def _ghost(outer: Outer, lookup: Lookup) -> Bounds:
     alive = ((a != 0).any(2) & (b != 0).any(2)).any(1) | (lookup.values != 0).any(2).any(1)
     guard += torch.where(alive, 64.0 * t * t * p * q * torch.finfo(torch.float64).tiny, 0.0)
     low, high = (square - guard).clamp_min(0).sqrt(), (square.clamp_min(0) + guard).sqrt()
+    rounded = gamma(t + 4, _rounding.working(outer.dtype, lookup.dtype)) * most  # of the sum, which is not float64
+    low, high = (low - rounded).clamp_min(0), high + rounded
     bounds = low * (1 - 2.0**-50), torch.where(alive | high.isnan(), high * (1 + 2.0**-50), 0.0)
     return _rounding.product(bounds, (scale, scale))
 
 
 def _direct(pieces: Sequence[Rows], ord: float) -> Bounds:
-    """Norms of the sum itself, built in float64."""
-    whole, most, positions = None, torch.zeros(pieces[0].n, dtype=torch.float64, device=pieces[0].device), 0
+    """Norms of the sum itself, built in float64; the error is that of the sum in its own dtype, entry by entry."""
+    whole, size, positions = None, None, 0
     for piece in map(_wide, pieces):
-        part = piece.dense().to(torch.float64)
+        part, most = piece.dense().to(torch.float64), _absolute(piece)
         whole = part if whole is None else whole.add_(part)
-        most += _largest(piece, part)
+        size = most if size is None else size.add_(most)
         positions += getattr(piece, "positions", 1)
-    assert whole is not None
+    assert whole is not None and size is not None
     low, high = _rounding.matrix_bounds(whole, ord)
+    work = _rounding.working(*(piece.dtype for piece in pieces))
+    most = _rounding.matrix_bounds(size, ord)[1]
+    error = gamma(positions + len(pieces) + 4, work) * most * (1 + ROUNDOFF)
     entries = 1.0 if ord == math.inf else float(whole.shape[1]) ** (1 / ord)
-    error = gamma(positions + len(pieces) + 4, torch.float64) * entries * most * (1 + ROUNDOFF)
     error += torch.where(most == 0, 0.0, 16 * positions * entries * torch.finfo(torch.float64).tiny)
     return (low - error).clamp_min(0), high + error
 
@@ -219,14 +223,12 @@ def _wide(piece: Rows) -> Rows:
     return Lookup(piece.index, piece.values.double(), piece.vocabulary) if isinstance(piece, Lookup) else piece
 
 
-def _largest(piece: Rows, dense: Tensor) -> Tensor:
-    """An upper bound of what |entries| of the terms of a row add up to; the entries themselves where they are given."""
-    if isinstance(piece, Lookup):
-        return piece.values.abs().amax(2).sum(1)
+def _absolute(piece: Rows) -> Tensor:
+    """sum_t |b_t||a_t|' and the like: what the terms of every entry add up to without their signs, float64."""
     if isinstance(piece, Outer) and not is_sparse(piece.a):
-        a, b = (x.abs().amax(-1).reshape(piece.n, -1) for x in (piece.a, piece.b))
-    elif isinstance(piece, BlockOuter):
-        a, b = (x.abs().amax((2, 3)) for x in (piece.inputs, piece.outputs))
-    else:
-        return dense.abs().amax(1)
-    return ((a.clamp_min(1.0) if piece.ones else a) * b).sum(1)
+        return Outer(piece.a.abs(), piece.b.abs(), piece.ones).dense()
+    if isinstance(piece, BlockOuter):
+        return BlockOuter(piece.inputs.abs(), piece.outputs.abs(), piece.ones).dense()
+    if isinstance(piece, Lookup):
+        return Lookup(piece.index, piece.values.abs(), piece.vocabulary).dense()
+    return piece.dense().to(torch.float64).abs()

@@ -172,8 +172,10 @@ def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
         yield Problem(name, "has no parameters yet (lazy)", "run one batch through the module first")
     elif isinstance(layer, _BatchNorm):
         yield from _batch_norm_problem(name, layer, trained)
-    elif isinstance(layer, _InstanceNorm) and layer.track_running_stats and layer.training:
+    elif isinstance(layer, _InstanceNorm) and layer.track_running_stats and (layer.training or trained):
         yield Problem(name, "keeps running statistics of the data (track_running_stats), unprotected", REPLACE)
+    elif isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+        yield Problem(name, "rewrites the rows that the data name (max_norm), unprotected", "set max_norm=None")
     elif trained:
         yield from _rule_problem(name, layer)
 

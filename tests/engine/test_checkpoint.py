@@ -107,7 +107,7 @@ def test_epsilon_is_never_lower_after_loading(tmp_path: Path) -> None:
     fresh = private(mlp(), data())
     fresh.engine.load_checkpoint(path=path, module=fresh.module)
     assert fresh.engine.get_epsilon(DELTA) == spent
-    assert fresh.engine.ledger.rounds() == {"restored": 4}
+    assert list(fresh.engine.ledger.rounds().values()) == [4]
     train(fresh, 1)
     assert fresh.engine.get_epsilon(DELTA) == pytest.approx(more)
     again = tmp_path / "b"
@@ -115,6 +115,19 @@ def test_epsilon_is_never_lower_after_loading(tmp_path: Path) -> None:
     third = private(mlp(), data())
     third.engine.load_checkpoint(path=again, module=third.module)
     assert third.engine.get_epsilon(DELTA) == pytest.approx(more)
+
+
+def test_everything_the_ledger_held_is_charged_again(tmp_path: Path) -> None:
+    """Two trainings on one ledger: the file of the second knows of the first; loading twice charges once."""
+    run = train(private(mlp(), data()), 1)
+    run.engine.detach()
+    second = train(private(mlp(), data(), engine=run.engine), 1)
+    spent = second.engine.get_epsilon(DELTA)
+    second.engine.save_checkpoint(path=tmp_path / "a", module=second.module)
+    fresh = private(mlp(), data())
+    for _ in range(2):
+        fresh.engine.load_checkpoint(path=tmp_path / "a", module=fresh.module)
+        assert fresh.engine.get_epsilon(DELTA) == pytest.approx(spent)
 
 
 def test_a_target_holds_across_checkpoints(tmp_path: Path) -> None:
@@ -143,7 +156,7 @@ def test_the_file_is_tensors_and_json_and_nothing_else(tmp_path: Path) -> None:
     meta = header.pop("__metadata__")
     assert set(meta) == {"format", "tree"}
     tree = json.loads(meta["tree"])
-    assert set(tree) == {"module", "optimizer", "driver", "terms", "run", "rounds", "extra"}
+    assert set(tree) == {"module", "optimizer", "driver", "terms", "spent", "extra"}
     spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     assert spans[0][0] == 0
     assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))

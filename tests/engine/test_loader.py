@@ -274,15 +274,25 @@ def test_examples_in_the_second_dimension(sketch: Any) -> None:
 
 
 def test_bf16_autocast() -> None:
-    run = private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32))
+    run = private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32), loss_reduction="sum")
     full = train(private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32)), 1)
     for _, x, y in run.loader:
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = F.cross_entropy(run.module(x), y)
+            loss = F.cross_entropy(run.module(x), y, reduction="sum")
         loss.backward()
         run.optimizer.step()
     assert len(run.rounds) == 4
     assert_same(run.module, full.module, 0.02)  # sums of clipped gradients, each good to three digits
+
+
+def test_a_mean_in_reduced_precision_is_refused() -> None:
+    """b / B rounded to 8 bits moves every record's share when one record joins the batch."""
+    run = private(MODELS["cnn"](torch.float32), data("cnn", dtype=torch.float32))
+    _, x, y = next(batch for batch in run.loader if len(batch[1]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(run.module(x), y)
+    with pytest.raises(InvalidInput, match="loss_reduction='sum'"):
+        loss.backward()
 
 
 def test_the_private_loader_is_not_made_private_again() -> None:

@@ -53,15 +53,17 @@ class Layers:
         _validate.check(
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
-        self._mixers = [
-            (name, m) for name, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)
-        ]
+        self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
+        self.reduced = True
+        """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
         self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
         self._anchor = torch.zeros((), device=first.device, requires_grad=True)
         self.listener: Listener | None = None
+        self.token: object = None
+        """Whose pass it is: a gradient that arrives when another has begun is refused."""
         self.batch: int | None = None
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
 
@@ -77,11 +79,13 @@ class Layers:
     @contextmanager
     def listening(self, listener: Listener | None, batch: int | None = None) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
-        before, self.listener, self.batch = (self.listener, self.batch), listener, batch
+        before = self.listener, self.batch, self.token, self.reduced
+        self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
+        self.reduced = True
         try:
             yield
         finally:
-            self.listener, self.batch = before
+            self.listener, self.batch, self.token, self.reduced = before
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters the space is made of, each once."""
@@ -107,11 +111,11 @@ class Layers:
             binding.set_gradients(partial(columns, name))
 
     def check_apart(self) -> None:
-        """Refuse batch norm that takes its statistics from the batch: it mixes examples, whether or not it trains."""
+        """Refuse norms that take statistics from the batch, or keep them, whether or not they train."""
         for name, layer in self._mixers:
             kind = type(layer).__name__
             apart = not layer.training and layer.track_running_stats
-            remedy = f"layer {name!r} mixes the examples of a batch: use GroupNorm (get_compatible_module), or eval()"
+            remedy = f"layer {name!r} takes statistics from the batch: use get_compatible_module, or eval() on it"
             _validate.check(apart, "module", kind, remedy)
 
     def no_rows(self) -> Stack:
@@ -131,9 +135,20 @@ class Layers:
         if not self._listens():
             return output
         kept = site.rule.keep(site.layer, args, kwargs)
+        token = self.token
         seen = [(x, x._version) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
         def push(b: Tensor) -> None:
+            if self.token is not token:
+                raise _validate.InvalidInput(
+                    f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
+                    "loss of a batch before optimizer.step() and before the next batch"
+                )
+            if b.dtype.itemsize < 4 and not self.reduced:
+                raise _validate.InvalidInput(
+                    f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
+                    "the size of the batch, and with it every record's share; use a sum, loss_reduction='sum'"
+                )
             if any(x._version != version for x, version in seen):
                 raise _validate.InvalidInput(
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
@@ -156,6 +171,13 @@ class Layers:
 
     def _listens(self) -> bool:
         return self.listener is not None and torch.is_grad_enabled()
+
+
+def _keeps_batch_statistics(layer: nn.Module) -> bool:
+    """Batch norm, and instance norm with running statistics."""
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return bool(layer.track_running_stats)
+    return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
 def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site], dict[str, Binding]]:

@@ -106,7 +106,7 @@ def test_half_precision_is_added_up_in_float32():
 
 @pytest.mark.parametrize("kind", [nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d])
 def test_running_statistics_are_refused_with_the_remedy(kind):
-    with pytest.raises(InvalidInput, match="make the layer with track_running_stats=False"):
+    with pytest.raises(InvalidInput, match="takes statistics from the batch"):
         Layers(nn.Sequential(kind(3, affine=True, track_running_stats=True)))
 
 
