@@ -165,6 +165,7 @@ class PrivacyEngine:
             layers=layers,
         )
         driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
+        driver.rest()
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
