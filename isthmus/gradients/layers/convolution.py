@@ -12,13 +12,15 @@ from torch.nn import functional as F
 
 from isthmus import _validate
 from isthmus.gradients import _rounding
-from isthmus.gradients._rounding import CHUNK_BYTES
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule
 from isthmus.gradients.outer import Outer
 from isthmus.matrix import exact_products
+
+PRODUCT_BYTES = 1 << 24
+"""Sums of products that are larger than their factors are kept instead of them only below this size."""
 
 
 class ConvolutionRule(Rule):
@@ -67,7 +69,7 @@ def weight_rows(layer: Any, x: Tensor, b: Tensor, ones: bool) -> Rows:
 
 
 def prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> bool:
-    """Whether q x p sums are smaller than their factors; below `CHUNK_BYTES` they may be twice as large.
+    """Whether q x p sums are smaller than their factors; below `PRODUCT_BYTES` they may be twice as large.
 
     They are computed once, where factors are multiplied again for norms, sums and codes.
 
@@ -75,7 +77,7 @@ def prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> 
     (True, False)
     """
     factors, products = places * (p + q), p * q
-    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= CHUNK_BYTES)
+    return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= PRODUCT_BYTES)
 
 
 def patches(layer: Any, x: Tensor) -> Tensor:
