@@ -175,6 +175,11 @@ def _on_device(x: Tensor, ord: float) -> Bounds:
     return widen(value, relative, 0.0 if ord == 1 else math.sqrt(x.shape[1]) * 2.0**-500)
 
 
+def narrow(*factors: Tensor) -> bool:
+    """Whether factors are so small, and of so few bits, that adding their squares in float64 costs nothing."""
+    return all(x.dtype != torch.float64 and x.shape[-1] <= 2 * BLOCK for x in factors)
+
+
 def device_upper(x: Tensor, ord: float) -> Tensor:
     """The upper bound alone, in two kernels where the numbers are float32 or less."""
     if x.dtype == torch.float64 or x.shape[1] == 0:

@@ -66,7 +66,9 @@ class Outer(Rows):
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.positions > 1 or self.ones or not self.device.type == "cuda" or is_sparse(self.a):
+        if self.positions > 1 or self.ones or is_sparse(self.a):
+            return super().norm_upper(ord)
+        if self.device.type != "cuda" and not _rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
         _rounding.check_ord(ord)
         product = _rounding.device_upper(self._flat(self.a), ord) * _rounding.device_upper(self._flat(self.b), ord)

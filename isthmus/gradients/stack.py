@@ -36,7 +36,7 @@ class Stack(Rows):
         return _rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" and self.dtype == torch.float64:  # whose squares may leave the range
             return super().norm_upper(ord)
         pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
         return torch.linalg.vector_norm(pieces, ord, dim=0) * (1 + 2 * len(pieces) * 2.0**-52)
