@@ -18,7 +18,7 @@ from torch import Tensor
 from isthmus import _validate
 
 Matrix: TypeAlias = Any
-"""A dense tensor, or a SciPy csr_array or csr_matrix."""
+"""A dense tensor, a SciPy csr_array or csr_matrix, or one of them seen through a public map of its rows."""
 
 CHUNK_BYTES = 1 << 26
 """Converted copies of a dense matrix stay near this size."""
@@ -29,11 +29,18 @@ def is_sparse(x: Any) -> bool:
     return sp.issparse(x)
 
 
+def is_lazy(x: Any) -> bool:
+    """Whether `x` is a matrix seen through a public map (`isthmus.scaling.Scaled`)."""
+    return getattr(x, "lazy", False) is True
+
+
 def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
     """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
 
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
     """
+    if is_lazy(x):
+        return x
     if isinstance(x, Tensor) and x.layout != torch.strided:
         _validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
     if not sp.issparse(x):
@@ -61,6 +68,8 @@ def dtype_of(x: Matrix) -> torch.dtype:
 
 def take(x: Matrix, index: Tensor) -> Matrix:
     """Some rows, in the given order."""
+    if is_lazy(x):
+        return x.take(index)
     return x[index.cpu().numpy()] if sp.issparse(x) else x[index]
 
 
@@ -70,6 +79,8 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     >>> matmul(torch.eye(2, dtype=torch.float32), torch.tensor([1.0, 2.0], dtype=torch.float64))
     tensor([1., 2.], dtype=torch.float64)
     """
+    if is_lazy(x):
+        return x.times(w)
     if sp.issparse(x):
         return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
     if x.dtype == w.dtype:
@@ -84,6 +95,8 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     >>> rmatmul(sp.csr_array([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([1.0, 1.0]))
     tensor([3., 3.])
     """
+    if is_lazy(x):
+        return x.transposed_times(r)
     if sp.issparse(x):
         return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
     if x.dtype == r.dtype:
@@ -131,7 +144,10 @@ def canonical(x: sp.csr_array | sp.csr_matrix) -> sp.csr_array | sp.csr_matrix:
 
 def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
     """A dense tensor: for tests, public data and chunks under a stated limit."""
-    dense = torch.from_numpy(x.toarray()) if sp.issparse(x) else x
+    if is_lazy(x):
+        dense = x.dense()
+    else:
+        dense = torch.from_numpy(x.toarray()) if sp.issparse(x) else x
     return dense if dtype is None else dense.to(dtype)
 
 

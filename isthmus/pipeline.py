@@ -101,6 +101,8 @@ class Promise:
     n          the number of records, where it was declared public
     published  for a mechanism run as its paper prints it: the guarantee it really has
     sound      False where that is none: the run then states an infinite epsilon
+    plan       the `privacy.PrivacyPlan` behind it
+    records    the number of records, or its public estimate
     """
 
     epsilon: float
@@ -110,6 +112,8 @@ class Promise:
     assumptions: tuple[str, ...] = ()
     published: str | None = None
     sound: bool = True
+    plan: Any = None
+    records: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Binding:
     """The objective itself, for line searches of runs that are not private."""
     gradient: Callable[[Tensor], Tensor] | None = None
     """Its full gradient, for stop rules of runs that are not private."""
+    before: tuple[Any, ...] = ()
+    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.prepared`)."""
 
     @property
     def d(self) -> int:

@@ -16,6 +16,7 @@ LAYERS = [
     "space",
     "randomness",
     "matrix",
+    "scaling",
     "sets",
     "penalties",
     "sketches",

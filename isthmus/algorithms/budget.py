@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from isthmus import _validate
 from isthmus.pipeline import Promise
@@ -62,14 +62,19 @@ class Budget:
         return Poisson(batch_size / n, float(batch_size))
 
     def plan(self, binding: Binding, items: Sequence[Charge]) -> PrivacyPlan:
-        """The split of the budget over what is released."""
+        """The split of the budget over what is released, what was charged before the recipe's own items among it."""
+        left = 1 - sum(charge.share for charge in binding.before)
+        items = [*binding.before, *(replace(item, share=item.share * left) for item in items)]
         delta = min(1e-5, self.records(binding) ** -1.1) if self.delta is None else self.delta
         return PrivacyPlan(self.epsilon, delta, self.relation, items=items)
 
     def promise(self, plan: PrivacyPlan, binding: Binding, published: str | None = None) -> Promise:
         """What the pipeline promises under a plan."""
         n = binding.n if self.n == "exact" else None
-        return Promise(self.epsilon, float(plan.delta or 0), self.relation, n, ASSUMPTIONS, published)
+        delta = float(plan.delta or 0)
+        return Promise(
+            self.epsilon, delta, self.relation, n, ASSUMPTIONS, published, plan=plan, records=self.records(binding)
+        )
 
 
 def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:

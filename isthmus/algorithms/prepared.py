@@ -1,30 +1,23 @@
-"""DP-GD for linear models that first buys what it needs to know: column moments, lambda_max, sufficient statistics.
+"""DP-GD for linear models that first buys what it needs to know, and any recipe that buys something first.
 
 At moderate budgets the scale of the columns and the step, not the noise, hold plain DP-GD back.  A small share of the
-budget buys them; what is bought is public, and everything derived from it costs nothing more.
+budget buys them (see `isthmus.algorithms.purchases`); what is bought is public.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import scipy.sparse as sp
-import torch
 from torch import Tensor
 
 from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.first_order import StepRule, step_rule
+from isthmus.algorithms.purchases import Columns, Facts, Lambda, Moments, Purchase, Statistics
 from isthmus.bounded import Bounded
-from isthmus.gradients import Glm, Outer, Stack
-from isthmus.matrix import Matrix, is_sparse, row_norms
-from isthmus.objectives.linear import top_eigenvalue
 from isthmus.parts import Step, Weighted
-from isthmus.parts.updates import Preconditioned
 from isthmus.penalties import NoPenalty
 from isthmus.pipeline import Pipeline, Release, Stage
 from isthmus.privacy import Charge, Clip, PrivacyPlan
@@ -34,34 +27,6 @@ from isthmus.solve import Binding, Recipe
 from isthmus.spending import Prepared, Spending
 
 SCALES = ("none", "columns", "moments")
-SHARES = {"scale": 0.10, "lambda": 0.02, "statistics": 0.45}
-SMALL = 300
-"""Up to this many columns moments are centred and sufficient statistics are affordable."""
-
-
-@dataclass(frozen=True)
-class Transform:
-    """A public map of rows to the unit ball: (x - shift) * weight, perhaps a bias, clipped at `limit`, divided by it.
-
-    `limit=None` gives every row length 1.  CSR is neither shifted nor given a bias.
-    """
-
-    shift: Tensor | None
-    weight: Tensor
-    limit: float | None
-    bias: bool = False
-
-    def __call__(self, X: Matrix) -> Matrix:
-        """The transformed rows; CSR stays CSR (it is never shifted)."""
-        if is_sparse(X):
-            scaled = (X @ sp.diags_array(self.weight.numpy().astype(X.dtype))).tocsr()
-            norms = np.maximum(row_norms(scaled).numpy(), 1e-12 if self.limit is None else self.limit)
-            return sp.csr_matrix(sp.diags_array((1 / norms).astype(X.dtype)) @ scaled)
-        rows = X if self.shift is None else X - self.shift.to(X)
-        rows = rows * self.weight.to(X)
-        rows = torch.cat([rows, X.new_ones(len(X), 1)], 1) if self.bias else rows
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        return rows / norms.clamp(min=1e-12 if self.limit is None else self.limit)
 
 
 def prepared_gd(
@@ -76,6 +41,7 @@ def prepared_gd(
     if tau is not None:
         _validate.positive(tau=tau)
     _validate.one_of(("last", "average"), output=output)
+    items = _items(scale, automatic, precondition, tau)
 
     def build(binding: Binding) -> Pipeline:
         free = isinstance(binding.constraint, Whole)
@@ -86,8 +52,9 @@ def prepared_gd(
         _validate.check(plain or not precondition, "precondition", precondition, alone)
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
-        plan = budget.plan(binding, _charges(scale, automatic, precondition, rounds))
-        preparation = GlmPreparation(plan, budget.records(binding), rounds, clip, scale, automatic, precondition, tau)
+        spent = sum(item.share for item in items)
+        charges = [Charge(item.name, share=item.share) for item in items]
+        plan = budget.plan(binding, [*charges, Charge("steps", rounds=rounds, share=1 - spent)])
         release = Release(clip=Clip(clip), mechanism=plan.mechanism("steps"))
         return Pipeline(
             [Stage(sampler, [release])],
@@ -97,124 +64,81 @@ def prepared_gd(
             output="last" if output == "last" else "average",
             rounds=rounds,
             promise=budget.promise(plan, binding),
-            prepare=preparation,
+            prepare=Purchases(plan, items, Facts(budget.records(binding), rounds, clip, mu_of(plan))),
         )
 
     shown = {"epsilon": budget.epsilon, "delta": budget.delta, "clip": clip, "scale": scale, "step": step}
     return Recipe("dp_gd", build, {**shown, "precondition": precondition})
 
 
-def _charges(scale: str, automatic: bool, precondition: bool, rounds: int) -> list[Charge]:
-    items = [] if scale == "none" else [Charge("scale", share=SHARES["scale"])]
+def buying(recipe: Recipe, items: Sequence[Purchase]) -> Recipe:
+    """A private recipe that first buys `items` from the same budget; its own purchases come after them.
+
+    >>> from isthmus import algorithms
+    >>> from isthmus.algorithms.purchases import ClassCounts
+    >>> buying(algorithms.dp_sgd(epsilon=1.0, clip=1.0, step=1.0, n="exact"), [ClassCounts()]).name
+    'dp_sgd'
+    """
+
+    def build(binding: Binding) -> Pipeline:
+        charges = tuple(Charge(item.name, share=item.share) for item in items)
+        pipe = recipe.bind(replace(binding, before=(*charges, *binding.before)))
+        promise = pipe.promise
+        sound = promise is not None and promise.sound and promise.published is None
+        _validate.check(sound, "recipe", recipe.name, "declare what is bought: only a private recipe has a budget")
+        assert promise is not None
+        own = pipe.prepare
+        facts = Facts(promise.records, pipe.rounds or 1, 1.0, mu_of(promise.plan)) if own is None else own.facts
+        return replace(pipe, prepare=Purchases(promise.plan, [*items, *(() if own is None else own.items)], facts))
+
+    return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)
+
+
+def mu_of(plan: PrivacyPlan) -> float:
+    """The Gaussian-DP parameter of the whole budget."""
+    return 1 / (dpa.get_sigma_gaussian(plan.epsilon, plan.delta) * plan.adjacency.factor)
+
+
+def _items(scale: str, automatic: bool, precondition: bool, tau: float | None) -> list[Purchase]:
+    items: list[Purchase] = [] if scale == "none" else [Columns() if scale == "columns" else Moments()]
     if precondition:
-        items.append(Charge("statistics", share=SHARES["statistics"]))
+        items.append(Statistics())
     elif automatic:
-        items.append(Charge("lambda", share=SHARES["lambda"]))
-    spent = sum(item.share for item in items)
-    return [*items, Charge("steps", rounds=rounds, share=1 - spent)]
+        items.append(Lambda() if tau is None else Lambda(tau=tau))
+    return items
 
 
 @dataclass(frozen=True)
-class GlmPreparation:
-    """What is bought before the loop, and what follows from it."""
+class Purchases:
+    """What is bought before the loop, one after the other, and what follows from it."""
 
     plan: PrivacyPlan
-    n: int
-    rounds: int
-    clip: float
-    scale: str
-    automatic: bool
-    precondition: bool
-    tau: float | None
+    items: Sequence[Purchase]
+    facts: Facts
 
     def release(self, objective: Any, spending: Spending) -> dict[str, Tensor]:
         """Charge and release everything that is bought; sums, not means."""
-        _check_linear(objective, self.scale, self.precondition)
+        for item in self.items:
+            item.check(objective)
         bought: dict[str, Tensor] = {}
-        X = objective.X
-        ones = torch.ones(objective.n, dtype=torch.float64)
-        if self.scale != "none":
-            squares = X.multiply(X).tocsr() if is_sparse(X) else X * X
-            second = Glm(ones, squares)
-            rows = second if self.scale == "columns" else Stack([("first", Glm(ones, X)), ("second", second)])
-            bound = 1.0 if self.scale == "columns" else math.sqrt(2)
-            bought["scale"] = spending.release(self._release("scale", bound), rows)
-        moved = self._transformed(objective, bought)
-        if self.precondition:
-            rows = moved.X
-            pairs = Stack([("gram", Outer(rows, rows)), ("cross", Outer(rows, moved.y.to(rows)[:, None]))])
-            bought["statistics"] = spending.release(self._release("statistics", math.sqrt(2)), pairs)
-        elif self.automatic:
-            # rows were clipped to norm 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)
-            top = torch.tensor([top_eigenvalue(moved.X)], dtype=torch.float64)
-            bought["lambda"] = spending.publish("lambda", Bounded(top, 2, 1.0 + 1e-6), self.plan.mechanism("lambda"))
+        prepared = Prepared(objective)
+        for item in self.items:
+            bounded = Bounded(item.measure(prepared.objective), 2, item.bound(prepared.objective))
+            bought[item.name] = spending.publish(item.name, bounded, self.plan.mechanism(item.name))
+            prepared = self._followed(item, prepared, bought)
         return bought
 
     def apply(self, objective: Any, bought: Mapping[str, Tensor]) -> Prepared:
         """The transformed problem, its step and its start, from what was bought."""
-        moved = self._transformed(objective, bought)
-        transform = self._transform(objective, bought)
-        if self.precondition:
-            return self._statistics(moved, bought["statistics"], transform)
-        if not self.automatic:
-            return Prepared(moved, transform=transform)
-        eta = self._step(moved.curvature, float(bought["lambda"]))
-        return Prepared(moved, transform=transform, step=lambda t: eta)
+        prepared = Prepared(objective)
+        for item in self.items:
+            prepared = self._followed(item, prepared, bought)
+        return prepared
 
     def events(self, bought: Mapping[str, Tensor]) -> list[Any]:
         """What those releases cost."""
         return [self.plan.mechanism(name).event(self.plan.adjacency) for name in bought]
 
-    def _release(self, name: str, bound: float) -> Release:
-        return Release(name, clip=Clip(bound), mechanism=self.plan.mechanism(name))
-
-    @property
-    def mu(self) -> float:
-        """The Gaussian-DP parameter of the whole budget."""
-        return 1 / (dpa.get_sigma_gaussian(self.plan.epsilon, self.plan.delta) * self.plan.adjacency.factor)
-
-    def _step(self, curvature: float, top: float) -> float:
-        """min(1.8 / (h lambda / n), tau n mu / (C T)): stable, and with accumulated noise of about tau in a margin."""
-        cap = 1.8 / (curvature * max(top, 1.0) / self.n)
-        tau = 0.3 if self.tau is None else self.tau
-        return min(cap, tau * self.n * self.mu / (self.clip * self.rounds))
-
-    def _transform(self, objective: Any, bought: Mapping[str, Tensor]) -> Transform:
-        if self.scale == "none":
-            return Transform(None, torch.ones(objective.X.shape[1], dtype=torch.float64), 1.0)
-        noise = self.plan.multiplier("scale")
-        if self.scale == "columns":
-            second = bought["scale"].clamp(min=3 * noise)
-            return Transform(None, second.rsqrt(), None)
-        d = objective.X.shape[1]
-        noise *= math.sqrt(2)
-        mean, second = bought["scale"][:d] / self.n, bought["scale"][d:] / self.n
-        variance = (second - mean**2).clamp(min=3 * noise / self.n)
-        return Transform(mean, variance.rsqrt(), math.sqrt(d + 1), bias=True)
-
-    def _transformed(self, objective: Any, bought: Mapping[str, Tensor]) -> Any:
-        return objective.with_inputs(self._transform(objective, bought)(objective.X))
-
-    def _statistics(self, moved: Any, bought: Tensor, transform: Transform) -> Prepared:
-        """Start at the noisy ridge solution; step with its inverse: Hessian .2 X'X (logistic) or X'X (squared)."""
-        d = moved.X.shape[1]
-        noise = self.plan.multiplier("statistics") * math.sqrt(2)
-        gram = bought[: d * d].view(d, d)
-        gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
-        values, vectors = torch.linalg.eigh(gram)
-        inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
-        logistic = moved.curvature == 0.25
-        start = inverse @ bought[d * d :] * (2.0 if logistic else 1.0)
-        hessian = 0.2 if logistic else 1.0
-        update = Preconditioned(inverse * (self.n / hessian))
-        return Prepared(moved, transform=transform, start=start, update=update, step=lambda t: 1.0)
-
-
-def _check_linear(objective: Any, scale: str, precondition: bool) -> None:
-    linear = hasattr(objective, "X") and hasattr(objective, "curvature") and objective.curvature is not None
-    _validate.check(linear, "objective", objective, "give a smooth linear model such as Logistic or LeastSquares")
-    _validate.check(objective.space.d == objective.X.shape[1], "objective", objective, "with one output")
-    small = not is_sparse(objective.X) and objective.X.shape[1] <= SMALL
-    remedy = f"give dense data with at most {SMALL} columns"
-    _validate.check(small or scale != "moments", "scale", scale, f'{remedy}, or use "columns"')
-    _validate.check(small or not precondition, "precondition", precondition, remedy)
+    def _followed(self, item: Purchase, prepared: Prepared, bought: Mapping[str, Tensor]) -> Prepared:
+        noise = self.plan.multiplier(item.name) * item.bound(prepared.objective)
+        return item.apply(prepared, bought[item.name], noise, self.facts)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.matrix import Matrix, is_sparse, row_norms
+from isthmus.matrix import Matrix, is_lazy, is_sparse, row_norms
 
 Bounds = tuple[Tensor, Tensor]
 
@@ -89,6 +89,8 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     (True, 0.0)
     """
     check_ord(ord)
+    if is_lazy(x):
+        return _seen_bounds(x, ord)
     if is_sparse(x):
         return widen(row_norms(x, ord), 0.0 if ord == math.inf else gamma(x.shape[1] + 8, torch.float64))
     if x.shape[1] == 0:
@@ -108,6 +110,15 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     for rows in again.split(max(1, CHUNK_BYTES // (8 * x.shape[1]))) if len(again) else ():
         value[rows] = _scaled_norms(x[rows], ord)
     return widen(value, relative)
+
+
+def _seen_bounds(x: Matrix, ord: float) -> Bounds:
+    """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
+    if ord == 2:
+        return torch.zeros_like(x.upper), x.upper
+    parts = [matrix_bounds(rows, ord) for _, _, rows in x.chunks()]
+    # each entry of a chunk has a few roundings of its own
+    return torch.cat([low for low, _ in parts]) * (1 - 1e-12), torch.cat([high for _, high in parts]) * (1 + 1e-12)
 
 
 def product(a: Bounds, b: Bounds) -> Bounds:

@@ -14,7 +14,7 @@ from isthmus import _validate
 from isthmus.gradients import _products, _rounding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
-from isthmus.matrix import Matrix, dtype_of, exact_products, is_sparse, matmul, rmatmul, to_dense
+from isthmus.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sparse, matmul, rmatmul, to_dense
 from isthmus.sketches.base import Sketch
 from isthmus.sketches.kronecker import is_outer
 
@@ -66,7 +66,7 @@ class Outer(Rows):
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.positions > 1 or self.ones or is_sparse(self.a):
+        if self.positions > 1 or self.ones or is_sparse(self.a) or is_lazy(self.a):
             return super().norm_upper(ord)
         if self.device.type != "cuda" and not _rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
@@ -79,7 +79,7 @@ class Outer(Rows):
         if weights is not None:
             b = b * self._weights(weights).view(-1, *[1] * (b.ndim - 1))
         with exact_products(self.device):
-            if is_sparse(self.a):
+            if is_sparse(self.a) or is_lazy(self.a):
                 return self._into(out, rmatmul(self.a, b).T.reshape(-1))
             a, b = self._flat(self.a).to(self.dtype), self._flat(b)
             total = self._empty(self.d) if out is None else out
@@ -92,11 +92,15 @@ class Outer(Rows):
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
 
-    def finite(self) -> Outer:
+    def finite(self) -> Rows:
+        if is_lazy(self.a):
+            return super().finite()
         a, b = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (self.a, self.b))
         return Outer(a, b, self.ones)
 
-    def masked(self, keep: Tensor) -> Outer:
+    def masked(self, keep: Tensor) -> Rows:
+        if is_lazy(self.a):
+            return super().masked(keep)
         shape = (-1, *[1] * (self.b.ndim - 1))
         a, b = (
             torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in (self.a, self.b)
@@ -110,6 +114,8 @@ class Outer(Rows):
             return torch.einsum(rule, b, a).reshape(self.n, self.d)
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        if is_lazy(self.a):
+            return super().through(sketch, lo)
         a = self.a if is_sparse(self.a) else self.a.to(_rounding.working(self.a.dtype))
         a = self._shown(a)
         if self.q == 1 and self.positions == 1:
@@ -148,13 +154,15 @@ class Outer(Rows):
 
             return total([self, *others])
         positions = sum(rows.positions for rows in mates)
-        if positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) for r in mates):
+        if positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) or is_lazy(r.a) for r in mates):
             return super().plus(others)
         return _joined(mates)
 
     def minus(self, other: Rows) -> Rows:
         self._check_alike(other)
         if not isinstance(other, Outer) or not self._same_shape(other):
+            return super().minus(other)
+        if is_lazy(self.a) and self.a is not other.a:
             return super().minus(other)
         if _same(self.a, other.a):
             return Outer(self.a, self._wide(self.b) - other.b, self.ones)
@@ -170,6 +178,8 @@ class Outer(Rows):
         counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
         if self.n % size:
             counts[-1] = self.n % size
+        if is_lazy(self.a):
+            return super().grouped(size)
         share = counts.repeat_interleave(size)[: self.n].view(-1, *[1] * (self.b.ndim - 1))
         b = self._wide(self.b) / share
         if is_sparse(self.a):
@@ -177,7 +187,7 @@ class Outer(Rows):
         return Outer(_fold(self.a, size, groups), _fold(b, size, groups), self.ones)
 
     def take(self, index: Tensor, factors: Tensor) -> Rows:
-        if is_sparse(self.a):
+        if is_sparse(self.a) or is_lazy(self.a):
             return super().take(index, factors)
         index, shape = index.to(self.device), (-1, *[1] * (self.b.ndim - 1))
         return Outer(

@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.gradients import Glm, Rows
 from isthmus.gradients._rounding import matrix_bounds
-from isthmus.matrix import Matrix, as_matrix, dtype_of, is_sparse, matmul, rmatmul, take
+from isthmus.matrix import Matrix, as_matrix, dtype_of, is_lazy, is_sparse, matmul, rmatmul, take
 from isthmus.objectives.base import Objective, as_index, check_point, choose_penalty
 from isthmus.objectives.targets import CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import ElasticNet, L2Penalty, Penalty
@@ -37,6 +37,7 @@ class LinearModel(Objective):
         X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified).
         y: n targets.
         l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
+        weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
 
     >>> class Absolute(LinearModel):
     ...     def losses(self, z, y):
@@ -54,11 +55,23 @@ class LinearModel(Objective):
     """A bound of |slope|; None when there is none."""
 
     def __init__(
-        self, X: Any, y: Any, targets: Targets, *, l2: float = 0.0, l1: float = 0.0, penalty: Penalty | None = None
+        self,
+        X: Any,
+        y: Any,
+        targets: Targets,
+        *,
+        l2: float = 0.0,
+        l1: float = 0.0,
+        penalty: Penalty | None = None,
+        weights: Any = None,
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
-        self.targets = targets
+        self.targets, self.weights = targets, None
         self._load(X, y)
+        if weights is not None:
+            self.weights = _validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
+            _validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
+            _validate.check(bool((self.weights >= 0).all()), "weights", float(self.weights.min()), "give numbers >= 0")
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -71,17 +84,18 @@ class LinearModel(Objective):
     def data_loss(self, w: Tensor, index: Any = None) -> float:
         """The mean loss of the chosen examples."""
         X, y = self._batch(index)
-        return float(self.losses(*self._margins(X, y, w)).to(torch.float64).sum()) / max(X.shape[0], 1)
+        losses = self.losses(*self._margins(X, y, w)).to(torch.float64)
+        return float(self._weighted(losses, index).sum()) / max(X.shape[0], 1)
 
     def rows(self, w: Tensor, index: Any = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
         X, y = self._batch(index)
-        return Glm(self.slopes(*self._margins(X, y, w)), X)
+        return Glm(self._slopes(X, y, w, index), X)
 
     def gradient(self, w: Tensor, index: Any = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
         X, y = self._batch(index)
-        total = rmatmul(X, self.slopes(*self._margins(X, y, w)))
+        total = rmatmul(X, self._slopes(X, y, w, index))
         flat = total if total.ndim == 1 else total.T.reshape(-1)
         return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
 
@@ -130,6 +144,7 @@ class LinearModel(Objective):
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
         X, y = data
         other = copy.copy(self)
+        other.weights = None
         other._load(X, y)
         _validate.check(other.d == self.d, "X.shape", tuple(other.X.shape), f"give {self.X.shape[1]} columns")
         return other
@@ -141,6 +156,31 @@ class LinearModel(Objective):
         _validate.check(other.X.shape[0] == self.n, "X.shape", tuple(other.X.shape), f"give {self.n} rows")
         other.dtype, other.space = dtype_of(other.X), other._space()
         return other
+
+    def with_targets(self, y: Any, targets: Targets | None = None) -> LinearModel:
+        """The same loss and inputs with other targets of the same examples."""
+        other = copy.copy(self)
+        other.targets, target = (targets or self.targets).read(y)
+        _validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of {self.n} rows")
+        other.y = target
+        return other
+
+    def with_weights(self, weights: Tensor | None) -> LinearModel:
+        """The same problem with other weights of its examples."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
+    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Any) -> Tensor:
+        return self._weighted(self.slopes(*self._margins(X, y, w)), index)
+
+    def _weighted(self, values: Tensor, index: Any) -> Tensor:
+        """Values of the chosen examples times their weights."""
+        if self.weights is None:
+            return values
+        chosen = as_index(index, self.n, self.weights.device)
+        weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
+        return values * (weights if values.ndim == 1 else weights[:, None])
 
     def _load(self, X: Any, y: Any) -> None:
         self.X: Matrix = as_matrix("X", X)
@@ -175,7 +215,7 @@ class LinearModel(Objective):
         return z.dtype
 
     def __repr__(self) -> str:
-        kind = "CSR" if is_sparse(self.X) else "dense"
+        kind = "CSR" if is_sparse(getattr(self.X, "X", self.X)) else "dense"
         return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
 
 
@@ -347,8 +387,12 @@ def top_eigenvalue(X: Matrix) -> float:
     """
     if min(X.shape) <= GRAM_LIMIT:
         return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
-    wide = X.astype(np.float64) if is_sparse(X) else X.to(torch.float64).cpu().numpy()
-    operator = LinearOperator((X.shape[1],) * 2, matvec=lambda v: wide.T @ (wide @ v), dtype=np.float64)
+    wide = X.astype(np.float64) if is_sparse(X) else X
+
+    def square(v: np.ndarray) -> np.ndarray:
+        return rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+
+    operator = LinearOperator((X.shape[1],) * 2, matvec=square, dtype=np.float64)
     start = generator("top eigenvalue").standard_normal(X.shape[1])
     return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
 
@@ -356,6 +400,8 @@ def top_eigenvalue(X: Matrix) -> float:
 def _gram(X: Matrix) -> Tensor:
     """X'X or X X', whichever is smaller, in float64."""
     tall = X.shape[0] >= X.shape[1]
+    if is_lazy(X):
+        return X.gram() if tall else _gram(X.dense())
     if is_sparse(X):
         wide = X.astype(np.float64)
         product = wide.T @ wide if tall else wide @ wide.T

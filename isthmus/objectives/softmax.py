@@ -44,7 +44,7 @@ class Softmax(LinearModel):
     def rows(self, w: Tensor, index: Any = None) -> Outer:
         """The per-example gradients, factored."""
         X, y = self._batch(index)
-        return Outer(X, self.slopes(*self._margins(X, y, w)))
+        return Outer(X, self._slopes(X, y, w, index))
 
     def _space(self) -> Space:
         return Space.of({"w": (len(self.classes or ()), self.X.shape[1])})

@@ -1,0 +1,365 @@
+"""What a private run of a linear model can buy before its loop: each a bounded sum, and what follows from it.
+
+| purchase | released | moves by at most | gives |
+|---|---|---|---|
+| `Ranges` | how many records have each column's entry in each power of two | sqrt(d) | a map of rows to the unit ball |
+| `TargetRange` | the same of y | 1 | targets in [-1, 1] |
+| `ClassCounts` | how many records each class has | 1 | weights of "balanced" classes |
+| `Columns` | sum x^2 of rows, squares shortened | 1 / sqrt(d) | column weights, rows of length 1 |
+| `Moments` | (sum x, sum x^2) | sqrt 2 | centred, scaled columns and a bias |
+| `Lambda` | lambda_max(X'X) | 1 (Weyl) | a step |
+| `Statistics` | (X'X, X'y) | sqrt 2 | a start and a preconditioner |
+
+What is bought is public; everything derived from it costs nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.matrix import is_sparse, rmatmul
+from isthmus.objectives.linear import top_eigenvalue
+from isthmus.objectives.targets import CountTargets
+from isthmus.parts.updates import Preconditioned
+from isthmus.scaling import RowMap, RowMaps, Scaled
+from isthmus.spending import Prepared
+
+SMALL = 300
+"""Up to this many columns moments are centred and sufficient statistics are affordable."""
+LEAST, MOST = -20, 30
+"""Powers of two that ranges tell apart."""
+BINS = 2 * (MOST - LEAST + 1) + 1
+"""Both signs of each, and 0."""
+SLACK = 1 + 1e-9
+"""Rounding of sums whose rows have norm at most 1."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Public numbers that follow-ups of a purchase use: records, rounds, clip, and mu of the whole budget."""
+
+    n: int
+    rounds: int
+    clip: float
+    mu: float
+
+
+class Purchase(Protocol):
+    """One release before the loop."""
+
+    @property
+    def name(self) -> str:
+        """Under which it is charged."""
+        ...
+
+    @property
+    def share(self) -> float:
+        """Of the budget."""
+        ...
+
+    def check(self, objective: Any) -> None:
+        """Refuse what it cannot be bought for, before anything is bought."""
+        ...
+
+    def bound(self, objective: Any) -> float:
+        """What one record can move the sum by: a public number."""
+        ...
+
+    def measure(self, objective: Any) -> Tensor:
+        """The sum."""
+        ...
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """What follows; `noise` is the standard deviation of each bought number."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Any:
+    def bound(self, objective: Any) -> float:
+        """1, with room for rounding."""
+        return SLACK
+
+    def check(self, objective: Any) -> None:
+        """Linear models only."""
+        linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
+        _validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+
+
+@dataclass(frozen=True)
+class Ranges(_Any):
+    """Which powers of two each column's entries lie in; entries outside what many records share are clipped.
+
+    >>> octaves(torch.tensor([0.0, 1.0, 1.5, -3.0])) - BINS // 2
+    tensor([  0,  22,  22, -23])
+    """
+
+    share: float = 0.08
+    bias: float = 0.0
+    name: str = "ranges"
+
+    def check(self, objective: Any) -> None:
+        """Dense data."""
+        super().check(objective)
+        sparse = is_sparse(Scaled.of(objective.X).X)
+        _validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
+
+    def bound(self, objective: Any) -> float:
+        """sqrt(d): a record is in one octave of each column."""
+        return math.sqrt(objective.X.shape[1]) * SLACK
+
+    def measure(self, objective: Any) -> Tensor:
+        """One count a column and octave: a record adds 1 to one octave of each column."""
+        X, d = Scaled.of(objective.X).X, objective.X.shape[1]
+        counts = torch.zeros(d, BINS, dtype=torch.float64)
+        for rows in X.split(max(1, (1 << 22) // d)):
+            found = octaves(rows) + torch.arange(d) * counts.shape[1]
+            counts += torch.bincount(found.reshape(-1), minlength=counts.numel()).view_as(counts)
+        return counts.reshape(-1)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
+        low, high, second = ranges(bought.view(-1, BINS), noise, facts.n)
+        shift, half = centre(low, high)
+        limit = 1.5 * math.sqrt(max(float(second.sum()), 0.01) + self.bias**2)
+        return _seen(prepared, RowMap(low, high, shift, 1 / half, limit, self.bias))
+
+
+@dataclass(frozen=True)
+class TargetRange(_Any):
+    """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
+
+    share: float = 0.02
+    name: str = "targets"
+
+    def measure(self, objective: Any) -> Tensor:
+        """One count an octave."""
+        counts = torch.bincount(octaves(objective.y.double()), minlength=BINS)
+        return counts.double()
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """The mapped targets."""
+        low, high, _ = ranges(bought[None], noise, facts.n)
+        return replace(prepared, objective=scaled_targets(prepared.objective, float(low), float(high)))
+
+
+@dataclass(frozen=True)
+class ClassCounts(_Any):
+    """How many records each class has: weights n / (K n_k), the largest of them 1."""
+
+    share: float = 0.02
+    name: str = "classes"
+
+    def measure(self, objective: Any) -> Tensor:
+        """One count a class."""
+        index = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
+        return torch.bincount(index, minlength=len(objective.classes)).double()
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
+        objective = prepared.objective
+        index = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
+        rare = bought.clamp(min=max(2 * noise, 1.0))
+        weights = (rare.min() / rare)[index]
+        weights = weights if objective.weights is None else weights * objective.weights
+        return replace(prepared, objective=objective.with_weights(weights))
+
+
+@dataclass(frozen=True)
+class Columns(_Any):
+    """Second moments of the columns of rows of norm at most 1; weights max(m, 3 sd)^-1/2, rows of length 1.
+
+    A row's squares are shortened to norm 1 / sqrt(d): rows of many small entries lose nothing and pay far less noise.
+    """
+
+    share: float = 0.10
+    name: str = "scale"
+    floor: float = 3.0
+
+    def bound(self, objective: Any) -> float:
+        """1 / sqrt(d)."""
+        return objective.X.shape[1] ** -0.5 * SLACK
+
+    def measure(self, objective: Any) -> Tensor:
+        """sum x^2, each row's squares shortened."""
+        return unit_rows(objective.X).second_moments(objective.X.shape[1] ** -0.5)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """Weighted columns, rows renormalised."""
+        return _seen(_unit(prepared), RowMap(weight=bought.clamp(min=self.floor * noise).rsqrt(), limit=None))
+
+
+@dataclass(frozen=True)
+class Moments(_Any):
+    """Means and second moments of the columns: centred, scaled, shortened to sqrt(d + 1), with a bias."""
+
+    share: float = 0.10
+    name: str = "scale"
+    floor: float = 1.0
+
+    def check(self, objective: Any) -> None:
+        """At most `SMALL` columns."""
+        super().check(objective)
+        d = objective.X.shape[1]
+        _validate.check(d <= SMALL, "scale", "moments", f'give at most {SMALL} columns (not {d}), or use "columns"')
+
+    def bound(self, objective: Any) -> float:
+        """sqrt 2: two parts of norm at most 1."""
+        return math.sqrt(2) * SLACK
+
+    def measure(self, objective: Any) -> Tensor:
+        """(sum x, sum x^2): each part of a record has norm at most 1."""
+        X = unit_rows(objective.X)
+        first = rmatmul(X, torch.ones(X.shape[0], dtype=torch.float64))
+        return torch.cat([first, X.second_moments()])
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """Centred and scaled columns and a bias."""
+        d = len(bought) // 2
+        mean, second = bought[:d] / facts.n, bought[d:] / facts.n
+        variance = (second - mean**2).clamp(min=self.floor * noise / facts.n)
+        return _seen(_unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0))
+
+
+@dataclass(frozen=True)
+class Lambda(_Any):
+    """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
+
+    share: float = 0.02
+    tau: float = 0.3
+    name: str = "lambda"
+
+    def bound(self, objective: Any) -> float:
+        """1, and what Lanczos may be off by."""
+        return 1.0 + 1e-6
+
+    def measure(self, objective: Any) -> Tensor:
+        """Rows have norm at most 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)."""
+        return torch.tensor([top_eigenvalue(unit_rows(objective.X))], dtype=torch.float64)
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
+        prepared = _unit(prepared)
+        curvature = getattr(prepared.objective, "curvature", None) or 1.0
+        cap = 1.8 / (curvature * max(float(bought), 1.0) / facts.n)
+        eta = min(cap, self.tau * facts.n * facts.mu / (facts.clip * facts.rounds))
+        return replace(prepared, step=lambda t: eta)
+
+
+@dataclass(frozen=True)
+class Statistics(_Any):
+    """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
+
+    share: float = 0.45
+    name: str = "statistics"
+
+    def check(self, objective: Any) -> None:
+        """One smooth output and few columns."""
+        super().check(objective)
+        d = objective.X.shape[1]
+        _validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
+        smooth = getattr(objective, "curvature", None) is not None and objective.space.d == d
+        _validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
+
+    def bound(self, objective: Any) -> float:
+        """sqrt 2: two parts of norm at most 1."""
+        return math.sqrt(2) * SLACK
+
+    def measure(self, objective: Any) -> Tensor:
+        """||x x'||_F <= 1 and ||x y|| <= 1 for targets in [-1, 1]."""
+        X = unit_rows(objective.X)
+        cross = rmatmul(X, objective.y.double().clamp(-1, 1))
+        return torch.cat([X.gram().reshape(-1), cross])
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+        """The start and the preconditioner."""
+        prepared = _unit(prepared)
+        d = prepared.objective.X.shape[1]
+        gram = bought[: d * d].view(d, d)
+        gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
+        values, vectors = torch.linalg.eigh(gram)
+        inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
+        logistic = prepared.objective.curvature == 0.25
+        start = inverse @ bought[d * d :] * (2.0 if logistic else 1.0)
+        update = Preconditioned(inverse * (facts.n / (0.2 if logistic else 1.0)))
+        return replace(prepared, start=start, update=update, step=lambda t: 1.0)
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def unit_rows(X: Any) -> Scaled:
+    """X with rows of norm at most 1: itself where that is known, else shortened rows."""
+    view = Scaled.of(X)
+    return view if bool((view.upper <= 1).all()) else RowMap()(view)
+
+
+def octaves(x: Tensor) -> Tensor:
+    """The bin of each number: 0 in the middle, else by its sign and its power of two; `BINS` bins."""
+    size = x.double().abs()
+    power = torch.frexp(size)[1].clamp(LEAST, MOST) - LEAST + 1
+    return torch.where(size == 0, 0, torch.where(x < 0, -power, power)).long() + BINS // 2
+
+
+def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The outer edges of the octaves that clearly hold records, and the second moment of what is scaled by them.
+
+    A bin counts when it stands out of the noise of all bins, and holds at least 0.2 % of the records.
+    """
+    seen = counts > max(noise * (math.sqrt(2 * math.log(counts.numel())) + 1), 0.002 * n)
+    power = torch.arange(1, BINS // 2 + 1, dtype=torch.float64) + LEAST - 1
+    outer, inner, zero = 2.0**power, 2.0 ** (power - 1), torch.zeros(1, dtype=torch.float64)
+    below, above = torch.cat([-outer.flip(0), zero, inner]), torch.cat([-inner.flip(0), zero, outer])
+    low = torch.where(seen, below, math.inf).amin(1)
+    high = torch.where(seen, above, -math.inf).amax(1)
+    known = (low < high) & seen.any(1)
+    low, high = torch.where(known, low, -1.0), torch.where(known, high, 1.0)
+    shift, half = centre(low, high)
+    middle = ((below + above) / 2 - shift[:, None]) / half[:, None]
+    second = torch.where(seen, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
+    return low, high, second
+
+
+def centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Shift and half-width that map [low, high] into [-1, 1]; 0 stays 0 where the range holds it.
+
+    >>> centre(torch.tensor([0.0, 30.0]), torch.tensor([1.0, 40.0]))
+    (tensor([ 0., 35.]), tensor([1., 5.]))
+    """
+    holds = (low <= 0) & (high >= 0)
+    shift = torch.where(holds, 0.0, (low + high) / 2)
+    half = torch.where(holds, torch.maximum(-low, high), (high - low) / 2)
+    return shift, torch.where(half > 0, half, 1.0)
+
+
+def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:
+    """(shift, width): y is learned as (y - shift) / width, in [-1, 1]; counts are only divided, to [0, 1]."""
+    if counts:
+        return 0.0, max(high, 1.0)
+    return (low + high) / 2, max((high - low) / 2, 1e-12)
+
+
+def scaled_targets(objective: Any, low: float, high: float) -> Any:
+    """The objective with targets clipped to [low, high] and mapped."""
+    shift, width = target_map(low, high, isinstance(objective.targets, CountTargets))
+    return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
+
+
+def _unit(prepared: Prepared) -> Prepared:
+    """The problem with rows of norm at most 1, and the map that made them so."""
+    if bool((Scaled.of(prepared.objective.X).upper <= 1).all()) and prepared.transform is not None:
+        return prepared
+    return _seen(prepared, RowMap())
+
+
+def _seen(prepared: Prepared, found: RowMap) -> Prepared:
+    """The problem seen through one more map."""
+    before = () if prepared.transform is None else tuple(prepared.transform.maps)
+    objective = prepared.objective.with_inputs(found(prepared.objective.X))
+    return replace(prepared, objective=objective, transform=RowMaps((*before, found)))

@@ -1,0 +1,254 @@
+"""Public maps of rows into the unit ball, and matrices seen through them without a copy.
+
+A `RowMap` centres, scales and shortens rows; `Scaled` is a dense or CSR matrix seen through any number of such maps:
+
+    row_i = r_i (x_i * weight) + U_i B,
+
+a diagonal and a few outer products away from X, so that products with it cost those with X, sparse data can be
+centred, and no n x d copy is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.matrix import (
+    CHUNK_BYTES,
+    Matrix,
+    as_matrix,
+    is_lazy,
+    is_sparse,
+    matmul,
+    rmatmul,
+    row_norms,
+    take,
+    to_dense,
+)
+
+UP = 1 + 2.0**-48
+"""Rounds a few float64 operations up."""
+
+
+class Scaled:
+    """X seen through public maps of its rows; products are done in float64.
+
+    `upper` bounds the l2 norm of each row from above, in floating point too.
+
+    >>> centred = RowMap(shift=torch.tensor([1.0, 0.0]), weight=torch.tensor([2.0, 1.0]), limit=2.0, bias=1.0)
+    >>> centred([[2.0, 0.0]]).dense()
+    tensor([[0.8944, 0.0000, 0.4472]], dtype=torch.float64)
+    """
+
+    lazy, ndim, dtype, device = True, 2, torch.float64, torch.device("cpu")
+
+    def __init__(self, X: Matrix, weight: Tensor, r: Tensor, U: Tensor, B: Tensor, upper: Tensor | None = None) -> None:
+        self.X, self.weight, self.r, self.U, self.B = X, weight, r, U, B
+        self.shape = (X.shape[0], B.shape[1])
+        self._upper = upper
+
+    @staticmethod
+    def of(X: Any) -> Scaled:
+        """X itself, seen through no map."""
+        if is_lazy(X):
+            return X
+        n, p = X.shape
+        empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
+        return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
+
+    @property
+    def upper(self) -> Tensor:
+        """An upper bound of each row's norm."""
+        if self._upper is None:
+            self._upper = self._norms()
+        return self._upper
+
+    def times(self, w: Tensor) -> Tensor:
+        """S w for a vector or a matrix w."""
+        wide = w.to(torch.float64)
+        p = len(self.weight)
+        z = matmul(self.X, _rows(self.weight, wide[:p]))
+        return (_rows(self.r, z) + self.U @ (self.B @ wide)).to(w.dtype)
+
+    def transposed_times(self, v: Tensor) -> Tensor:
+        """S' v for a vector or a matrix v."""
+        wide = v.to(torch.float64)
+        total = self.B.T @ (self.U.T @ wide)
+        total[: len(self.weight)] += _rows(self.weight, rmatmul(self.X, _rows(self.r, wide)))
+        return total.to(v.dtype)
+
+    def take(self, index: Tensor) -> Scaled:
+        """Some rows, in the given order."""
+        return Scaled(take(self.X, index), self.weight, self.r[index], self.U[index], self.B, self.upper[index])
+
+    def __getitem__(self, span: slice) -> Scaled:
+        upper = None if self._upper is None else self._upper[span]
+        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper)
+
+    def detach(self) -> Scaled:
+        """Itself: nothing here has a gradient."""
+        return self
+
+    def dense(self) -> Tensor:
+        """The rows themselves: for chunks and small data."""
+        out = self.U @ self.B
+        out[:, : len(self.weight)] += self.r[:, None] * to_dense(self.X, torch.float64) * self.weight
+        return out
+
+    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """`(lo, hi, rows)`, each below `CHUNK_BYTES`."""
+        step = max(1, CHUNK_BYTES // (8 * self.shape[1]))
+        for lo in range(0, self.shape[0], step):
+            hi = min(lo + step, self.shape[0])
+            yield lo, hi, self[lo:hi].dense()
+
+    def plain(self) -> Matrix:
+        """A copy: CSR where X is CSR and is not centred, else dense."""
+        if not is_sparse(self.X):
+            return self.dense()
+        p = len(self.weight)
+        _validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", "a centred copy of sparse data is dense")
+        scaled = sp.diags_array(self.r.numpy()) @ self.X @ sp.diags_array(self.weight.numpy())
+        if self.shape[1] == p:
+            return sp.csr_matrix(scaled)
+        return sp.csr_matrix(sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())]))
+
+    def second_moments(self, bound: float = 1.0) -> Tensor:
+        """sum_i c_i x_i^2 over rows, with c_i = min(1, bound / ||x_i^2||): a row adds at most `bound`."""
+        p, total = len(self.weight), torch.zeros(self.shape[1], dtype=torch.float64)
+        if not is_sparse(self.X) or bool(self.B[:, :p].any()):
+            for _, _, rows in self.chunks():
+                squares = rows.square_()
+                total += _shortened(torch.linalg.vector_norm(squares, dim=1), bound) @ squares
+            return total
+        squares = (self.X.multiply(self.X) @ sp.diags_array(self.weight.numpy() ** 2)).tocsr()
+        rest = (self.U @ self.B[:, p:]).square()
+        factors = self.r**2
+        lengths = torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
+        kept = _shortened(lengths, bound)
+        total[:p] = torch.from_numpy(np.asarray(squares.T @ (kept * factors).numpy()))
+        total[p:] = kept @ rest
+        return total
+
+    def gram(self) -> Tensor:
+        """S'S, in float64."""
+        total = torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
+        if not is_sparse(self.X):
+            for _, _, rows in self.chunks():
+                total.addmm_(rows.T, rows)
+            return total
+        p, rest = len(self.weight), self.U.T @ self.U
+        inner = sp.diags_array(self.r.numpy()) @ self.X @ sp.diags_array(self.weight.numpy())
+        total[:p, :p] = torch.from_numpy((inner.T @ inner) @ np.eye(p))
+        cross = torch.from_numpy(inner.T @ self.U.numpy()) @ self.B
+        total[:p] += cross
+        total[:, :p] += cross.T
+        return total + self.B.T @ rest @ self.B
+
+    def _norms(self) -> Tensor:
+        p = len(self.weight)
+        slack = 1 + (self.shape[1] + 64) * 2.0**-52
+        if is_sparse(self.X) and not bool(self.B[:, :p].any()):
+            weighted = self.X @ sp.diags_array(self.weight.numpy())
+            rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
+            return torch.hypot(self.r * row_norms(weighted.tocsr()), rest) * slack
+        parts = [torch.linalg.vector_norm(rows, dim=1) * slack for _, _, rows in self.chunks()]
+        return (torch.cat(parts) if parts else torch.zeros(0).double()) + self._cancelled()
+
+    def _cancelled(self) -> Tensor:
+        """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
+        if not len(self.B):
+            return torch.zeros_like(self.r)
+        inner = self.r.abs() * row_norms(self.X).double() * float(self.weight.abs().max())
+        return (inner + self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1)) * 2.0**-50
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.shape[0]} x {self.shape[1]}, {'CSR' if is_sparse(self.X) else 'dense'})"
+
+
+@dataclass(frozen=True, eq=False)
+class RowMap:
+    """A public map of rows: v = ((x - shift) * weight, bias), shortened to norm `limit` and divided by it.
+
+    low, high  entries are first clipped to this range, where it is given (X is copied only if one lies outside)
+    limit      None gives every row length 1
+    bias       the constant of one more column; 0 for none
+
+    Whatever the row, its image has norm at most 1.
+    """
+
+    low: Tensor | None = None
+    high: Tensor | None = None
+    shift: Tensor | None = None
+    weight: Tensor | None = None
+    limit: float | None = 1.0
+    bias: float = 0.0
+
+    def __call__(self, X: Any) -> Scaled:
+        """The rows of X, seen through the map."""
+        base = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        base = base if self.low is None else Scaled.of(self._clipped(base))
+        n, p = base.shape
+        _validate.check(
+            self.weight is None or len(self.weight) == p, "X.shape", (n, p), f"give {self._width(p)} columns"
+        )
+        one = torch.ones(n, 1, dtype=torch.float64)
+        weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()
+        inner, U, B = base.weight * weight[: len(base.weight)], base.U, base.B * weight
+        if self.shift is not None:
+            U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double() * weight)[None]])
+        if self.bias:
+            B = torch.cat([B, torch.zeros(len(B), 1, dtype=torch.float64)], 1)
+            last = torch.zeros(1, p + 1, dtype=torch.float64)
+            last[0, -1] = self.bias
+            U, B = torch.cat([U, one], 1), torch.cat([B, last])
+        view = Scaled(base.X, inner, base.r, U, B)
+        length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
+        factor = 1 / (length * UP)
+        return Scaled(base.X, inner, base.r * factor, U * factor[:, None], B, (view.upper * factor * UP).clamp(max=1.0))
+
+    def _width(self, p: int) -> int:
+        return p if self.weight is None else len(self.weight)
+
+    def _clipped(self, base: Scaled) -> Matrix:
+        """Entries within [low, high]; the matrix itself where they all are."""
+        assert self.low is not None and self.high is not None
+        plain = base.U.shape[1] == 0 and not is_sparse(base.X)
+        _validate.check(plain, "bounds", "of CSR data", "give data_norm= for sparse rows: ranges would fill the zeros")
+        X = base.X
+        low, high = self.low.to(X), self.high.to(X)
+        inside = all(
+            bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
+        )
+        return X if inside else torch.minimum(torch.maximum(X, low), high)
+
+
+@dataclass(frozen=True, eq=False)
+class RowMaps:
+    """Maps one after the other."""
+
+    maps: Sequence[RowMap]
+
+    def __call__(self, X: Any) -> Scaled:
+        """The rows of X, seen through all of them."""
+        view = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        for each in self.maps:
+            view = each(view)
+        return view
+
+
+def _shortened(lengths: Tensor, bound: float) -> Tensor:
+    """Factors that leave no length above the bound."""
+    return (bound / (lengths * UP).clamp(min=bound)).clamp(max=1.0)
+
+
+def _rows(factors: Tensor, values: Tensor) -> Tensor:
+    """diag(factors) values."""
+    return factors * values if values.ndim == 1 else factors[:, None] * values
