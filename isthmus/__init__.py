@@ -72,6 +72,8 @@ _HOMES = {
     "parts": ["Clients"],
     "driver": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
+    "planner": ["plan"],
+    "estimators": ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor"],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

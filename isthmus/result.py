@@ -25,6 +25,7 @@ class Result:
     seconds   time in the loop, records not counted
     certificate  for a stop rule: what it promised, checked on one full gradient
     transform  for a run that scaled its columns first: the public map from given rows to those x belongs to
+    target    for a run that bought the range of its targets: that range
     state     everything needed to go on: `minimize(..., resume=result.state)`
     """
 
@@ -39,6 +40,7 @@ class Result:
     state: State
     certificate: Mapping[str, float] = field(default_factory=dict)
     transform: Any = None
+    target: tuple[float, float] | None = None
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

@@ -243,6 +243,24 @@ class RowMaps:
             view = each(view)
         return view
 
+    def affine(self, p: int) -> tuple[Tensor, Tensor]:
+        """(weight, offset) with image = (x * weight, 0) + offset, for rows that no map clips or shortens.
+
+        Where a map gives every row length 1, for rows that have it already.
+
+        >>> RowMaps([RowMap(shift=torch.tensor([1.0]), weight=torch.tensor([3.0]), limit=2.0, bias=1.0)]).affine(1)
+        (tensor([1.5000], dtype=torch.float64), tensor([-1.5000,  0.5000], dtype=torch.float64))
+        """
+        weight, offset = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64)
+        for each in self.maps:
+            offset = offset if each.shift is None else offset - each.shift.double()
+            if each.weight is not None:
+                weight, offset = weight * each.weight.double()[:p], offset * each.weight.double()
+            if each.bias:
+                offset = torch.cat([offset, torch.tensor([each.bias], dtype=torch.float64)])
+            weight, offset = (value / (each.limit or 1.0) for value in (weight, offset))
+        return weight, offset
+
 
 def _shortened(lengths: Tensor, bound: float) -> Tensor:
     """Factors that leave no length above the bound."""

@@ -109,7 +109,7 @@ def minimize(
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     _validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
-    spending = _spending(pipe, ledger, noise_seed, clients)
+    spending = _spending(pipe, ledger, noise_seed, clients, resume)
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
@@ -127,7 +127,8 @@ def minimize(
         physical=physical_batch_size,
         ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
     )
-    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state)
+    spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
+    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
     with watch, _closing(setting.ledger):
         state, x, status = run(pipe, state, rounds, setting, watch)
     return Result(
@@ -142,16 +143,22 @@ def minimize(
         state=state,
         certificate=_certificate(pipe, objective, x),
         transform=prepared.transform,
+        target=prepared.target,
     )
 
 
-def _spending(pipe: Pipeline, ledger: Any, noise_seed: int | None, clients: Any) -> Spending | None:
+def _spending(
+    pipe: Pipeline, ledger: Any, noise_seed: int | None, clients: Any, resume: State | None
+) -> Spending | None:
     """The private side of the run, where it has one."""
     if pipe.promise is None:
         return None
     remedy = "leave it out: a private run looks at data in one place, where a client asked twice counts twice"
     _validate.check(clients is None, "clients", clients, remedy)
-    return Spending(pipe.promise, ledger, noise_seed)
+    spending = Spending(pipe.promise, ledger, noise_seed)
+    if resume is None:
+        spending.require()
+    return spending
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
@@ -229,10 +236,11 @@ class _Watch:
         callbacks: Any,
         progress: Any,
         state: State,
+        spent: Callable[[int], float] | None = None,
     ) -> None:
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
         self.every = per_epoch if record == "epoch" else record
-        self.callbacks, self.history, self.aside = callbacks, [], 0.0
+        self.callbacks, self.history, self.aside, self.spent = callbacks, [], 0.0, spent
         self.seconds = 0.0
         disable = None if progress is None else not progress
         self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
@@ -248,6 +256,8 @@ class _Watch:
     def __call__(self, state: State, seconds: float) -> bool:
         self.seconds = seconds - self.aside
         self.bar.update(1)
+        if self.spent is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
+            self.bar.set_postfix(epsilon=f"{self.spent(state.t):.4g}", refresh=False)
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False
         began = time.perf_counter()
@@ -267,6 +277,8 @@ class _Watch:
             "dims": state.dims,
             "bytes": state.bytes,
         }
+        if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
+            record["eta"] = float(eta)
         if not self.pipe.private:
             record["loss"] = float(self.objective.loss(state.w))
         return record

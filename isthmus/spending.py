@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from isthmus.bounded import Bounded
 from isthmus.pipeline import Pipeline, Promise, Release, StepSize, measure
 from isthmus.privacy import _events
 from isthmus.privacy._library import dpa
-from isthmus.privacy.accounting import compose
+from isthmus.privacy.accounting import compose, epsilon_of
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement
@@ -23,13 +24,17 @@ from isthmus.space import Space
 
 @dataclass(frozen=True)
 class Prepared:
-    """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows."""
+    """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows.
+
+    `target` is the range that targets were clipped to, where it was bought.
+    """
 
     objective: Any
     step: StepSize | None = None
     start: Tensor | None = None
     update: Any = None
     transform: Any = None
+    target: tuple[float, float] | None = None
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was prepared in its slots."""
@@ -68,6 +73,15 @@ class Spending:
         budget = (promise.epsilon, promise.delta) if promise.sound else None
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self._before: list[Any] = []
+        kept = getattr(self.ledger, "adjacency", promise.adjacency)
+        remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
+        _validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
+
+    def require(self) -> None:
+        """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
+        plan, require = self.promise.plan, getattr(self.ledger, "require", None)
+        if plan is not None and require is not None and self.promise.sound and self.promise.published is None:
+            require(plan.total())
 
     def release(self, release: Release, rows: Any) -> Tensor:
         """One clipped sum of rows, outside the loop: charged, then released.  It is a sum, not a mean."""
@@ -100,11 +114,9 @@ class Spending:
     def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
         """What this run promises: its own releases, those before the loop included."""
         promise = self.promise
-        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
-        events = [event for name, event in self._events(pipe).items() for _ in range(looks[name])]
         words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
         return PrivacyStatement.of(
-            compose([*self._before, *events]) if promise.sound else dpa.NonPrivateDpEvent(),
+            self._total(pipe, rounds) if promise.sound else dpa.NonPrivateDpEvent(),
             promise.delta,
             promise.adjacency,
             seeded=self.noise.seeded,
@@ -114,6 +126,15 @@ class Spending:
             guarantee=promise.published or "",
             noise=self.noise.describe(),
         )
+
+    def epsilon(self, pipe: Pipeline, rounds: int) -> float:
+        """What this run has spent after so many rounds."""
+        promise = self.promise
+        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
+
+    def _total(self, pipe: Pipeline, rounds: int) -> Any:
+        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
+        return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

@@ -39,9 +39,13 @@ LAYERS = [
     "driver",
     "algorithms",
     "diagnostics",
+    "planner",
+    "estimators",
     "engine",
     "tensorboard",
     "auditing",
+    "report",
+    "runs",
     "demo",
     "cli",
 ]

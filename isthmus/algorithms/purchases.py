@@ -36,6 +36,8 @@ LEAST, MOST = -20, 30
 """Powers of two that ranges tell apart."""
 BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
+USUAL = 0.1
+"""The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
 SLACK = 1 + 1e-9
 """Rounding of sums whose rows have norm at most 1."""
 
@@ -92,14 +94,18 @@ class _Any:
         _validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ranges(_Any):
-    """Which powers of two each column's entries lie in; entries outside what many records share are clipped.
+    """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
+
+    low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
 
     >>> octaves(torch.tensor([0.0, 1.0, 1.5, -3.0])) - BINS // 2
     tensor([  0,  22,  22, -23])
     """
 
+    low: Tensor | None = None
+    high: Tensor | None = None
     share: float = 0.08
     bias: float = 0.0
     name: str = "ranges"
@@ -111,24 +117,31 @@ class Ranges(_Any):
         _validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
     def bound(self, objective: Any) -> float:
-        """sqrt(d): a record is in one octave of each column."""
-        return math.sqrt(objective.X.shape[1]) * SLACK
+        """sqrt of the columns: a record is in one octave of each."""
+        return math.sqrt(len(self._unknown(objective.X.shape[1]))) * SLACK
 
     def measure(self, objective: Any) -> Tensor:
-        """One count a column and octave: a record adds 1 to one octave of each column."""
-        X, d = Scaled.of(objective.X).X, objective.X.shape[1]
-        counts = torch.zeros(d, BINS, dtype=torch.float64)
-        for rows in X.split(max(1, (1 << 22) // d)):
-            found = octaves(rows) + torch.arange(d) * counts.shape[1]
+        """One count a column and octave."""
+        X, columns = Scaled.of(objective.X).X, self._unknown(objective.X.shape[1])
+        counts = torch.zeros(len(columns), BINS, dtype=torch.float64)
+        for rows in X.split(max(1, (1 << 22) // X.shape[1])):
+            found = octaves(rows[:, columns]) + torch.arange(len(columns)) * BINS
             counts += torch.bincount(found.reshape(-1), minlength=counts.numel()).view_as(counts)
         return counts.reshape(-1)
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
-        low, high, second = ranges(bought.view(-1, BINS), noise, facts.n)
-        shift, half = centre(low, high)
-        limit = 1.5 * math.sqrt(max(float(second.sum()), 0.01) + self.bias**2)
-        return _seen(prepared, RowMap(low, high, shift, 1 / half, limit, self.bias))
+        d = prepared.objective.X.shape[1]
+        columns, empty = self._unknown(d), torch.full((d,), math.nan, dtype=torch.float64)
+        low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
+        second = torch.full((d,), USUAL, dtype=torch.float64)
+        low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, facts.n)
+        return _seen(prepared, ranged(low, high, self.bias, float(second.sum())))
+
+    def _unknown(self, d: int) -> Tensor:
+        if self.low is None or self.high is None:
+            return torch.arange(d)
+        return (self.low.isnan() | self.high.isnan()).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,8 @@ class TargetRange(_Any):
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
         """The mapped targets."""
         low, high, _ = ranges(bought[None], noise, facts.n)
-        return replace(prepared, objective=scaled_targets(prepared.objective, float(low), float(high)))
+        found = float(low), float(high)
+        return replace(prepared, objective=scaled_targets(prepared.objective, *found), target=found)
 
 
 @dataclass(frozen=True)
@@ -336,6 +350,13 @@ def centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     shift = torch.where(holds, 0.0, (low + high) / 2)
     half = torch.where(holds, torch.maximum(-low, high), (high - low) / 2)
     return shift, torch.where(half > 0, half, 1.0)
+
+
+def ranged(low: Tensor, high: Tensor, bias: float, second: float | None = None, limit: float | None = None) -> RowMap:
+    """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
+    shift, half = centre(low, high)
+    usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01) + bias**2)
+    return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else math.hypot(limit, bias), bias)
 
 
 def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:

@@ -7,6 +7,7 @@
 | `LeastSquares` | (z - y)^2 / 2 | 1 | - |
 | `Hinge` | max(0, 1 - y z) | - | 1 |
 | `SmoothHinge` | the same, rounded over a width gamma | 1/gamma | 1 |
+| `OneVsRest` | hinges of all classes against the rest | 1/gamma | sqrt K |
 | `Huber` | squared, linear beyond delta | 1 | delta |
 | `Poisson` | exp(z) - y z + log(y!) | - | - |
 | `TorchObjective` | any torch function of one example | - | - |
@@ -15,7 +16,7 @@
 from isthmus.objectives.base import Objective
 from isthmus.objectives.general import TorchObjective
 from isthmus.objectives.linear import Hinge, Huber, LeastSquares, LinearModel, Logistic, Poisson, SmoothHinge
-from isthmus.objectives.softmax import Softmax
+from isthmus.objectives.softmax import OneVsRest, Softmax
 
 __all__ = [
     "Hinge",
@@ -24,6 +25,7 @@ __all__ = [
     "LinearModel",
     "Logistic",
     "Objective",
+    "OneVsRest",
     "Poisson",
     "SmoothHinge",
     "Softmax",

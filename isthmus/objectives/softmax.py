@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus import _validate
 from isthmus.gradients import Outer
 from isthmus.objectives.linear import LinearModel
 from isthmus.objectives.targets import ClassLabels
@@ -54,3 +55,34 @@ class Softmax(LinearModel):
 
     def _target_dtype(self, z: Tensor) -> torch.dtype:
         return torch.int64
+
+
+class OneVsRest(Softmax):
+    """l = sum_k h(s_k z_k) with s_k = 1 for the right class and -1 else; h the hinge, or the smooth hinge of width gamma.
+
+    >>> OneVsRest([[1.0, 0.0]], [2], classes=3).loss(torch.zeros(6, dtype=torch.float64))
+    3.0
+    """
+
+    def __init__(self, X: Any, y: Any, *, gamma: float = 0.0, classes: Any = None, **penalty: Any) -> None:
+        _validate.non_negative(gamma=gamma)
+        super().__init__(X, y, classes=classes, **penalty)
+        self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
+        self.slope_bound = len(self.classes or ()) ** 0.5
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """The hinges of all classes."""
+        gap = 1 - self._signs(z, y) * z
+        if not self.gamma:
+            return gap.clamp_min(0).sum(1)
+        t = (gap / self.gamma).clamp(0, 1)
+        return (t * (gap - self.gamma / 2 * t)).sum(1)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-s_k where the margin is short."""
+        signs = self._signs(z, y)
+        gap = 1 - signs * z
+        return -signs * ((gap / self.gamma).clamp(0, 1) if self.gamma else (gap > 0).to(z.dtype))
+
+    def _signs(self, z: Tensor, y: Tensor) -> Tensor:
+        return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)

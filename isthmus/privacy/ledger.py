@@ -175,6 +175,24 @@ class Ledger:
             for t in range(rounds):
                 run.charge(what, t)
 
+    def require(self, event: Any, what: str = "run") -> None:
+        """Raise `BudgetExceeded` where the budget does not hold this event on top of what is spent; charges nothing.
+
+        >>> from dp_accounting import dp_event
+        >>> Ledger(budget=(1.0, 1e-5)).require(dp_event.GaussianDpEvent(1.0))
+        Traceback (most recent call last):
+        isthmus.privacy.ledger.BudgetExceeded: 'run' is refused: ... is left of the budget epsilon=1 at delta=1e-05
+        """
+        if self.budget is None:
+            return
+        data = _events.to_json(event)
+        self._meter.check_supported([data])
+        with self._locked():
+            totals = dict(self._account.totals)
+        asked = self._meter.epsilon(_plus(totals, data, 1), self.budget[1])
+        if asked > self.budget[0] * (1 + 1e-9):
+            raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), asked, self.budget)
+
     def spent(self, delta: float | None = None) -> float:
         """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs."""
         delta = self._delta(delta)

@@ -1,0 +1,7 @@
+"""scikit-learn estimators: `PrivateClassifier`, `PrivateRegressor`, and what they warn of."""
+
+from isthmus.estimators.classifier import PrivateClassifier
+from isthmus.estimators.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
+from isthmus.estimators.regressor import PrivateRegressor
+
+__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor"]

@@ -1,0 +1,331 @@
+"""What both estimators share: parameters, the private fit, the margins of new rows."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from isthmus import _validate, algorithms
+from isthmus.algorithms.prepared import buying
+from isthmus.algorithms.purchases import Purchase
+from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
+from isthmus.estimators.leaks import warn_of_repeated_fits
+from isthmus.matrix import as_matrix, is_sparse, matmul
+from isthmus.planner import Choice, Plan, plan
+from isthmus.privacy import Adjacency, Ledger, _events
+from isthmus.privacy.accounting import epsilon_of
+from isthmus.scaling import RowMaps, Scaled
+from isthmus.solve import minimize
+from isthmus.state import State
+
+DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
+"""Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
+SCALES = ("auto", "none", "columns", "moments", "public")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem, ready to be planned: its objective, what is bought first, what is assumed."""
+
+    objective: Any
+    inputs: Inputs
+    buys: tuple[Purchase, ...]
+    assumptions: tuple[str, ...]
+    facts: dict[str, Any]
+    public: Any = None
+
+
+class PrivateLinear(BaseEstimator):
+    """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
+
+    # ------------------------------------------------------------ fit
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Fit to (X, y), spending `epsilon` once.
+
+        sample_weight  numbers in [0, max_weight] that multiply the losses; a weighted record is clipped like any other,
+                       so weights cost nothing, but they count as part of the record they belong to
+        """
+        self._check_parameters()
+        if self._private:
+            warn_of_repeated_fits(self.epsilon)
+        X, y = self._read(X, y, reset=True)
+        self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
+        return self
+
+    def _partial(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        self._check_parameters()
+        first = not hasattr(self, "_calls")
+        X, y = self._read(X, y, reset=first)
+        state = None if first else self._partial_state
+        done = 0 if first else self._calls
+        remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
+        _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
+        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done)
+        self._calls, self._partial_state = done + 1, self.result_.state
+        return self
+
+    def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
+        began = time.perf_counter()
+        problem = self._problem(X, y, weight, state is not None and calls > 1)
+        found = self._planned(problem)
+        choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
+        rounds = choice.rounds * calls
+        recipe = self._recipe(problem, choice, calls)
+        seen: list[dict[str, Any]] = []
+        result = minimize(
+            problem.objective,
+            recipe,
+            self.constraint,
+            steps=rounds,
+            seed=self._seed(),
+            resume=state,
+            record=1,
+            callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint)],
+            progress=bool(self.verbose),
+            **(self._spending(choice) if self._private else {}),
+        )
+        self.plan_, self.choice_, self.result_ = found, choice, result
+        self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
+        self._store(problem, result)
+
+    def _recipe(self, problem: Problem, choice: Choice, calls: int) -> Any:
+        options = dict(self.options or {})
+        if self.as_published:
+            options["as_published"] = True
+        if self.clip is not None and self._private:
+            options["clip"] = self.clip
+        n = "exact" if self.n is None and calls == 1 else (self.n or problem.facts["n"])
+        arguments = {"n": n} if self._private else {}
+        recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
+        copy = choice.algorithm not in DIRECT
+        if problem.buys:
+            return buying(recipe, problem.buys, copy)
+        return recipe
+
+    def _spending(self, choice: Choice) -> dict[str, Any]:
+        ledger = self.ledger
+        if isinstance(ledger, (str, os.PathLike)):
+            ledger = Ledger.open(ledger, adjacency=self._adjacency)
+        if ledger is None and self.checkpoint is not None:
+            ledger = Ledger.open(f"{self.checkpoint}.ledger", adjacency=self._adjacency)
+        return {"ledger": ledger, "noise_seed": self.noise_seed}
+
+    def _planned(self, problem: Problem) -> Plan:
+        names = None if self.algorithm == "auto" else [self.algorithm]
+        fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
+        before = sum(item.share for item in problem.buys)
+        return plan(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            constraint=self.constraint,
+            public=problem.public,
+            adjacency=self._adjacency.value,
+            penalty=bool(self.l1 or self.l2),
+            algorithms=names,
+            before=before,
+            **problem.facts,
+            **{key: value for key, value in fixed.items() if value is not None},
+        )
+
+    # ------------------------------------------------------------ the problem
+
+    def _problem(self, X: Any, y: Any, weight: Any, again: bool) -> Problem:
+        """Objective, maps and purchases; `again` for further calls of `partial_fit`, which keep those of the first."""
+        public = self._public_rows(X.shape[1])
+        chosen = self._scale(X, public)
+        inputs = inputs_of(
+            X,
+            bounds=self.bounds,
+            data_norm=self.data_norm,
+            public=None if public is None else public[0],
+            intercept=self.fit_intercept and chosen not in ("moments", "public"),
+            private=self._private,
+        )
+        shown = None if public is None else inputs.maps(public[0])
+        if chosen == "public" and shown is not None:
+            extra = standardised(shown)
+            inputs = replace(inputs, maps=RowMaps([*inputs.maps.maps, extra]))
+            shown = extra(shown)
+        view = inputs.maps(X) if inputs.maps.maps else Scaled.of(X)
+        objective, buys, assumptions = self._objective(view, y, weight)
+        n = self.n or X.shape[0]
+        facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
+        facts["scale"] = "none" if chosen == "public" or not self._private else chosen
+        copied = self.algorithm not in ("auto", *DIRECT) and not inputs.buys
+        if copied and inputs.maps.maps:
+            objective = objective.with_inputs(view.plain())
+        given = None
+        if shown is not None:
+            rows = shown.plain() if shown.shape[1] == view.shape[1] else None
+            given = rows if rows is None or public is None or public[1] is None else (rows, self._targets(public[1]))
+        return Problem(objective, inputs, (*inputs.buys, *buys), (*inputs.assumptions, *assumptions), facts, given)
+
+    def _scale(self, X: Any, public: Any) -> str:
+        """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
+        if self.scale != "auto" or public is None or not self._private:
+            return self.scale
+        free = self.constraint is None and not (self.l1 or self.l2)
+        if not free or self.algorithm not in ("auto", "dp_gd", "dp_sgd"):
+            return self.scale
+        told = prefers_public_scale(
+            n=self.n or X.shape[0],
+            d=X.shape[1],
+            epsilon=self.epsilon,
+            delta=self._delta(X.shape[0]),
+            adjacency=self._adjacency,
+            rows=public[0].shape[0],
+            sparse=is_sparse(X),
+        )
+        return "public" if told else self.scale
+
+    def _public_rows(self, d: int) -> tuple[Any, Any] | None:
+        if self.public is None:
+            return None
+        labelled = isinstance(self.public, tuple)
+        X = self.public[0] if labelled else self.public
+        X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
+        _validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
+        return X, self.public[1] if labelled else None
+
+    # ------------------------------------------------------------ what is stored, and new rows
+
+    def _store(self, problem: Problem, result: Any) -> None:
+        found = () if result.transform is None else tuple(result.transform.maps)
+        self._maps = RowMaps([*problem.inputs.maps.maps, *found])
+        outputs = self._outputs()
+        point = result.x if result.x is not None else result.average
+        self._weights = point.detach().double().view(outputs, -1).T.contiguous()
+        weight, offset = self._maps.affine(self.n_features_in_)
+        p = self.n_features_in_
+        self._set_coefficients(
+            (self._weights[:p] * weight[:, None]).T.numpy().copy(), (offset @ self._weights).numpy().copy()
+        )
+        statement = result.privacy
+        if statement is not None and problem.assumptions:
+            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
+        self.privacy_ = statement
+
+    def _margins(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        return matmul(self._maps(_rows(X)), self._weights).numpy()
+
+    def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
+        """(round, epsilon spent so far) of the fit; what was bought before the first round is in all of them."""
+        check_is_fitted(self)
+        if self.privacy_ is None or not math.isfinite(self.privacy_.nominal):
+            return []
+        leaves, last = list(_events.flatten(self.privacy_.event)), self.n_iter_
+        curve = []
+        for t in sorted({max(1, round(last * i / points)) for i in range(1, points + 1)}):
+            spent = _events.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
+            curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
+        return curve
+
+    # ------------------------------------------------------------ parameters
+
+    @property
+    def _private(self) -> bool:
+        return self.epsilon != math.inf
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
+
+    def _delta(self, n: int) -> float:
+        return min(1e-5, (self.n or n) ** -1.1) if self.delta is None else self.delta
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return int.from_bytes(os.urandom(4), "little") >> 1
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _checkpointed(self) -> State | None:
+        if self.checkpoint is None or not Path(self.checkpoint).exists():
+            return None
+        return State.load(self.checkpoint)
+
+    def _check_parameters(self) -> None:
+        if self.epsilon != math.inf:
+            _validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            _validate.open_unit(delta=self.delta)
+        _validate.one_of(self._LOSSES, loss=self.loss)
+        known = ["auto", *algorithms.__all__]
+        _validate.one_of(known, algorithm=self.algorithm)
+        _validate.non_negative(l1=self.l1, l2=self.l2)
+        _validate.one_of(SCALES, scale=self.scale)
+        _validate.check(
+            self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
+        )
+        for name in ("clip", "step", "max_weight"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                _validate.positive(**{name: value})
+        for name in ("max_iter", "batch_size", "n", "partial_calls"):
+            if getattr(self, name) is not None:
+                _validate.positive_int(**{name: getattr(self, name)})
+        _validate.one_of([member.value for member in Adjacency], adjacency=self._adjacency.value)
+        check_bounds(self.bounds, self.data_norm)
+        forced = self.algorithm == "auto" and self.as_published
+        _validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
+
+    def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        X, y = validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=self._NUMERIC, reset=reset
+        )
+        return _rows(X), y
+
+    def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
+        if weight is None:
+            return None
+        from sklearn.utils.validation import _check_sample_weight
+
+        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
+        inside = bool(((values >= 0) & (values <= self.max_weight)).all())
+        remedy = f"give weights in [0, max_weight={self.max_weight:g}]; max_weight is a public choice"
+        _validate.check(inside, "sample_weight", (float(values.min()), float(values.max())), remedy)
+        return values / self.max_weight
+
+
+class _Watcher:
+    """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
+
+    def __init__(self, seen: list[dict[str, Any]], choice: Choice, until: int, rounds: int, checkpoint: Any) -> None:
+        self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
+        self.last: Any = None
+        self.every = max(1, rounds // 20)
+
+    def __call__(self, record: dict[str, Any], state: State) -> bool:
+        note: dict[str, Any] = {"t": state.t}
+        if self.last is not None and self.last[0] == state.t - 1:
+            note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
+        if self.choice.noise_norm is not None and "eta" in record:
+            note["noise"] = record["eta"] * self.choice.noise_norm
+        if "loss" in record:
+            note["loss"] = record["loss"]
+        self.last = state.t, state.w
+        self.seen.append(note)
+        if self.path is not None and (state.t % self.every == 0 or state.t == self.rounds):
+            state.save(self.path)
+        return state.t >= self.until and state.t < self.rounds
+
+
+def _rows(X: Any) -> Any:
+    """The matrix as the library holds it; CSR in float64, so that no product converts it again."""
+    if is_sparse(X):
+        return as_matrix("X", X if X.dtype == np.float64 else X.astype(np.float64))
+    return as_matrix("X", X)

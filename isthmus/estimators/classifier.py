@@ -1,0 +1,240 @@
+"""`PrivateClassifier`: private logistic, softmax and hinge classifiers with the habits of scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+
+from isthmus import _validate
+from isthmus.algorithms.purchases import ClassCounts, Purchase
+from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.leaks import leak
+from isthmus.objectives import Hinge, Logistic, OneVsRest, SmoothHinge, Softmax
+
+
+def _has_probabilities(estimator: Any) -> bool:
+    return estimator.loss in ("logistic", "softmax")
+
+
+class PrivateClassifier(ClassifierMixin, PrivateLinear):
+    """A linear classifier trained under differential privacy.
+
+    Each record's gradient is clipped, Gaussian noise is added to their sum, and only that is ever seen: whatever the
+    records are, the fitted model is (epsilon, delta)-differentially private for adding or removing one of them.
+    `privacy_` states it, and what must hold.  `epsilon=float("inf")` trains without privacy, on compressed gradients.
+
+    epsilon, delta   the budget of one `fit`; delta defaults to min(1e-5, n^-1.1)
+    loss             "logistic" (softmax for more than two classes), "softmax", "hinge", "smooth_hinge"
+    algorithm        "auto" asks `isthmus.plan`; or a recipe of `isthmus.algorithms`, filled by the planner
+    constraint       a set of `isthmus` for the coefficients of the scaled rows; l1, l2: strengths of a penalty
+    clip, step, max_iter, batch_size   None: as planned; all of them are public choices
+    scale            how columns are scaled beyond their bounds: "auto", "none", "columns", "moments" (bought from the
+                     budget) or "public" (from the public rows)
+    bounds           (low, high) of the columns, public numbers; NaN, or None for all, buys them from the budget;
+                     "data" reads them off the data and warns
+    data_norm        a public bound of the rows' l2 norm: longer rows are shortened; "unit" gives every row length 1,
+                     the default for CSR
+    public           rows X, or (X, y), that are public
+    n                None: the number of records is public; a number is a public estimate of it
+    classes          all labels; None reads them off y and warns
+    class_weight     None, a dict {label: weight}, or "balanced", which buys the class counts
+    max_weight       the largest `sample_weight`, a public choice
+    adjacency        "add-remove" or "replace-one"
+    partial_calls    how many calls of `partial_fit` share the budget
+    ledger           a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
+    checkpoint       a path: the run's public state is saved there, and `fit` goes on from it
+    options          further arguments of the algorithm
+    as_published     run the paper's mechanism; the statement says what it really gives
+    random_state     public randomness (sketches); noise never depends on it
+    noise_seed       for tests only: the statement then says "not private"
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(3000, 5, random_state=0)
+    >>> model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-6, 6)).fit(X, y)
+    >>> model.score(X, y) > 0.8, model.privacy_.private
+    (True, True)
+    >>> print(model.privacy_)
+    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    """
+
+    _LOSSES = ("logistic", "softmax", "hinge", "smooth_hinge")
+    _NUMERIC = False
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        loss: str = "logistic",
+        algorithm: str = "auto",
+        constraint: Any = None,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        clip: Any = None,
+        step: Any = None,
+        max_iter: int | None = None,
+        batch_size: int | None = None,
+        scale: str = "auto",
+        bounds: Any = None,
+        data_norm: Any = None,
+        fit_intercept: bool = True,
+        public: Any = None,
+        n: int | None = None,
+        classes: Any = None,
+        class_weight: Any = None,
+        max_weight: float = 1.0,
+        adjacency: Any = "add-remove",
+        partial_calls: int = 10,
+        ledger: Any = None,
+        checkpoint: Any = None,
+        options: Any = None,
+        as_published: bool = False,
+        random_state: Any = None,
+        noise_seed: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.loss = loss
+        self.algorithm = algorithm
+        self.constraint = constraint
+        self.l1 = l1
+        self.l2 = l2
+        self.clip = clip
+        self.step = step
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.scale = scale
+        self.bounds = bounds
+        self.data_norm = data_norm
+        self.fit_intercept = fit_intercept
+        self.public = public
+        self.n = n
+        self.classes = classes
+        self.class_weight = class_weight
+        self.max_weight = max_weight
+        self.adjacency = adjacency
+        self.partial_calls = partial_calls
+        self.ledger = ledger
+        self.checkpoint = checkpoint
+        self.options = options
+        self.as_published = as_published
+        self.random_state = random_state
+        self.noise_seed = noise_seed
+        self.verbose = verbose
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> PrivateClassifier:
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap.
+
+        The first call buys what the plan buys; later ones go on from the last point.
+        """
+        self._declared = classes if classes is not None else getattr(self, "_declared", None)
+        return self._partial(X, y, sample_weight)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Margins: one a row for two classes, else one a row and class."""
+        z = self._margins(X)
+        return z[:, 0] if z.shape[1] == 1 else z[:, 1] - z[:, 0] if len(self.classes_) == 2 else z
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The label of the largest margin."""
+        z = self.decision_function(X)
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(1)]
+
+    @available_if(_has_probabilities)
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes, in the order of `classes_`."""
+        return np.exp(self.predict_log_proba(X))
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms."""
+        z = self.decision_function(X)
+        if z.ndim == 1:
+            z = np.stack([np.zeros_like(z), z], axis=1)
+        return z - np.logaddexp.reduce(z, axis=1, keepdims=True)
+
+    # ------------------------------------------------------------ the problem
+
+    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
+        told = self._set_classes(y)
+        weights, buys = self._class_weights(y, self._checked_weights(weight, X.shape[0]))
+        common: dict[str, Any] = {"classes": tuple(self.classes_.tolist()), "l1": self.l1, "l2": self.l2}
+        common["weights"] = weights
+        if len(self.classes_) > 2 or self.loss == "softmax":
+            if self.loss in ("logistic", "softmax"):
+                return Softmax(X, y, **common), buys, told
+            return OneVsRest(X, y, gamma=float(self.loss == "smooth_hinge"), **common), buys, told
+        model = {"logistic": Logistic, "hinge": Hinge, "smooth_hinge": SmoothHinge}[self.loss]
+        return model(X, y, **common), buys, told
+
+    def _set_classes(self, y: Any) -> tuple[str, ...]:
+        check_classification_targets(y)
+        declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
+        if declared is not None:
+            self.classes_ = np.unique(np.asarray(declared))
+            _validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
+            strange = ~np.isin(y, self.classes_)
+            if strange.any():
+                shown = y[strange][0].item() if hasattr(y[strange][0], "item") else y[strange][0]
+                _validate.refuse("y", shown, f"labels must be among classes={self.classes_.tolist()}")
+            return ()
+        if hasattr(self, "_calls"):
+            return self._told
+        self.classes_ = np.unique(y)
+        _validate.check(
+            len(self.classes_) > 1, "y", self.classes_.tolist(), "it holds one class only: declare all with classes="
+        )
+        self._told: tuple[str, ...] = ()
+        if self._private:
+            self._told = (leak("the labels (classes) were", "give classes=[...], which must be public", 6),)
+        return self._told
+
+    def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[Purchase, ...]]:
+        chosen = self.class_weight
+        if chosen is None:
+            return weights, ()
+        if isinstance(chosen, str):
+            _validate.one_of(("balanced",), class_weight=chosen)
+            if self._private:
+                return weights, (ClassCounts(),)
+            counts = np.array([(y == label).sum() for label in self.classes_])
+            chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
+        _validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
+        given = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
+        _validate.check(min(given.values()) >= 0, "class_weight", chosen, "give weights >= 0")
+        most = max(given.values())
+        _validate.positive(class_weight=most)
+        each = np.zeros(len(y))
+        for label, value in given.items():
+            each[y == label] = value / most
+        return each if weights is None else each * weights, ()
+
+    def _loss_facts(self) -> dict[str, Any]:
+        several = len(self.classes_) > 2 or self.loss == "softmax"
+        if not several:
+            return {"loss": self.loss}
+        hinge = {"clip": 1.0} if self.loss in ("hinge", "smooth_hinge") and self.clip is None else {}
+        return {"loss": "softmax", "classes": len(self.classes_), **hinge}
+
+    def _targets(self, y: Any) -> np.ndarray:
+        return np.asarray(y)
+
+    def _outputs(self) -> int:
+        return len(self.classes_) if len(self.classes_) > 2 or self.loss == "softmax" else 1
+
+    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+        if len(self.classes_) == 2 and len(coefficients) == 2:
+            coefficients, intercepts = coefficients[1:] - coefficients[:1], intercepts[1:] - intercepts[:1]
+        self.coef_, self.intercept_ = coefficients, intercepts
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = True
+        tags.classifier_tags.poor_score = True
+        return tags

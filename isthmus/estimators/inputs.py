@@ -1,0 +1,137 @@
+"""From the rows a user has to rows of norm at most 1: by arguments, public data, or a paid-for release."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.algorithms.purchases import SMALL, Moments, Purchase, Ranges, ranged
+from isthmus.estimators.leaks import leak
+from isthmus.matrix import as_matrix, is_sparse, row_norms
+from isthmus.privacy import Adjacency, noise_multiplier
+from isthmus.scaling import RowMap, RowMaps, Scaled
+
+DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
+"""The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Public maps of rows, what has to be bought first, and what the statement must say about it."""
+
+    maps: RowMaps
+    buys: tuple[Purchase, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def check_bounds(bounds: Any, data_norm: Any) -> None:
+    """Refuse bounds and norms that are none, before data is read."""
+    if isinstance(bounds, str):
+        _validate.one_of(("data",), bounds=bounds)
+    elif bounds is not None:
+        pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+        _validate.check(pair, "bounds", bounds, 'give (low, high), numbers or one for each column; or "data"')
+        low, high = (np.asarray(side, dtype=float) for side in bounds)
+        known = ~(np.isnan(low) | np.isnan(high))
+        ordered = bool(np.all(np.where(known, low < high, True)))
+        finite = bool(np.all(np.isfinite(np.where(known, low, 0)) & np.isfinite(np.where(known, high, 0))))
+        _validate.check(ordered and finite, "bounds", bounds, "give finite low < high (NaN: buy that column's range)")
+    if isinstance(data_norm, str):
+        _validate.one_of(("data", "unit"), data_norm=data_norm)
+    elif data_norm is not None:
+        _validate.positive(data_norm=data_norm)
+
+
+def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bool, private: bool) -> Inputs:
+    """The maps of rows X; what is private in X is not looked at, except where a warning says so.
+
+    bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
+    """
+    n, d = X.shape
+    told: list[str] = []
+    if not private:
+        return Inputs(_from_rows(X, intercept))
+    if isinstance(bounds, str):
+        bounds = _ranges_of(X)
+        told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
+    if isinstance(data_norm, str) and data_norm == "data":
+        data_norm = max(float(row_norms(X).max()), 1e-12)
+        told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
+    if bounds is not None:
+        return _ranged(d, bounds, data_norm, intercept, told)
+    bias = DENSE_BIAS if intercept else 0.0
+    if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
+        short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
+        return Inputs(RowMaps([RowMap(limit=None), *([short] if intercept else [])]), (), tuple(told))
+    if data_norm is not None:
+        limit = float(data_norm)
+        return Inputs(RowMaps([RowMap(limit=math.hypot(limit, bias * limit), bias=bias * limit)]), (), tuple(told))
+    if public is not None:
+        told.append("the public rows are public: columns were scaled by them")
+        return Inputs(_from_rows(public, intercept), (), tuple(told))
+    return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0),), tuple(told))
+
+
+def prefers_public_scale(
+    *, n: int, d: int, epsilon: float, delta: float, adjacency: Adjacency, rows: int, sparse: bool
+) -> bool:
+    """Whether so many public rows tell the scale of columns better than a tenth of the budget would.
+
+    A bought variance of about 1/d is off by sqrt(2) d / (mu n), relatively; one of `rows` rows by sqrt(2 / rows).
+    """
+    if sparse or d > SMALL:
+        return False
+    mu = math.sqrt(Moments().share) / noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
+    return math.sqrt(2) * d / (mu * n) > math.sqrt(2 / rows)
+
+
+def standardised(public: Scaled) -> RowMap:
+    """Centred, scaled columns and a bias, from public rows that are seen through the first map."""
+    n, d = public.shape
+    mean = torch.stack([rows.sum(0) for _, _, rows in public.chunks()]).sum(0) / n
+    spread = (public.second_moments(math.inf) / n - mean**2).clamp(min=0)
+    usual = spread.mean()  # a column that is constant in the public rows may not be so in the private ones
+    return RowMap(None, None, mean, spread.clamp(min=max(float(usual) / 100, 1e-12)).rsqrt(), math.sqrt(d + 1), 1.0)
+
+
+def _ranged(d: int, bounds: Any, data_norm: Any, intercept: bool, told: list[str]) -> Inputs:
+    low, high = (_column(side, d) for side in bounds)
+    bias = 1.0 if intercept else 0.0
+    if bool((low.isnan() | high.isnan()).any()):
+        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias),), tuple(told))
+    limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)
+    return Inputs(RowMaps([ranged(low, high, bias, limit=limit)]), (), tuple(told))
+
+
+def _column(side: Any, d: int) -> Tensor:
+    values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
+    values = values.expand(d).clone() if len(values) == 1 else values
+    _validate.check(len(values) == d, "bounds", f"{len(values)} columns", f"give one number, or {d}")
+    return values
+
+
+def _from_rows(X: Any, intercept: bool) -> RowMaps:
+    """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
+    X = as_matrix("public", X)
+    if is_sparse(X):
+        short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
+        return RowMaps([RowMap(limit=None), *([short] if intercept else [])])
+    mean = X.double().mean(0)
+    spread = X.double().std(0, correction=0)
+    spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
+    bias = 1.0 if intercept else 0.0
+    return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1] + bias**2), bias)])
+
+
+def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
+    if is_sparse(X):
+        _validate.refuse("bounds", "data", "give data_norm= for sparse rows")
+    low, high = X.double().amin(0), X.double().amax(0)
+    same = low == high
+    return torch.where(same, low - 1, low), torch.where(same, high + 1, high)

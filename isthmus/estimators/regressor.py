@@ -1,0 +1,179 @@
+"""`PrivateRegressor`: private least squares, Huber and Poisson regression with the habits of scikit-learn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from sklearn.base import RegressorMixin
+
+from isthmus import _validate
+from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
+from isthmus.estimators.base import PrivateLinear, Problem
+from isthmus.estimators.leaks import leak
+from isthmus.objectives import Huber, LeastSquares, Poisson
+
+
+class PrivateRegressor(RegressorMixin, PrivateLinear):
+    """A linear regression trained under differential privacy.
+
+    Targets are clipped to `target_bounds` and learned on the scale [-1, 1] (Poisson: [0, 1], by quasi-likelihood);
+    each record's gradient is clipped, Gaussian noise is added to their sum.  Parameters are those of
+    `PrivateClassifier`, and
+
+    loss           "squared", "huber" or "poisson"
+    target_bounds  (low, high) of y, public numbers; None buys them from the budget; "data" reads them off y and warns
+    huber_delta    where the Huber loss turns linear, as a share of half the target's range
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(-1, 1, (4000, 4))
+    >>> y = 10 + X @ [3.0, -2.0, 1.0, 0.0] + 0.1 * rng.standard_normal(4000)
+    >>> model = PrivateRegressor(epsilon=1.0, bounds=(-1, 1), target_bounds=(0, 20)).fit(X, y)
+    >>> model.score(X, y) > 0.8
+    True
+    """
+
+    _LOSSES = ("squared", "huber", "poisson")
+    _NUMERIC = True
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        *,
+        loss: str = "squared",
+        algorithm: str = "auto",
+        constraint: Any = None,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        clip: Any = None,
+        step: Any = None,
+        max_iter: int | None = None,
+        batch_size: int | None = None,
+        scale: str = "auto",
+        bounds: Any = None,
+        data_norm: Any = None,
+        target_bounds: Any = None,
+        huber_delta: float = 0.2,
+        fit_intercept: bool = True,
+        public: Any = None,
+        n: int | None = None,
+        max_weight: float = 1.0,
+        adjacency: Any = "add-remove",
+        partial_calls: int = 10,
+        ledger: Any = None,
+        checkpoint: Any = None,
+        options: Any = None,
+        as_published: bool = False,
+        random_state: Any = None,
+        noise_seed: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.loss = loss
+        self.algorithm = algorithm
+        self.constraint = constraint
+        self.l1 = l1
+        self.l2 = l2
+        self.clip = clip
+        self.step = step
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.scale = scale
+        self.bounds = bounds
+        self.data_norm = data_norm
+        self.target_bounds = target_bounds
+        self.huber_delta = huber_delta
+        self.fit_intercept = fit_intercept
+        self.public = public
+        self.n = n
+        self.max_weight = max_weight
+        self.adjacency = adjacency
+        self.partial_calls = partial_calls
+        self.ledger = ledger
+        self.checkpoint = checkpoint
+        self.options = options
+        self.as_published = as_published
+        self.random_state = random_state
+        self.noise_seed = noise_seed
+        self.verbose = verbose
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateRegressor:
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap."""
+        return self._partial(X, y, sample_weight)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The prediction, in the units of y."""
+        z = self._margins(X)[:, 0]
+        shift, width = self._target_map
+        return width * np.exp(np.minimum(z, 50.0)) if self.loss == "poisson" else shift + width * z
+
+    # ------------------------------------------------------------ the problem
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        _validate.positive(huber_delta=self.huber_delta)
+        bounds = self.target_bounds
+        if isinstance(bounds, str):
+            _validate.one_of(("data",), target_bounds=bounds)
+        elif bounds is not None:
+            pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
+            _validate.check(pair, "target_bounds", bounds, "give (low, high)")
+            low, high = float(bounds[0]), float(bounds[1])
+            ok = math.isfinite(low) and math.isfinite(high) and low < high
+            _validate.check(ok, "target_bounds", bounds, "give finite low < high")
+            _validate.check(self.loss != "poisson" or low >= 0, "target_bounds", bounds, "counts are >= 0")
+
+    def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
+        told: tuple[str, ...] = ()
+        common: dict[str, Any] = {"l1": self.l1, "l2": self.l2, "weights": self._checked_weights(weight, X.shape[0])}
+        y = np.asarray(y, dtype=np.float64)
+        if self.loss == "huber":
+            model: Any = Huber(X, y, delta=self.huber_delta, **common)
+        else:
+            model = (Poisson if self.loss == "poisson" else LeastSquares)(X, y, **common)
+        bounds = self.target_bounds
+        if isinstance(bounds, str) or not self._private and bounds is None:
+            bounds = (float(y.min()), float(y.max())) if y.min() < y.max() else (float(y.min()) - 1, float(y.max()) + 1)
+            if self._private:
+                told = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public", 6),)
+        if bounds is None:
+            return model, (TargetRange(),), told
+        self.target_bounds_ = float(bounds[0]), float(bounds[1])
+        return scaled_targets(model, *self.target_bounds_), (), told
+
+    def _loss_facts(self) -> dict[str, Any]:
+        return {"loss": self.loss}
+
+    def _targets(self, y: Any) -> np.ndarray:
+        shift, width = target_map(*self.target_bounds_, self.loss == "poisson")
+        return (np.clip(np.asarray(y, dtype=float), *self.target_bounds_) - shift) / width
+
+    def _outputs(self) -> int:
+        return 1
+
+    def _store(self, problem: Problem, result: Any) -> None:
+        if result.target is not None:
+            self.target_bounds_ = result.target
+        super()._store(problem, result)
+
+    def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
+        shift, width = self._target_map
+        if self.loss == "poisson":
+            self.coef_, self.intercept_ = coefficients[0], float(intercepts[0] + math.log(width))
+        else:
+            self.coef_, self.intercept_ = width * coefficients[0], float(shift + width * intercepts[0])
+
+    @property
+    def _target_map(self) -> tuple[float, float]:
+        return target_map(*self.target_bounds_, self.loss == "poisson")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.non_deterministic = True
+        tags.regressor_tags.poor_score = True
+        return tags
