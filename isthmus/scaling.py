@@ -24,6 +24,7 @@ from isthmus.matrix import (
     CHUNK_BYTES,
     Matrix,
     as_matrix,
+    canonical,
     is_lazy,
     is_sparse,
     matmul,
@@ -33,6 +34,8 @@ from isthmus.matrix import (
     to_dense,
 )
 
+CACHE_BYTES = 1 << 21
+"""Rows that are built to be looked at once stay near this size."""
 UP = 1 + 2.0**-48
 """Rounds a few float64 operations up."""
 
@@ -50,7 +53,7 @@ class Scaled:
     lazy, ndim, dtype, device = True, 2, torch.float64, torch.device("cpu")
 
     def __init__(self, X: Matrix, weight: Tensor, r: Tensor, U: Tensor, B: Tensor, upper: Tensor | None = None) -> None:
-        self.X, self.weight, self.r, self.U, self.B = X, weight, r, U, B
+        self.X, self.weight, self.r, self.U, self.B = canonical(X) if is_sparse(X) else X, weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
 
@@ -67,7 +70,7 @@ class Scaled:
     def upper(self) -> Tensor:
         """An upper bound of each row's norm."""
         if self._upper is None:
-            self._upper = self._norms()
+            self._upper = self._norms() + 1e-150  # squares of what is smaller vanish
         return self._upper
 
     def times(self, w: Tensor) -> Tensor:
@@ -98,16 +101,31 @@ class Scaled:
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
-        out = self.U @ self.B
-        out[:, : len(self.weight)] += self.r[:, None] * to_dense(self.X, torch.float64) * self.weight
-        return out
+        inner = (to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
+        if inner.shape[1] < self.shape[1]:
+            inner = torch.nn.functional.pad(inner, (0, self.shape[1] - inner.shape[1]))
+        return inner.addmm_(self.U, self.B) if len(self.B) else inner
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
-        """`(lo, hi, rows)`, each below `CHUNK_BYTES`."""
-        step = max(1, CHUNK_BYTES // (8 * self.shape[1]))
+        """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
+        step = max(1, CACHE_BYTES // (8 * self.shape[1]))
+        if is_sparse(self.X):
+            for lo in range(0, self.shape[0], step):
+                hi = min(lo + step, self.shape[0])
+                yield lo, hi, self[lo:hi].dense()
+            return
+        # NumPy and one buffer: many small torch operations would wait for each other's threads
+        X, weight, r, U, B = (each.numpy() for each in (self.X, self.weight, self.r, self.U, self.B))
+        buffer, p = np.zeros((step, self.shape[1])), len(weight)
         for lo in range(0, self.shape[0], step):
             hi = min(lo + step, self.shape[0])
-            yield lo, hi, self[lo:hi].dense()
+            rows = buffer[: hi - lo]
+            np.multiply(X[lo:hi], weight, out=rows[:, :p])
+            rows[:, :p] *= r[lo:hi, None]
+            rows[:, p:] = 0
+            if len(B):
+                rows += U[lo:hi] @ B
+            yield lo, hi, torch.from_numpy(rows)
 
     def plain(self) -> Matrix:
         """A copy: CSR where X is CSR and is not centred, else dense."""
@@ -115,7 +133,7 @@ class Scaled:
             return self.dense()
         p = len(self.weight)
         _validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", "a centred copy of sparse data is dense")
-        scaled = sp.diags_array(self.r.numpy()) @ self.X @ sp.diags_array(self.weight.numpy())
+        scaled = _weighted(self.X, self.weight, self.r)
         if self.shape[1] == p:
             return sp.csr_matrix(scaled)
         return sp.csr_matrix(sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())]))
@@ -125,10 +143,13 @@ class Scaled:
         p, total = len(self.weight), torch.zeros(self.shape[1], dtype=torch.float64)
         if not is_sparse(self.X) or bool(self.B[:, :p].any()):
             for _, _, rows in self.chunks():
-                squares = rows.square_()
-                total += _shortened(torch.linalg.vector_norm(squares, dim=1), bound) @ squares
+                squares = rows.numpy()
+                np.square(squares, out=squares)
+                kept = _shortened(torch.from_numpy(np.sqrt(_lengths(squares))), bound)
+                total += torch.from_numpy(kept.numpy() @ squares)
             return total
-        squares = (self.X.multiply(self.X) @ sp.diags_array(self.weight.numpy() ** 2)).tocsr()
+        squares = _weighted(self.X, self.weight)
+        squares.data **= 2
         rest = (self.U @ self.B[:, p:]).square()
         factors = self.r**2
         lengths = torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
@@ -145,7 +166,7 @@ class Scaled:
                 total.addmm_(rows.T, rows)
             return total
         p, rest = len(self.weight), self.U.T @ self.U
-        inner = sp.diags_array(self.r.numpy()) @ self.X @ sp.diags_array(self.weight.numpy())
+        inner = _weighted(self.X, self.weight, self.r)
         total[:p, :p] = torch.from_numpy((inner.T @ inner) @ np.eye(p))
         cross = torch.from_numpy(inner.T @ self.U.numpy()) @ self.B
         total[:p] += cross
@@ -156,18 +177,21 @@ class Scaled:
         p = len(self.weight)
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
         if is_sparse(self.X) and not bool(self.B[:, :p].any()):
-            weighted = self.X @ sp.diags_array(self.weight.numpy())
             rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
-            return torch.hypot(self.r * row_norms(weighted.tocsr()), rest) * slack
-        parts = [torch.linalg.vector_norm(rows, dim=1) * slack for _, _, rows in self.chunks()]
-        return (torch.cat(parts) if parts else torch.zeros(0).double()) + self._cancelled()
+            return torch.hypot(self.r * row_norms(_weighted(self.X, self.weight)), rest) * slack
+        parts = [np.sqrt(_lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
+        found = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
+        return found + self._cancelled()
 
     def _cancelled(self) -> Tensor:
         """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
         if not len(self.B):
             return torch.zeros_like(self.r)
-        inner = self.r.abs() * row_norms(self.X).double() * float(self.weight.abs().max())
-        return (inner + self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1)) * 2.0**-50
+        p = len(self.weight)
+        if not bool(self.B[:, :p].any()):
+            return torch.zeros_like(self.r)
+        # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
+        return self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1) * 2.0**-48
 
     def __repr__(self) -> str:
         return f"Scaled({self.shape[0]} x {self.shape[1]}, {'CSR' if is_sparse(self.X) else 'dense'})"
@@ -260,6 +284,21 @@ class RowMaps:
                 offset = torch.cat([offset, torch.tensor([each.bias], dtype=torch.float64)])
             weight, offset = (value / (each.limit or 1.0) for value in (weight, offset))
         return weight, offset
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """Squared norms of rows."""
+    return np.einsum("ij,ij->i", rows, rows)
+
+
+def _weighted(X: Any, weight: Tensor, r: Tensor | None = None) -> Any:
+    """diag(r) X diag(weight) for CSR: its numbers anew, its pattern shared."""
+    data = X.data * weight.numpy()[X.indices]
+    if r is not None:
+        data *= np.repeat(r.numpy(), np.diff(X.indptr))
+    scaled = type(X)((data, X.indices, X.indptr), shape=X.shape)
+    scaled.has_canonical_format = True  # that of X, which was made so
+    return scaled
 
 
 def _shortened(lengths: Tensor, bound: float) -> Tensor:

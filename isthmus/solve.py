@@ -166,10 +166,10 @@ def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None
     if pipe.prepare is None:
         return Prepared(objective), {}
     if resume is None:
-        bought = pipe.prepare.release(objective, spending)
-    else:
-        bought = resume.parts["prepare"]
-        spending.recall(pipe.prepare.events(bought))
+        bought, prepared = pipe.prepare.release(objective, spending)
+        return prepared, {"prepare": bought}
+    bought = resume.parts["prepare"]
+    spending.recall(pipe.prepare.events(bought))
     return pipe.prepare.apply(objective, bought), {"prepare": bought}
 
 

@@ -45,8 +45,8 @@ class Prepared:
 class Preparation(Protocol):
     """Releases before the loop."""
 
-    def release(self, objective: Any, spending: Spending) -> dict[str, Tensor]:
-        """Charge and release; what comes back is public."""
+    def release(self, objective: Any, spending: Spending) -> tuple[dict[str, Tensor], Prepared]:
+        """Charge and release: what was bought, which is public, and what follows from it (as `apply` would say)."""
         ...
 
     def events(self, bought: Mapping[str, Tensor]) -> list[Any]:

@@ -121,8 +121,8 @@ class Purchases:
     facts: Facts
     copy: bool = False
 
-    def release(self, objective: Any, spending: Spending) -> dict[str, Tensor]:
-        """Charge and release everything that is bought; sums, not means."""
+    def release(self, objective: Any, spending: Spending) -> tuple[dict[str, Tensor], Prepared]:
+        """Charge and release everything that is bought (sums, not means), and what follows from it."""
         for item in self.items:
             item.check(objective)
         bought: dict[str, Tensor] = {}
@@ -131,16 +131,19 @@ class Purchases:
             bounded = Bounded(item.measure(prepared.objective), 2, item.bound(prepared.objective))
             bought[item.name] = spending.publish(item.name, bounded, self.plan.mechanism(item.name))
             prepared = self._followed(item, prepared, bought)
-        return bought
+        return bought, self._copied(prepared)
 
     def apply(self, objective: Any, bought: Mapping[str, Tensor]) -> Prepared:
         """The transformed problem, its step and its start, from what was bought."""
         prepared = Prepared(objective)
         for item in self.items:
             prepared = self._followed(item, prepared, bought)
-        if self.copy and is_lazy(prepared.objective.X):
-            prepared = replace(prepared, objective=prepared.objective.with_inputs(prepared.objective.X.plain()))
-        return prepared
+        return self._copied(prepared)
+
+    def _copied(self, prepared: Prepared) -> Prepared:
+        if not self.copy or not is_lazy(prepared.objective.X):
+            return prepared
+        return replace(prepared, objective=prepared.objective.with_inputs(prepared.objective.X.plain()))
 
     def events(self, bought: Mapping[str, Tensor]) -> list[Any]:
         """What those releases cost."""

@@ -3,5 +3,6 @@
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
 from isthmus.estimators.regressor import PrivateRegressor
+from isthmus.estimators.stored import load, save
 
-__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor"]
+__all__ = ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "load", "save"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
 from isthmus.estimators.leaks import warn_of_repeated_fits
-from isthmus.matrix import as_matrix, is_sparse, matmul
+from isthmus.matrix import as_matrix, canonical, is_sparse, matmul
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, _events
 from isthmus.privacy.accounting import epsilon_of
@@ -48,13 +49,18 @@ class Problem:
 class PrivateLinear(BaseEstimator):
     """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
 
+    _LOSSES: tuple[str, ...]
+    _NUMERIC: bool
+    _calls: int
+    _partial_state: State
+
     # ------------------------------------------------------------ fit
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit to (X, y), spending `epsilon` once.
 
-        sample_weight  numbers in [0, max_weight] that multiply the losses; a weighted record is clipped like any other,
-                       so weights cost nothing, but they count as part of the record they belong to
+        sample_weight  numbers >= 0 that multiply the losses; those above `max_weight` count as that.  A weighted record
+                       is clipped like any other, so weights cost nothing: they are part of the record
         """
         self._check_parameters()
         if self._private:
@@ -135,6 +141,7 @@ class PrivateLinear(BaseEstimator):
             algorithms=names,
             before=before,
             **problem.facts,
+            **dict(self.facts or {}),
             **{key: value for key, value in fixed.items() if value is not None},
         )
 
@@ -157,7 +164,7 @@ class PrivateLinear(BaseEstimator):
             extra = standardised(shown)
             inputs = replace(inputs, maps=RowMaps([*inputs.maps.maps, extra]))
             shown = extra(shown)
-        view = inputs.maps(X) if inputs.maps.maps else Scaled.of(X)
+        view = inputs.maps(Scaled.of(X))
         objective, buys, assumptions = self._objective(view, y, weight)
         n = self.n or X.shape[0]
         facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
@@ -219,7 +226,7 @@ class PrivateLinear(BaseEstimator):
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return matmul(self._maps(_rows(X)), self._weights).numpy()
+        return matmul(self._maps(Scaled.of(_rows(X))), self._weights).numpy()
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon spent so far) of the fit; what was bought before the first round is in all of them."""
@@ -295,10 +302,8 @@ class PrivateLinear(BaseEstimator):
         from sklearn.utils.validation import _check_sample_weight
 
         values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        inside = bool(((values >= 0) & (values <= self.max_weight)).all())
-        remedy = f"give weights in [0, max_weight={self.max_weight:g}]; max_weight is a public choice"
-        _validate.check(inside, "sample_weight", (float(values.min()), float(values.max())), remedy)
-        return values / self.max_weight
+        _validate.check(bool((values >= 0).all()), "sample_weight", float(values.min()), "give weights >= 0")
+        return np.minimum(values, self.max_weight) / self.max_weight
 
 
 class _Watcher:
@@ -325,7 +330,9 @@ class _Watcher:
 
 
 def _rows(X: Any) -> Any:
-    """The matrix as the library holds it; CSR in float64, so that no product converts it again."""
+    """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
     if is_sparse(X):
-        return as_matrix("X", X if X.dtype == np.float64 else X.astype(np.float64))
-    return as_matrix("X", X)
+        return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
+    with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())

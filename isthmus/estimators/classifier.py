@@ -42,12 +42,13 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     n                None: the number of records is public; a number is a public estimate of it
     classes          all labels; None reads them off y and warns
     class_weight     None, a dict {label: weight}, or "balanced", which buys the class counts
-    max_weight       the largest `sample_weight`, a public choice
+    max_weight       a public choice: a larger `sample_weight` counts as this
     adjacency        "add-remove" or "replace-one"
     partial_calls    how many calls of `partial_fit` share the budget
     ledger           a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
     checkpoint       a path: the run's public state is saved there, and `fit` goes on from it
     options          further arguments of the algorithm
+    facts            further public facts for the planner: a dict with max_passes, max_dims, smoothness, density, ...
     as_published     run the paper's mechanism; the statement says what it really gives
     random_state     public randomness (sketches); noise never depends on it
     noise_seed       for tests only: the statement then says "not private"
@@ -92,6 +93,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         ledger: Any = None,
         checkpoint: Any = None,
         options: Any = None,
+        facts: Any = None,
         as_published: bool = False,
         random_state: Any = None,
         noise_seed: int | None = None,
@@ -122,6 +124,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         self.ledger = ledger
         self.checkpoint = checkpoint
         self.options = options
+        self.facts = facts
         self.as_published = as_published
         self.random_state = random_state
         self.noise_seed = noise_seed

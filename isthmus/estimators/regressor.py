@@ -66,6 +66,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         ledger: Any = None,
         checkpoint: Any = None,
         options: Any = None,
+        facts: Any = None,
         as_published: bool = False,
         random_state: Any = None,
         noise_seed: int | None = None,
@@ -96,6 +97,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         self.ledger = ledger
         self.checkpoint = checkpoint
         self.options = options
+        self.facts = facts
         self.as_published = as_published
         self.random_state = random_state
         self.noise_seed = noise_seed

@@ -96,7 +96,10 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     if x.shape[1] == 0:
         zero = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
         return zero, zero
-    if ord == math.inf or x.shape[1] == 1:
+    if x.shape[1] == 1:
+        size = x[:, 0].abs().to(torch.float64)
+        return size, size
+    if ord == math.inf:
         least, most = torch.aminmax(x, dim=1)
         largest = torch.maximum(-least, most).to(torch.float64)
         return largest, largest

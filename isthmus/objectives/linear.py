@@ -27,6 +27,10 @@ GRAM_LIMIT = 2000
 """`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
 
 
+SMALL_GRAM = 300
+"""Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
+
+
 class LinearModel(Objective):
     """(1/n) sum_i l(x_i'w, y_i) + penalty(w).
 
@@ -385,15 +389,22 @@ def top_eigenvalue(X: Matrix) -> float:
     >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
     9.0
     """
-    if min(X.shape) <= GRAM_LIMIT:
+    if min(X.shape) <= SMALL_GRAM:
         return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
-    wide = X.astype(np.float64) if is_sparse(X) else X
+    size = min(X.shape)
+    if size <= GRAM_LIMIT:
+        gram = _gram(X).numpy()
 
-    def square(v: np.ndarray) -> np.ndarray:
-        return rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+        def square(v: np.ndarray) -> np.ndarray:
+            return gram @ v.reshape(-1)
+    else:
+        wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
 
-    operator = LinearOperator((X.shape[1],) * 2, matvec=square, dtype=np.float64)
-    start = generator("top eigenvalue").standard_normal(X.shape[1])
+        def square(v: np.ndarray) -> np.ndarray:
+            return rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+
+    operator = LinearOperator((size, size), matvec=square, dtype=np.float64)
+    start = generator("top eigenvalue").standard_normal(size)
     return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
 
 

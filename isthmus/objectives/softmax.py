@@ -58,7 +58,7 @@ class Softmax(LinearModel):
 
 
 class OneVsRest(Softmax):
-    """l = sum_k h(s_k z_k) with s_k = 1 for the right class and -1 else; h the hinge, or the smooth hinge of width gamma.
+    """l = sum_k h(s_k z_k), s_k = 1 for the right class and -1 else; h the hinge, or the smooth hinge of width gamma.
 
     >>> OneVsRest([[1.0, 0.0]], [2], classes=3).loss(torch.zeros(6, dtype=torch.float64))
     3.0

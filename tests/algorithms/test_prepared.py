@@ -106,7 +106,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
 
     def bought(rows: Any) -> float:
         spending = Spending(budget.promise(plan, facts), noise_seed=0)
-        return float(buy.release(LeastSquares(rows, np.zeros(rows.shape[0])), spending)["lambda"])
+        return float(buy.release(LeastSquares(rows, np.zeros(rows.shape[0])), spending)[0]["lambda"])
 
     for record in (spread, single):
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6
