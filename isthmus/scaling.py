@@ -303,6 +303,8 @@ def _weighted(X: Any, weight: Tensor, r: Tensor | None = None) -> Any:
 
 def _shortened(lengths: Tensor, bound: float) -> Tensor:
     """Factors that leave no length above the bound."""
+    if bound == float("inf"):
+        return torch.ones_like(lengths)
     return (bound / (lengths * UP).clamp(min=bound)).clamp(max=1.0)
 
 

@@ -108,7 +108,7 @@ def _items(scale: str, automatic: bool, precondition: bool, tau: float | None) -
     if precondition:
         items.append(Statistics())
     elif automatic:
-        items.append(Lambda() if tau is None else Lambda(tau=tau))
+        items.append(Lambda(tau=tau))
     return items
 
 

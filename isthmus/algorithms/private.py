@@ -83,12 +83,13 @@ def dp_gd(
 
     For linear models whose rows have norm at most 1 it can first buy, from the same budget, what it needs to know:
 
-    scale         "moments" (dense, at most 300 columns): noisy column means and second moments, 10 % of the budget;
-                  columns are centred and scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second
-                  moments only, rows renormalised.  `result.transform` maps new rows the same way.
+    scale         "moments" (dense): noisy column means and second moments, 10 % of the budget; columns are centred and
+                  scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second moments only, rows
+                  renormalised.  `result.transform` maps new rows the same way.
     step          "auto": 2 % for lambda_max of X'X; the step is as long as it is stable and its accumulated noise,
-                  about `tau` (default 0.3) in the margin of a unit row, allows
-    precondition  45 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
+                  about `tau` in the margin of a unit row (by default 10 / sqrt(d) for labels, 3 / sqrt(d) for numbers,
+                  within limits), allows
+    precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
     if scale != "none" or precondition or isinstance(step, str):
         budget = Budget(epsilon, delta, adjacency, n)

@@ -218,10 +218,13 @@ class Moments(_Any):
     floor: float = 1.0
 
     def check(self, objective: Any) -> None:
-        """At most `SMALL` columns."""
+        """Dense data, or at most `SMALL` columns: a centred sparse row is a long one."""
         super().check(objective)
-        d = objective.X.shape[1]
-        _validate.check(d <= SMALL, "scale", "moments", f'give at most {SMALL} columns (not {d}), or use "columns"')
+        d, sparse = objective.X.shape[1], is_sparse(Scaled.of(objective.X).X)
+        few = d <= SMALL or not sparse
+        _validate.check(
+            few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"'
+        )
 
     def bound(self, objective: Any) -> float:
         """sqrt 2: two parts of norm at most 1."""
@@ -246,7 +249,7 @@ class Lambda(_Any):
     """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
 
     share: float = 0.02
-    tau: float = 0.3
+    tau: float | None = None
     name: str = "lambda"
 
     def bound(self, objective: Any) -> float:
@@ -262,7 +265,8 @@ class Lambda(_Any):
         prepared = _unit(prepared)
         curvature = getattr(prepared.objective, "curvature", None) or 1.0
         cap = 1.8 / (curvature * max(float(bought), 1.0) / facts.n)
-        eta = min(cap, self.tau * facts.n * facts.mu / (facts.clip * facts.rounds))
+        tau = default_tau(prepared.objective) if self.tau is None else self.tau
+        eta = min(cap, tau * facts.n * facts.mu / (facts.clip * facts.rounds))
         return replace(prepared, step=lambda t: eta)
 
 
@@ -270,7 +274,7 @@ class Lambda(_Any):
 class Statistics(_Any):
     """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
 
-    share: float = 0.45
+    share: float = 0.30
     name: str = "statistics"
 
     def check(self, objective: Any) -> None:
@@ -306,6 +310,14 @@ class Statistics(_Any):
 
 
 # ---------------------------------------------------------------- what they share
+
+
+def default_tau(objective: Any) -> float:
+    """The noise that a margin may get: few columns stand more of it each, and labels more than numbers."""
+    d, sparse = objective.X.shape[1], is_sparse(Scaled.of(objective.X).X)
+    if objective.classes is None:
+        return min(1.0, max(0.1 if sparse else 0.3, 3 / math.sqrt(d)))
+    return min(3.0, max(0.3 if sparse else 1.0, 10 / math.sqrt(d)))
 
 
 def unit_rows(X: Any) -> Scaled:

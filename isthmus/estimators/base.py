@@ -22,8 +22,9 @@ from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
 from isthmus.estimators.leaks import warn_of_repeated_fits
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul
+from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, _events
+from isthmus.privacy import Adjacency, Ledger, _events, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
@@ -113,6 +114,10 @@ class PrivateLinear(BaseEstimator):
             options["clip"] = self.clip
         n = "exact" if self.n is None and calls == 1 else (self.n or problem.facts["n"])
         arguments = {"n": n} if self._private else {}
+        if choice.algorithm in ("gd", "comp_gd") and self.step is None:  # without a budget the data may be looked at
+            curvature = getattr(problem.objective, "curvature", None) or 1.0
+            longest = problem.facts["n"] / (curvature * max(top_eigenvalue(problem.objective.X), 1e-12))
+            options.setdefault("step", longest * (1.0 if choice.algorithm == "gd" else 0.25))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
         copy = choice.algorithm not in DIRECT
         if problem.buys:
@@ -185,15 +190,9 @@ class PrivateLinear(BaseEstimator):
         free = self.constraint is None and not (self.l1 or self.l2)
         if not free or self.algorithm not in ("auto", "dp_gd", "dp_sgd"):
             return self.scale
-        told = prefers_public_scale(
-            n=self.n or X.shape[0],
-            d=X.shape[1],
-            epsilon=self.epsilon,
-            delta=self._delta(X.shape[0]),
-            adjacency=self._adjacency,
-            rows=public[0].shape[0],
-            sparse=is_sparse(X),
-        )
+        n = self.n or X.shape[0]
+        mu = 1 / noise_multiplier(epsilon=self.epsilon, delta=self._delta(n), adjacency=self._adjacency)
+        told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
         return "public" if told else self.scale
 
     def _public_rows(self, d: int) -> tuple[Any, Any] | None:
@@ -251,7 +250,7 @@ class PrivateLinear(BaseEstimator):
         return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, (self.n or n) ** -1.1) if self.delta is None else self.delta
+        return min(1e-5, n**-1.1) if self.delta is None else self.delta
 
     def _seed(self) -> int:
         if self.random_state is None:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.algorithms.purchases import SMALL, Moments, Purchase, Ranges, ranged
+from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.estimators.leaks import leak
 from isthmus.matrix import as_matrix, is_sparse, row_norms
-from isthmus.privacy import Adjacency, noise_multiplier
 from isthmus.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
@@ -78,26 +77,25 @@ def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bo
     return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0),), tuple(told))
 
 
-def prefers_public_scale(
-    *, n: int, d: int, epsilon: float, delta: float, adjacency: Adjacency, rows: int, sparse: bool
-) -> bool:
-    """Whether so many public rows tell the scale of columns better than a tenth of the budget would.
+def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
+    """Whether so many public rows tell the scale of columns better than the budget would: 3 d <= n mu <= 8 rows.
 
-    A bought variance of about 1/d is off by sqrt(2) d / (mu n), relatively; one of `rows` rows by sqrt(2 / rows).
+    Below, even scaled columns drown in noise; above, bought scales of all records are better than a few public ones.
     """
-    if sparse or d > SMALL:
-        return False
-    mu = math.sqrt(Moments().share) / noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
-    return math.sqrt(2) * d / (mu * n) > math.sqrt(2 / rows)
+    return not sparse and d <= SMALL and 3 * d <= n * mu <= 8 * rows
 
 
 def standardised(public: Scaled) -> RowMap:
-    """Centred, scaled columns and a bias, from public rows that are seen through the first map."""
+    """Centred, scaled columns and a bias, from public rows that are seen through the first map.
+
+    A variance is taken to be at least the largest second moment over the number of rows: a column that is constant
+    in the public rows may not be so in the private ones.
+    """
     n, d = public.shape
-    mean = torch.stack([rows.sum(0) for _, _, rows in public.chunks()]).sum(0) / n
-    spread = (public.second_moments(math.inf) / n - mean**2).clamp(min=0)
-    usual = spread.mean()  # a column that is constant in the public rows may not be so in the private ones
-    return RowMap(None, None, mean, spread.clamp(min=max(float(usual) / 100, 1e-12)).rsqrt(), math.sqrt(d + 1), 1.0)
+    mean = sum((rows.sum(0) for _, _, rows in public.chunks()), torch.zeros(d, dtype=torch.float64)) / n
+    second = public.second_moments(math.inf) / n
+    variance = (second - mean**2).clamp(min=max(float(second.max()) / n, 1e-12))
+    return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0)
 
 
 def _ranged(d: int, bounds: Any, data_norm: Any, intercept: bool, told: list[str]) -> Inputs:
@@ -124,6 +122,8 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
         return RowMaps([RowMap(limit=None), *([short] if intercept else [])])
     mean = X.double().mean(0)
     spread = X.double().std(0, correction=0)
+    if not intercept:  # without a constant to make up for it columns keep their place
+        mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
     bias = 1.0 if intercept else 0.0
     return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1] + bias**2), bias)])
