@@ -66,6 +66,13 @@ class Scaled:
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
         return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
 
+    def with_constant(self, value: float = 1.0) -> Scaled:
+        """The same rows with one more column, a constant."""
+        n, p = self.shape
+        B = torch.nn.functional.pad(self.B, (0, 1, 0, 1))
+        B[-1, -1] = value
+        return Scaled(self.X, self.weight, self.r, torch.cat([self.U, torch.ones(n, 1).double()], 1), B)
+
     @property
     def upper(self) -> Tensor:
         """An upper bound of each row's norm."""

@@ -118,11 +118,11 @@ class Ranges(_Any):
 
     def bound(self, objective: Any) -> float:
         """sqrt of the columns: a record is in one octave of each."""
-        return math.sqrt(len(self._unknown(objective.X.shape[1]))) * SLACK
+        return math.sqrt(len(self._unknown(objective))) * SLACK
 
     def measure(self, objective: Any) -> Tensor:
         """One count a column and octave."""
-        X, columns = Scaled.of(objective.X).X, self._unknown(objective.X.shape[1])
+        X, columns = Scaled.of(objective.X).X, self._unknown(objective)
         counts = torch.zeros(len(columns), BINS, dtype=torch.float64)
         for rows in X.split(max(1, (1 << 22) // X.shape[1])):
             found = octaves(rows[:, columns]) + torch.arange(len(columns)) * BINS
@@ -131,16 +131,19 @@ class Ranges(_Any):
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
-        d = prepared.objective.X.shape[1]
-        columns, empty = self._unknown(d), torch.full((d,), math.nan, dtype=torch.float64)
+        X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
+        d = X.shape[1]
+        empty = torch.full((d,), math.nan, dtype=torch.float64)
         low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, facts.n)
-        return _seen(prepared, ranged(low, high, self.bias, float(second.sum())))
+        found = ranged(low, high, self.bias, float(second.sum()))
+        objective = prepared.objective.with_inputs(found(X))  # of the columns as they were given
+        return replace(prepared, objective=objective, transform=RowMaps((found,)))
 
-    def _unknown(self, d: int) -> Tensor:
+    def _unknown(self, objective: Any) -> Tensor:
         if self.low is None or self.high is None:
-            return torch.arange(d)
+            return torch.arange(Scaled.of(objective.X).X.shape[1])
         return (self.low.isnan() | self.high.isnan()).nonzero()[:, 0]
 
 

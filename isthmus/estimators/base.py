@@ -6,6 +6,8 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ from isthmus.state import State
 
 DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
 """Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
+SMALL_STATE = 20_000
+"""A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
+THREADED = 4_000_000
+"""Matrices of fewer entries are multiplied on one thread."""
 SCALES = ("auto", "none", "columns", "moments", "public")
 
 
@@ -66,6 +72,8 @@ class PrivateLinear(BaseEstimator):
         self._check_parameters()
         if self._private:
             warn_of_repeated_fits(self.epsilon)
+        for name in ("_calls", "_partial_state", "_first", "_declared"):  # a fit begins anew
+            self.__dict__.pop(name, None)
         X, y = self._read(X, y, reset=True)
         self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
         return self
@@ -74,6 +82,7 @@ class PrivateLinear(BaseEstimator):
         self._check_parameters()
         first = not hasattr(self, "_calls")
         X, y = self._read(X, y, reset=first)
+        self._first = self._records(X.shape[0])
         state = None if first else self._partial_state
         done = 0 if first else self._calls
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
@@ -84,24 +93,27 @@ class PrivateLinear(BaseEstimator):
 
     def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
         began = time.perf_counter()
-        problem = self._problem(X, y, weight, state is not None and calls > 1)
+        problem = self._problem(X, y, weight)
         found = self._planned(problem)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
         rounds = choice.rounds * calls
+        if choice.algorithm not in DIRECT and not problem.buys:
+            problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, calls)
         seen: list[dict[str, Any]] = []
-        result = minimize(
-            problem.objective,
-            recipe,
-            self.constraint,
-            steps=rounds,
-            seed=self._seed(),
-            resume=state,
-            record=1,
-            callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint)],
-            progress=bool(self.verbose),
-            **(self._spending(choice) if self._private else {}),
-        )
+        with _threads_for(X.shape[0] * X.shape[1]):
+            result = minimize(
+                problem.objective,
+                recipe,
+                self.constraint,
+                steps=rounds,
+                seed=self._seed(),
+                resume=state,
+                record=1,
+                callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint)],
+                progress=bool(self.verbose),
+                **(self._spending() if self._private else {}),
+            )
         self.plan_, self.choice_, self.result_ = found, choice, result
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
         self._store(problem, result)
@@ -124,7 +136,7 @@ class PrivateLinear(BaseEstimator):
             return buying(recipe, problem.buys, copy)
         return recipe
 
-    def _spending(self, choice: Choice) -> dict[str, Any]:
+    def _spending(self) -> dict[str, Any]:
         ledger = self.ledger
         if isinstance(ledger, (str, os.PathLike)):
             ledger = Ledger.open(ledger, adjacency=self._adjacency)
@@ -152,8 +164,8 @@ class PrivateLinear(BaseEstimator):
 
     # ------------------------------------------------------------ the problem
 
-    def _problem(self, X: Any, y: Any, weight: Any, again: bool) -> Problem:
-        """Objective, maps and purchases; `again` for further calls of `partial_fit`, which keep those of the first."""
+    def _problem(self, X: Any, y: Any, weight: Any) -> Problem:
+        """Objective, maps and purchases."""
         public = self._public_rows(X.shape[1])
         chosen = self._scale(X, public)
         inputs = inputs_of(
@@ -170,17 +182,17 @@ class PrivateLinear(BaseEstimator):
             inputs = replace(inputs, maps=RowMaps([*inputs.maps.maps, extra]))
             shown = extra(shown)
         view = inputs.maps(Scaled.of(X))
+        if any(getattr(item, "bias", 0.0) for item in inputs.buys):  # the column that the bought map will fill
+            view = view.with_constant()
         objective, buys, assumptions = self._objective(view, y, weight)
-        n = self.n or X.shape[0]
+        n = self._records(X.shape[0])
         facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
-        copied = self.algorithm not in ("auto", *DIRECT) and not inputs.buys
-        if copied and inputs.maps.maps:
-            objective = objective.with_inputs(view.plain())
         given = None
         if shown is not None:
             rows = shown.plain() if shown.shape[1] == view.shape[1] else None
-            given = rows if rows is None or public is None or public[1] is None else (rows, self._targets(public[1]))
+            labelled = rows is not None and public is not None and public[1] is not None
+            given = (rows, self._targets(public[1])) if labelled and public is not None else rows
         return Problem(objective, inputs, (*inputs.buys, *buys), (*inputs.assumptions, *assumptions), facts, given)
 
     def _scale(self, X: Any, public: Any) -> str:
@@ -190,7 +202,7 @@ class PrivateLinear(BaseEstimator):
         free = self.constraint is None and not (self.l1 or self.l2)
         if not free or self.algorithm not in ("auto", "dp_gd", "dp_sgd"):
             return self.scale
-        n = self.n or X.shape[0]
+        n = self._records(X.shape[0])
         mu = 1 / noise_multiplier(epsilon=self.epsilon, delta=self._delta(n), adjacency=self._adjacency)
         told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
         return "public" if told else self.scale
@@ -239,6 +251,12 @@ class PrivateLinear(BaseEstimator):
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
 
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
+        from isthmus.estimators.stored import save
+
+        save(self, path)
+
     # ------------------------------------------------------------ parameters
 
     @property
@@ -248,6 +266,10 @@ class PrivateLinear(BaseEstimator):
     @property
     def _adjacency(self) -> Adjacency:
         return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
+
+    def _records(self, n: int) -> int:
+        """The public number of records: as declared, that of the first partial fit, or n."""
+        return self.n or getattr(self, "_first", None) or n
 
     def _delta(self, n: int) -> float:
         return min(1e-5, n**-1.1) if self.delta is None else self.delta
@@ -311,7 +333,6 @@ class _Watcher:
     def __init__(self, seen: list[dict[str, Any]], choice: Choice, until: int, rounds: int, checkpoint: Any) -> None:
         self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
         self.last: Any = None
-        self.every = max(1, rounds // 20)
 
     def __call__(self, record: dict[str, Any], state: State) -> bool:
         note: dict[str, Any] = {"t": state.t}
@@ -323,9 +344,21 @@ class _Watcher:
             note["loss"] = record["loss"]
         self.last = state.t, state.w
         self.seen.append(note)
-        if self.path is not None and (state.t % self.every == 0 or state.t == self.rounds):
+        every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
+        if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
             state.save(self.path)
         return state.t >= self.until and state.t < self.rounds
+
+
+@contextmanager
+def _threads_for(entries: int) -> Iterator[None]:
+    """One thread for small data: waiting for others would take longer than the products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if entries < THREADED else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _rows(X: Any) -> Any:

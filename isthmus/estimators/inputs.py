@@ -63,7 +63,7 @@ def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bo
         data_norm = max(float(row_norms(X).max()), 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
-        return _ranged(d, bounds, data_norm, intercept, told)
+        return _ranged(d, bounds, data_norm, public, intercept, told)
     bias = DENSE_BIAS if intercept else 0.0
     if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
         short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
@@ -98,9 +98,13 @@ def standardised(public: Scaled) -> RowMap:
     return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0)
 
 
-def _ranged(d: int, bounds: Any, data_norm: Any, intercept: bool, told: list[str]) -> Inputs:
+def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, told: list[str]) -> Inputs:
     low, high = (_column(side, d) for side in bounds)
     bias = 1.0 if intercept else 0.0
+    if public is not None:
+        shown = _ranges_of(public)
+        unknown = low.isnan() | high.isnan()
+        low, high = torch.where(unknown, shown[0], low), torch.where(unknown, shown[1], high)
     if bool((low.isnan() | high.isnan()).any()):
         return Inputs(RowMaps([]), (Ranges(low, high, bias=bias),), tuple(told))
     limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)

@@ -23,7 +23,8 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     `PrivateClassifier`, and
 
     loss           "squared", "huber" or "poisson"
-    target_bounds  (low, high) of y, public numbers; None buys them from the budget; "data" reads them off y and warns
+    target_bounds  (low, high) of y, public numbers; None takes those of public targets, or buys them from the budget;
+                   "data" reads them off y and warns
     huber_delta    where the Huber loss turns linear, as a share of half the target's range
 
     >>> import numpy as np
@@ -138,6 +139,10 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         else:
             model = (Poisson if self.loss == "poisson" else LeastSquares)(X, y, **common)
         bounds = self.target_bounds
+        if bounds is None and isinstance(self.public, tuple):
+            shown = np.asarray(self.public[1], dtype=float)
+            bounds = (float(shown.min()), float(shown.max())) if shown.min() < shown.max() else None
+            told = ("the public targets are public: y was clipped to their range",) if bounds else ()
         if isinstance(bounds, str) or not self._private and bounds is None:
             bounds = (float(y.min()), float(y.max())) if y.min() < y.max() else (float(y.min()) - 1, float(y.max()) + 1)
             if self._private:

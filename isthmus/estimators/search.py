@@ -1,0 +1,405 @@
+"""`PrivateSearch`: a choice among a grid of parameters that costs little of the budget.
+
+    every record, independently of all others, is in one of K + 1 parts drawn at random
+    part k <= K        trains candidate k, a mu_1-Gaussian-DP fit
+    the last part      chooses among the K models by the exponential mechanism
+    all records        fit the chosen parameters again, with the rest of the budget
+
+Guarantee.  The parts are disjoint and a record is in one of them, so the trials and the choice together are as private
+as the dearest of them, whatever the parts are (parallel composition; the parts do not depend on the records, so this
+holds for adding, removing and replacing a record alike).  A trial whose releases are all Gaussian is mu-GDP with
+mu^2 = sum 1 / z^2.  The choice takes candidate k with probability proportional to exp(score_k / s).  A record moves
+every score by at most 1, and all of them the same way when it is added or removed: the privacy loss then has range
+e = 1 / s (replaced: 2 / s), and a mechanism of bounded range e (Durfee and Rogers 2019; Dong, Durfee and Rogers 2020)
+is mu-GDP with mu = 2 Phi^-1(1 / (1 + exp(-e / 2))).  Both get the same mu_1: the selection counts as one Gaussian
+release of multiplier 1 / mu_1.  The last fit is mu_2-GDP whichever candidate was chosen, so that all is
+sqrt(mu_1^2 + mu_2^2)-GDP (adaptive composition; Dong, Roth and Su 2022), which is (epsilon, delta).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import log_ndtr
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils import get_tags
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from isthmus import _validate
+from isthmus.bounded import Bounded
+from isthmus.estimators.base import PrivateLinear
+from isthmus.estimators.classifier import PrivateClassifier
+from isthmus.estimators.leaks import leak
+from isthmus.privacy import (
+    Adjacency,
+    Gaussian,
+    Ledger,
+    NoisyMax,
+    PrivacyStatement,
+    SecretSource,
+    SeededSource,
+    _events,
+    compose,
+    epsilon_of,
+    joint,
+    noise_multiplier,
+)
+from isthmus.privacy._library import dpa
+
+FIXED = {
+    "epsilon",
+    "delta",
+    "adjacency",
+    "n",
+    "classes",
+    "target_bounds",
+    "max_weight",
+    "ledger",
+    "checkpoint",
+    "noise_seed",
+}
+"""Parameters that the candidates share: the search sets them, or scores would not compare."""
+SMALLEST = 30
+"""Records that a part must be expected to have."""
+ROUNDING = 1 + 1e-9
+"""Room for the rounding of sums of scores."""
+
+
+def _has(name: str) -> Any:
+    return lambda search: hasattr(getattr(search, "best_estimator_", search.estimator), name)
+
+
+class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
+    """Private choice of an estimator's parameters over a grid, then a private fit with them.
+
+    Unlike a cross-validation, whose fits and scores each spend or leak, the whole search keeps one (epsilon, delta).
+    Scores and losing models are never shown.  The candidates are trained on parts of the data: choose among a few.
+
+    estimator       a `PrivateClassifier` or `PrivateRegressor`; its epsilon and delta are replaced.  A regressor needs
+                    public `target_bounds`
+    param_grid      as scikit-learn's: a dict of lists, or a list of such dicts
+    epsilon, delta  of everything together; delta defaults to min(1e-5, n^-1.1)
+    share           of the budget (of mu^2, in which costs add up) for trials and choice
+    validation      the share of the records that chooses
+    ledger          a `privacy.Ledger` or its path, charged before anything is released
+    noise_seed      for tests only: the statement then says "not private"
+
+    Fitted: best_estimator_, best_params_, best_index_, candidates_ (all parameters tried), privacy_ (of the whole
+    search), parts_ (public facts: how many records each part is expected to have, and the epsilon of one trial).
+
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(4000, 5, random_state=0)
+    >>> model = PrivateClassifier(algorithm="dp_gd", classes=[0, 1], bounds=(-6, 6))
+    >>> search = PrivateSearch(model, {"max_iter": [1, 20]}, epsilon=1.0).fit(X, y)
+    >>> search.score(X, y) > 0.6, round(search.privacy_.epsilon, 3)
+    (True, 1.0)
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        param_grid: Any,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        share: float = 0.2,
+        validation: float = 0.2,
+        ledger: Any = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self.param_grid = param_grid
+        self.epsilon = epsilon
+        self.delta = delta
+        self.share = share
+        self.validation = validation
+        self.ledger = ledger
+        self.noise_seed = noise_seed
+
+    # ------------------------------------------------------------ fit
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateSearch:
+        """Choose and fit, spending `epsilon` once."""
+        candidates = self._candidates()
+        rows, labels = validate_data(
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._classifies
+        )
+        told = self._read_classes(labels)
+        n = self.estimator.n or rows.shape[0]
+        split = Split.of(n, len(candidates), self.share, self.validation, self.epsilon, self._delta(n), self._adjacency)
+        data = rows, labels, self.estimator._checked_weights(sample_weight, rows.shape[0])
+        for params in candidates:
+            self._check_gaussian(self._trial(params, split, 0), data, split.multiplier)
+            self._check_gaussian(self._last(params, split), data, split.last)
+        ledger = self._opened_ledger()
+        if ledger is not None:
+            ledger.require(split.total())
+            ledger.pay("selection", Gaussian(split.multiplier).event())
+        noise = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
+        part = split.parts(rows.shape[0], noise)
+        trials = []
+        for k, params in enumerate(candidates):
+            here, there, weight = _some(data, part == k)
+            trials.append(self._trial(params, split, k + 1).fit(here, there, sample_weight=weight))
+        scores = self._scores(trials, *_some(data, part == len(candidates)))
+        self.best_index_ = choose(scores, split.temperature, noise)
+        self.candidates_, self.best_params_ = candidates, candidates[self.best_index_]
+        last = self._last(self.best_params_, split).set_params(ledger=ledger)
+        self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
+        self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
+        self.privacy_ = self._statement(
+            split, (*told, *(each for trial in trials for each in trial.privacy_.assumptions))
+        )
+        return self
+
+    def _candidates(self) -> list[dict[str, Any]]:
+        """All combinations, checked; nothing of the data is looked at yet."""
+        _validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            _validate.open_unit(delta=self.delta)
+        _validate.open_unit(share=self.share, validation=self.validation)
+        fitting = isinstance(self.estimator, PrivateLinear)
+        remedy = "give a PrivateClassifier or PrivateRegressor; put what prepares the data before the search"
+        _validate.check(fitting, "estimator", self.estimator, remedy)
+        for name in ("ledger", "checkpoint", "noise_seed"):
+            value = getattr(self.estimator, name)
+            _validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
+        found = list(ParameterGrid(self.param_grid))
+        _validate.check(len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: one needs none")
+        for params in found:
+            taken = sorted(set(params) & FIXED)
+            _validate.check(not taken, "param_grid", taken, "candidates share these: set them on search or estimator")
+            clone(self.estimator).set_params(**params)._check_parameters()
+            published = params.get("as_published", self.estimator.as_published)
+            _validate.check(not published, "as_published", True, "a search takes sound mechanisms only")
+        if not self._classifies:
+            bounds = self.estimator.target_bounds
+            known = bounds is not None and not isinstance(bounds, str)
+            _validate.check(known, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it")
+        return found
+
+    def _read_classes(self, y: Any) -> tuple[str, ...]:
+        self._classes = getattr(self.estimator, "classes", None)
+        if not self._classifies or self._classes is not None:
+            return ()
+        self._classes = np.unique(y)
+        return (leak("the labels (classes) were", "give classes=[...], which must be public"),)
+
+    def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
+        made = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
+        if self._classifies:
+            made.set_params(classes=self._classes)
+        return made.set_params(noise_seed=None if self.noise_seed is None else self.noise_seed + seed)
+
+    def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
+        """A candidate as it is tried: on its part, whose size is known by its expectation only."""
+        made = self._made(params, split.trial, split.delta, seed)
+        return made.set_params(n=split.records, max_weight=1.0)
+
+    def _last(self, params: Mapping[str, Any], split: Split) -> Any:
+        """A candidate as it is fitted in the end."""
+        return self._made(params, split.rest, split.delta, 0)
+
+    def _check_gaussian(self, estimator: Any, data: Any, multiplier: float) -> None:
+        """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""
+        X, y, weight = data
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                estimator.set_params(ledger=_Dry(self._adjacency)).fit(X, y, sample_weight=weight)
+        except _Planned as planned:
+            cost = joint([planned.event])
+            ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
+            remedy = 'look at all records in each round: choose algorithm="dp_gd", say, and leave out batch_size'
+            _validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
+
+    def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Tensor:
+        """For each trial, the sum over the last part of numbers in [0, 1]: right answers, or 1 less the error."""
+        if not len(y):
+            return torch.zeros(len(trials), dtype=torch.float64)
+        found = np.stack([trial.predict(X) for trial in trials])
+        if self._classifies:
+            good = (found == y).astype(float)
+        else:
+            low, high = self.estimator.target_bounds
+            error = (np.clip(found, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
+            good = 1 - np.minimum(error**2, 1)
+        return torch.from_numpy((good if weight is None else good * weight).sum(1))
+
+    def _statement(self, split: Split, told: tuple[str, ...]) -> PrivacyStatement:
+        """The budget is quoted: it holds whichever candidate was chosen."""
+        last = self.best_estimator_.privacy_
+        how = (
+            f"the selection: each record in one of {len(self.candidates_) + 1} parts at random, of which one fit or "
+            f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
+        )
+        apart = "a record is in one part of the selection, drawn independently of what it holds"
+        made = PrivacyStatement.of(
+            compose([Gaussian(split.multiplier).event(), _events.from_json(last.event)]),
+            split.delta,
+            self._adjacency,
+            seeded=self.noise_seed is not None,
+            n=last.n,
+            sampler=how,
+            assumptions=dict.fromkeys((*told, *last.assumptions, apart)),
+            noise=last.noise,
+        )
+        return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
+
+    @property
+    def _classifies(self) -> bool:
+        return isinstance(self.estimator, PrivateClassifier)
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return self.estimator._adjacency
+
+    def _delta(self, n: int) -> float:
+        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+
+    def _opened_ledger(self) -> Any:
+        if isinstance(self.ledger, (str, os.PathLike)):
+            return Ledger.open(self.ledger, adjacency=self._adjacency)
+        return self.ledger
+
+    # ------------------------------------------------------------ the fitted estimator
+
+    def predict(self, X: Any) -> np.ndarray:
+        """By the best estimator."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict(X)
+
+    @available_if(_has("predict_proba"))
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """By the best estimator."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict_proba(X)
+
+    @available_if(_has("decision_function"))
+    def decision_function(self, X: Any) -> np.ndarray:
+        """By the best estimator."""
+        check_is_fitted(self)
+        return self.best_estimator_.decision_function(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy or R^2 of the best estimator; of rows that are not private."""
+        check_is_fitted(self)
+        return self.best_estimator_.score(X, y, sample_weight=sample_weight)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The labels."""
+        return self.best_estimator_.classes_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "best_estimator_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
+        for name in ("estimator_type", "classifier_tags", "regressor_tags", "target_tags", "input_tags"):
+            setattr(tags, name, getattr(inner, name))
+        tags.non_deterministic = True
+        return tags
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the budget and the records are divided: public numbers only.
+
+    multiplier, last   of the Gaussian releases that the selection and the last fit count as
+    trial, rest        epsilon of one trial, and of the last fit, both at `delta`
+    records, checks    how many records a trial and the choice are expected to see
+    """
+
+    candidates: int
+    validation: float
+    records: int
+    checks: int
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+    multiplier: float
+    last: float
+    trial: float
+    rest: float
+
+    @staticmethod
+    def of(
+        n: int, candidates: int, share: float, validation: float, epsilon: float, delta: float, adjacency: Adjacency
+    ) -> Split:
+        """The split of a budget and of n records, a public number."""
+        records, checks = round(n * (1 - validation) / candidates), round(n * validation)
+        remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
+        _validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
+        whole = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
+        first, last = whole / math.sqrt(share), whole / math.sqrt(1 - share)
+        trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))
+        return Split(candidates, validation, records, checks, epsilon, delta, adjacency, first, last, trial, rest)
+
+    @property
+    def temperature(self) -> float:
+        """s, such that the choice is mu-GDP with the selection's mu."""
+        return self.adjacency.factor / range_of(self.adjacency.factor / self.multiplier)
+
+    def total(self) -> Any:
+        """What everything together costs, as one release."""
+        return Gaussian(noise_multiplier(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)).event()
+
+    def parts(self, n: int, noise: Any) -> np.ndarray:
+        """The part of each record: 0 .. K - 1 train, K chooses."""
+        u = noise.uniform(n).numpy()
+        k = np.floor((u - self.validation) / (1 - self.validation) * self.candidates).astype(int)
+        return np.where(u < self.validation, self.candidates, np.clip(k, 0, self.candidates - 1))
+
+
+def range_of(mu: float) -> float:
+    """The largest bounded range that is mu-GDP: e with mu = 2 Phi^-1(1 / (1 + exp(-e / 2))).
+
+    >>> round(range_of(0.2), 4), round(range_of(2.0), 4)
+    (0.3193, 3.3365)
+    """
+    return 2 * float(log_ndtr(mu / 2) - log_ndtr(-mu / 2))
+
+
+def choose(scores: Tensor, temperature: float, noise: Any) -> int:
+    """The exponential mechanism: k with probability proportional to exp(score_k / temperature).
+
+    >>> choose(torch.tensor([0.0, 1e4]), 10.0, SeededSource(0))
+    1
+    """
+    bounded = Bounded(scores, math.inf, ROUNDING)
+    return int(NoisyMax(2 / temperature, signed=False).release(bounded, noise).argmax())
+
+
+def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
+    """Some of the records, in each of the arrays that are given."""
+    return tuple(None if each is None else each[chosen] for each in data)
+
+
+class _Planned(Exception):
+    """What a fit would release."""
+
+    def __init__(self, event: Any) -> None:
+        super().__init__(event)
+        self.event = event
+
+
+class _Dry:
+    """A ledger that stops a fit where it is planned and nothing has been looked at."""
+
+    def __init__(self, adjacency: Adjacency) -> None:
+        self.adjacency = adjacency
+
+    def require(self, event: Any) -> None:
+        """Stop."""
+        raise _Planned(event)
