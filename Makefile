@@ -15,6 +15,7 @@ demo: $(VENV)/.installed
 	$(PY) -m isthmus.demo
 
 test: lint
+	@command -v chromium >/dev/null || echo "no Chromium here: the report's browser tests are left out" >&2
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2
 
 lint: $(VENV)/.installed-dev

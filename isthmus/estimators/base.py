@@ -60,6 +60,7 @@ class PrivateLinear(BaseEstimator):
     _NUMERIC: bool
     _calls: int
     _partial_state: State
+    ledger: Any
 
     # ------------------------------------------------------------ fit
 
@@ -259,6 +260,15 @@ class PrivateLinear(BaseEstimator):
 
     # ------------------------------------------------------------ parameters
 
+    def __sklearn_clone__(self) -> Any:
+        """A clone shares the ledger: copied, the same budget would be spent twice."""
+        ledger, self.ledger = self.ledger, None
+        try:
+            made = super().__sklearn_clone__()
+        finally:
+            self.ledger = ledger
+        return made.set_params(ledger=ledger)
+
     @property
     def _private(self) -> bool:
         return self.epsilon != math.inf
@@ -338,7 +348,8 @@ class _Watcher:
         note: dict[str, Any] = {"t": state.t}
         if self.last is not None and self.last[0] == state.t - 1:
             note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
-        if self.choice.noise_norm is not None and "eta" in record:
+        straight = not self.choice.arguments.get("precondition")  # else noise goes through a matrix
+        if self.choice.noise_norm is not None and "eta" in record and straight:
             note["noise"] = record["eta"] * self.choice.noise_norm
         if "loss" in record:
             note["loss"] = record["loss"]

@@ -1,0 +1,227 @@
+"""Figures and facts in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+_SUPERSCRIPT = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
+NONE = "\u2013"
+_ASSUMPTIONS = "It rests on these assumptions:"
+
+ALGORITHMS = {
+    "dp_sgd": "each round takes a random sample of the records, limits what one record can contribute, and adds noise",
+    "dp_gd": "each round adds up all records, limits what one record can contribute, and adds noise",
+    "priv_sgd": "each round summarises all records in a few random numbers and adds noise to those",
+    "dp_comp_gd": "each round summarises all records in a few random numbers and adds noise to those",
+    "dp_comp_minibatch": "each round summarises a random sample in a few random numbers and adds noise to those",
+    "compressive_dp_sgd": "each round adds noise to a short code, from which a sparse step is decoded",
+    "dp_skgd": "each round changes one random block of coefficients, with noise for that block alone",
+    "dp_cd": "each round changes one coefficient, with noise for that one alone",
+    "pdp_sgd": "public records show the few directions that matter, and noise is added in those alone",
+    "rpdp_sgd": "noise is added in a few random directions, and the step stays in them",
+    "dp_svrg": "now and then a full look at the records, in between small corrections; both with noise",
+    "dp_fw": "each round picks one corner of the allowed set by a noisy choice and moves towards it",
+}
+
+METRICS = {
+    "accuracy": "the share of records whose class was predicted rightly",
+    "balanced accuracy": "the share predicted rightly, averaged over the classes",
+    "r2": "the share of the target's variation that is explained; 0 is no better than always guessing the mean",
+    "auc": "how often a positive record scores above a negative one; 50% is guessing",
+    "log loss": "the cost of confident mistakes; lower is better",
+    "mean squared error": "the average squared mistake; lower is better",
+    "mean absolute error": "the average size of a mistake; lower is better",
+}
+_ALIASES = {"r2 score": "r2", "r^2": "r2", "roc auc": "auc", "mse": "mean squared error", "mae": "mean absolute error"}
+_SHARES = ("accuracy", "balanced accuracy", "auc")
+
+
+def metric_key(name: str | None) -> str:
+    """A measure's usual name.
+
+    >>> metric_key("Test accuracy"), metric_key("R2"), metric_key("roc_auc")
+    ('accuracy', 'r2', 'auc')
+    """
+    plain = (name or "").replace("_", " ").lower().removeprefix("test ").strip()
+    return _ALIASES.get(plain, plain)
+
+
+def is_share(name: str | None, values: Sequence[float]) -> bool:
+    """Whether a measure is written in percent."""
+    return metric_key(name) in _SHARES and all(0 <= value <= 1 for value in values)
+
+
+def measured(name: str | None, value: float | None) -> str:
+    """A measure's value.
+
+    >>> measured("accuracy", 0.8473), measured("R2", 0.5912), measured("R2", None)
+    ('84.73%', '0.5912', '\u2013')
+    """
+    if value is None:
+        return NONE
+    return f"{100 * value:.2f}%" if is_share(name, [value]) else number(value)
+
+
+def first_up(words: str) -> str:
+    """The first letter as a capital, the others as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def number(value: float | None) -> str:
+    """Four digits, thousands apart.
+
+    >>> number(1234567), number(0.123456), number(None), number(math.inf)
+    ('1,234,567', '0.1235', '\u2013', '\u221e')
+    """
+    if value is None:
+        return NONE
+    if math.isinf(value):
+        return "\u221e"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else power(value) if 0 < abs(value) < 1e-4 else f"{value:.4g}"
+
+
+def power(value: float) -> str:
+    """Small numbers by their power of ten.
+
+    >>> power(1e-5), power(4.31e-06)
+    ('10\u207b\u2075', '4.31 \u00d7 10\u207b\u2076')
+    """
+    mantissa, exponent = f"{value:.2e}".split("e")
+    digits = mantissa.rstrip("0").rstrip(".")
+    ten = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    return ten if digits == "1" else f"{digits} \u00d7 {ten}"
+
+
+def decimals(value: float) -> str:
+    """A small number with all its zeros, as long as they can be counted.
+
+    >>> decimals(1e-5), decimals(4.31e-06), decimals(1e-9)
+    ('0.00001', '0.00000431', '10\u207b\u2079')
+    """
+    return f"{value:.10f}".rstrip("0") if value >= 1e-6 else power(value)
+
+
+def at_least(value: float) -> str:
+    """Four digits, never above the value.
+
+    >>> at_least(1.99057), at_least(2.0)
+    ('1.99', '2')
+    """
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.floor(value / unit + 1e-9) * unit:.4g}"
+
+
+def one_in(share: float) -> str:
+    """A small probability as a chance, never rounded to a smaller one.
+
+    >>> one_in(1e-5), one_in(3e-6)
+    ('1 in 100,000', '1 in 333,333')
+    """
+    return f"1 in {math.floor(1 / share + 1e-6):,}"
+
+
+def size(value: float | None) -> str:
+    """Bytes.
+
+    >>> size(832), size(4_160_000)
+    ('832 B', '4.16 MB')
+    """
+    if value is None:
+        return NONE
+    for unit in ("B", "KB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} GB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds, minutes or hours.
+
+    >>> duration(0.2234), duration(200), duration(9000)
+    ('0.22 s', '3 min 20 s', '2 h 30 min')
+    """
+    if seconds is None:
+        return NONE
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(created: str | None) -> str:
+    """A date and time to read; with a zone it is told in UTC.
+
+    >>> moment("2026-05-04T10:30:00+02:00")
+    '4 May 2026, 08:30 UTC'
+    """
+    if created is None:
+        return ""
+    when = datetime.fromisoformat(created)
+    zone = "" if when.tzinfo is None else " UTC"
+    when = when if when.tzinfo is None else when.astimezone(UTC)
+    return f"{when.day} {when:%B %Y, %H:%M}{zone}"
+
+
+def listed(names: Sequence[str] | None, most: int = 24) -> str:
+    """The first names, and how many more there are.
+
+    >>> listed(["age", "sex", "city"], most=2)
+    'age, sex and 1 more'
+    """
+    if not names:
+        return ""
+    shown = ", ".join(name if len(name) <= 60 else name[:59] + "\u2026" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def argument(value: Any) -> str:
+    """An argument's value; long lists by their length."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{key} {argument(item)}" for key, item in value.items())
+        return inner if len(inner) <= 120 else f"{len(value)} settings"
+    if isinstance(value, tuple):
+        return ", ".join(map(argument, value)) if len(value) <= 6 else f"{len(value):,} values"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    text = number(value) if isinstance(value, int | float) else str(value)
+    return text if len(text) <= 160 else text[:159] + "\u2026"
+
+
+def paragraphs(words: str, assumptions: Sequence[str]) -> list[list[str]]:
+    """The statement's paragraphs as lines, without the list of assumptions where that is shown on its own.
+
+    >>> paragraphs("It holds.\\nAlways.\\n\\nIt rests on these assumptions:\\n- one record each", ["one record each"])
+    [['It holds.', 'Always.']]
+    """
+    listing = "\n".join([_ASSUMPTIONS, *(f"- {each}" for each in assumptions)])
+    return [part.splitlines() for part in words.split("\n\n") if part.strip() and not (assumptions and part == listing)]
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """How often a guess between neighbouring data sets, from even odds, can be right: (e^eps + delta) / (e^eps + 1).
+
+    >>> round(best_guess(1.0, 1e-5), 4), best_guess(math.inf, 1e-5)
+    (0.7311, 1.0)
+    """
+    return 1.0 if epsilon > 700 else min(1.0, (math.exp(epsilon) + delta) / (math.exp(epsilon) + 1))
+
+
+def at_most(share: float) -> str:
+    """A share in percent, never rounded down; 100% is said only of 1.
+
+    >>> at_most(0.73106), at_most(0.99999), at_most(1.0)
+    ('73.2%', '99.999%', '100%')
+    """
+    for digits in (1, 2, 3, 4, 5, 6):
+        up = math.ceil(share * 10 ** (digits + 2) - 1e-6) / 10**digits
+        if up < 100 or share == 1:
+            return f"{up:.{digits}f}".rstrip("0").rstrip(".") + "%"
+    return "100%"
