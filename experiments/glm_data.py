@@ -24,7 +24,10 @@ LENDING = np.array([35000, 1, 10, 1e6, 30, 10, 10, 50, 10, 1e6, 1, 100, 10, 50, 
 
 @dataclass(frozen=True)
 class Split:
-    """Private training rows, test rows, the public rows, and `bound`, a public bound of |x_ij|."""
+    """Private training rows, test rows, the public rows, and `bound`, a public bound of |x_ij|.
+
+    `y_public` are the targets of the public rows; only "public labels alone" and what says so looks at them.
+    """
 
     x: Any
     y: np.ndarray
@@ -32,6 +35,7 @@ class Split:
     y_test: np.ndarray
     x_public: Any
     bound: float
+    y_public: np.ndarray
 
     @property
     def n(self) -> int:
@@ -57,7 +61,7 @@ def load(name: str, path: Any = None, *, seed: int = 0, rows: int | None = None)
         order = rng.permutation(x.shape[0])
         x, y = x[order], y[order]
     stop = None if rows is None else PUBLIC + rows
-    return Split(x[PUBLIC:stop], y[PUBLIC:stop], x_test, y_test, x[:PUBLIC], bound)
+    return Split(x[PUBLIC:stop], y[PUBLIC:stop], x_test, y_test, x[:PUBLIC], bound, y[:PUBLIC])
 
 
 def a9a(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
@@ -67,7 +71,7 @@ def a9a(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
 
 
 def imdb(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
-    """Presence of a word, rows of norm 1, no bias; CSR as it is.
+    """Presence of a word, rows of norm 1, no bias; CSR as it is.  Reuters and 20 Newsgroups are treated alike.
 
     An entry is 1 / sqrt(different words); 0.1 for a review of 100: a shorter one is clipped where that counts.
     """
@@ -93,6 +97,12 @@ def lending(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float
     return _clipped(scaled / 3), (y - 15) / 10, 1 / 3
 
 
+def madelon(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """500 integers from 0 to 999: (x - 500)/100, a bias, rows clipped at norm sqrt 501, over it."""
+    scaled = np.hstack([(x - 500) / 100, np.ones((len(x), 1))])
+    return _clipped(scaled / np.sqrt(501)), y, 5 / np.sqrt(501)
+
+
 def _clipped(x: Any) -> Any:
     """Rows of norm 1 at most."""
     if sp.issparse(x):
@@ -101,5 +111,14 @@ def _clipped(x: Any) -> Any:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1)
 
 
-SCALED = {"a9a": a9a, "imdb": imdb, "california_housing": california, "lending_club": lending}
-HELD_OUT = {"california_housing": 5160, "lending_club": 10600}
+SCALED = {
+    "a9a": a9a,
+    "imdb": imdb,
+    "california_housing": california,
+    "lending_club": lending,
+    "madelon": madelon,
+    "reuters46": imdb,
+    "news20": imdb,
+}
+HELD_OUT = {"california_housing": 5160, "lending_club": 10600, "news20": 3984}
+CLASSES = {"a9a": (0, 1), "imdb": (0, 1), "madelon": (-1, 1), "reuters46": tuple(range(46)), "news20": tuple(range(20))}

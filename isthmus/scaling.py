@@ -38,6 +38,8 @@ CACHE_BYTES = 1 << 21
 """Rows that are built to be looked at once stay near this size."""
 UP = 1 + 2.0**-48
 """Rounds a few float64 operations up."""
+FAR = 1e150
+"""The square of a longer row is no number any more: such a row counts as zeros, whatever the others are."""
 
 
 class Scaled:
@@ -77,7 +79,8 @@ class Scaled:
     def upper(self) -> Tensor:
         """An upper bound of each row's norm."""
         if self._upper is None:
-            self._upper = self._norms() + 1e-150  # squares of what is smaller vanish
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._upper = self._norms() + 1e-150  # squares of what is smaller vanish
         return self._upper
 
     def times(self, w: Tensor) -> Tensor:
@@ -212,7 +215,7 @@ class RowMap:
     limit      None gives every row length 1
     bias       the constant of one more column; 0 for none
 
-    Whatever the row, its image has norm at most 1.
+    Whatever the row, its image has norm at most 1; one longer than 1e150 is taken for zeros.
     """
 
     low: Tensor | None = None
@@ -241,9 +244,11 @@ class RowMap:
             last[0, -1] = self.bias
             U, B = torch.cat([U, one], 1), torch.cat([B, last])
         view = Scaled(base.X, inner, base.r, U, B)
+        if bool((far := ~(view.upper < FAR)).any()):
+            view = Scaled(_without(base.X, far), inner, base.r, U, B)
         length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
         factor = 1 / (length * UP)
-        return Scaled(base.X, inner, base.r * factor, U * factor[:, None], B, (view.upper * factor * UP).clamp(max=1.0))
+        return Scaled(view.X, inner, base.r * factor, U * factor[:, None], B, (view.upper * factor * UP).clamp(max=1.0))
 
     def _width(self, p: int) -> int:
         return p if self.weight is None else len(self.weight)
@@ -306,6 +311,14 @@ def _weighted(X: Any, weight: Tensor, r: Tensor | None = None) -> Any:
     scaled = type(X)((data, X.indices, X.indptr), shape=X.shape)
     scaled.has_canonical_format = True  # that of X, which was made so
     return scaled
+
+
+def _without(X: Matrix, rows: Tensor) -> Matrix:
+    """A copy of X with zeros in some rows."""
+    if not is_sparse(X):
+        return torch.where(rows[:, None], torch.zeros_like(X), X)
+    kept = np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data)
+    return type(X)((kept, X.indices, X.indptr), shape=X.shape)
 
 
 def _shortened(lengths: Tensor, bound: float) -> Tensor:

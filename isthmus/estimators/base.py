@@ -26,7 +26,7 @@ from isthmus.estimators.leaks import warn_of_repeated_fits
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, _events, noise_multiplier
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
@@ -186,6 +186,11 @@ class PrivateLinear(BaseEstimator):
         if any(getattr(item, "bias", 0.0) for item in inputs.buys):  # the column that the bought map will fill
             view = view.with_constant()
         objective, buys, assumptions = self._objective(view, y, weight)
+        if public is not None:
+            assumptions = (
+                "the rows given as public are public, and none of the private records is among them",
+                *assumptions,
+            )
         n = self._records(X.shape[0])
         facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
@@ -231,9 +236,20 @@ class PrivateLinear(BaseEstimator):
             (self._weights[:p] * weight[:, None]).T.numpy().copy(), (offset @ self._weights).numpy().copy()
         )
         statement = result.privacy
-        if statement is not None and problem.assumptions:
+        if statement is not None:
             statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
+            statement = self._with_lost_rounds(statement)
         self.privacy_ = statement
+
+    def _with_lost_rounds(self, statement: PrivacyStatement) -> PrivacyStatement:
+        """The statement of a resumed run: rounds that a killed process had paid for are in its own ledger."""
+        if self.checkpoint is None or self.ledger is not None or not statement.private:
+            return statement
+        ledger = Ledger.open(f"{self.checkpoint}.ledger")
+        charged = epsilon_of(ledger.event(), statement.delta, statement.adjacency)
+        if charged <= statement.epsilon:
+            return statement
+        return replace(statement, event=_events.to_json(ledger.event()), epsilon=charged, nominal=charged)
 
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -272,6 +288,11 @@ class PrivateLinear(BaseEstimator):
     @property
     def _private(self) -> bool:
         return self.epsilon != math.inf
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether two fits are alike: never with secret noise."""
+        return self.random_state is not None and (not self._private or self.noise_seed is not None)
 
     @property
     def _adjacency(self) -> Adjacency:

@@ -238,6 +238,6 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = True
+        tags.non_deterministic = not self._repeatable
         tags.classifier_tags.poor_score = True
         return tags

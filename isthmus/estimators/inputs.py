@@ -72,7 +72,6 @@ def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bo
         limit = float(data_norm)
         return Inputs(RowMaps([RowMap(limit=math.hypot(limit, bias * limit), bias=bias * limit)]), (), tuple(told))
     if public is not None:
-        told.append("the public rows are public: columns were scaled by them")
         return Inputs(_from_rows(public, intercept), (), tuple(told))
     return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0),), tuple(told))
 

@@ -181,6 +181,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = True
+        tags.non_deterministic = not self._repeatable
+        tags.target_tags.positive_only = self.loss == "poisson"
         tags.regressor_tags.poor_score = True
         return tags

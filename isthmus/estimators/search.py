@@ -301,6 +301,15 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         """The labels."""
         return self.best_estimator_.classes_
 
+    def __sklearn_clone__(self) -> Any:
+        """A clone shares the ledger: copied, the same budget would be spent twice."""
+        kept, self.ledger = self.ledger, None
+        try:
+            made = super().__sklearn_clone__()
+        finally:
+            self.ledger = kept
+        return made.set_params(ledger=kept)
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "best_estimator_")
 

@@ -1,0 +1,221 @@
+"""The planner's regret: what `algorithm="auto"` loses against the best algorithm, in hindsight, on each of many cells.
+
+Every algorithm is run as the planner fills it (`algorithm=name`), at epsilon 0.1 and 1 (delta = 1e-5), 2 seeds, on real
+sets (rows and words cut to what all methods can afford) and on a constructed problem or two for the regime that each
+algorithm is meant for (`regimes.py`).  Regret is in points: 100 times the accuracy or R2 of the best minus that of
+auto's pick, means over seeds; an R2 below 0 counts as 0, for a constant is always at hand.  The best is chosen on test,
+so a regret holds some luck of the winner too.
+
+An algorithm has earned its place where it is picked AND has the best mean; one that has not done so in any cell is
+listed as for research only.  The cells without a budget (epsilon = inf) are about the compressed solvers and counted
+apart.
+
+A method that would break the cell's limits (max_passes, max_dims) does not compete; where auto does it, the cell counts
+as missed.  A method whose planned time exceeds LIMIT seconds is left out of a cell, and listed.  Cells already in the
+JSON file are not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from common import arguments, save, table
+from regimes import Cell, cells, free_cells
+
+from isthmus import InvalidInput, PrivateClassifier, PrivateRegressor, plan
+
+EPSILONS, LIMIT, WITHIN = (0.1, 1.0), 60.0, 2.0
+PRIVATE = (
+    "dp_gd",
+    "dp_sgd",
+    "dp_svrg",
+    "priv_sgd",
+    "dp_comp_minibatch",
+    "pdp_sgd",
+    "rpdp_sgd",
+    "compressive_dp_sgd",
+    "dp_skgd",
+    "dp_cd",
+    "dp_fw",
+)
+FREE = ("sgd", "gd", "comp_sgd", "comp_gd", "comp_minibatch", "comp_fw")
+
+
+def planned_seconds(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float) -> float:
+    """What the planner thinks that it takes; nothing where it is refused."""
+    loss = "squared" if cell.classes is None else "logistic" if len(cell.classes) == 2 else "softmax"
+    facts = {"sparse": sp.issparse(data.x), "constraint": told.get("constraint"), "penalty": "l2" in told, **cell.facts}
+    found = plan(
+        n=data.n,
+        d=data.d,
+        epsilon=epsilon,
+        loss=loss,
+        classes=len(cell.classes or (0, 1)),
+        public=told.get("public"),
+        algorithms=[algorithm],
+        **facts,
+    )
+    return found.best.seconds if found.choices else 0.0
+
+
+def contest(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float, seed: int) -> dict[str, Any]:
+    """One fit: score and what was run, or why it did not."""
+    common = {"epsilon": epsilon, "data_norm": 1.0, "fit_intercept": False, "random_state": seed, "facts": cell.facts}
+    if cell.classes is None:
+        model: Any = PrivateRegressor(target_bounds=(-1, 1), algorithm=algorithm, **common, **told)
+    else:
+        model = PrivateClassifier(classes=cell.classes, algorithm=algorithm, **common, **told)
+    began = time.perf_counter()
+    long = 0.0 if algorithm == "auto" else planned_seconds(cell, data, told, algorithm, epsilon)
+    if long > LIMIT:
+        return {"score": None, "why": f"too slow: {long:.0f} s planned", "seconds": time.perf_counter() - began}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(data.x, data.y)
+    except (InvalidInput, NotImplementedError) as error:
+        return {"score": None, "why": str(error)[:200], "seconds": time.perf_counter() - began}
+    choice = model.choice_
+    score = float(model.score(data.x_test, data.y_test))
+    return {
+        "score": max(score, 0.0) if cell.classes is None else score,
+        "raw": score,
+        "pick": choice.name,
+        "algorithm": choice.algorithm,
+        "dims": choice.dims,
+        "passes": choice.passes,
+        "fits": _fits(choice, cell.facts),
+        "rounds": choice.rounds,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _fits(choice: Any, facts: dict[str, Any]) -> bool:
+    """Whether the limits of the cell hold."""
+    return choice.dims <= facts.get("max_dims", math.inf) and choice.passes <= facts.get("max_passes", math.inf) + 1e-9
+
+
+def run(cell: Cell, epsilon: float, done: dict[str, Any], keep: Any, args: Any) -> None:
+    """auto, then every algorithm that is not its pick."""
+    for seed in range(args.first, args.first + (1 if args.quick else args.seeds)):
+        made: Any = None
+        for algorithm in ("auto", *(FREE if epsilon == math.inf else PRIVATE)):
+            key = f"{cell.name} | {algorithm} | epsilon {epsilon:g} | seed {seed}"
+            picked = done.get(f"{cell.name} | auto | epsilon {epsilon:g} | seed {seed}", {}).get("algorithm")
+            if key in done or picked == algorithm:
+                continue
+            made = cell.make(seed, args.data) if made is None else made
+            done[key] = contest(cell, *made, algorithm, epsilon, seed)
+            shown = done[key]["why"] if done[key]["score"] is None else f"{done[key]['score']:.4f} {done[key]['pick']}"
+            print(f"{key}: {shown}, {done[key]['seconds']:.1f} s", flush=True)
+            keep()
+
+
+def judged(cell: Cell, epsilon: float, done: dict[str, Any]) -> dict[str, Any]:
+    """auto's pick, the best, the regret; scores of all that ran."""
+    head = f"{cell.name} | "
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for key, found in done.items():
+        name, algorithm, at, _ = key.split(" | ")
+        if name == cell.name and at == f"epsilon {epsilon:g}":
+            runs.setdefault(algorithm, []).append(found)
+    auto = runs.pop("auto")
+    assert all(found["score"] is not None for found in auto), (head, auto)
+    picks = sorted({found["algorithm"] for found in auto})
+    scores = {
+        algorithm: float(np.mean([found["score"] for found in several]))
+        for algorithm, several in runs.items()
+        if all(found["score"] is not None and found["fits"] for found in several) and len(several) == len(auto)
+    }
+    mine = float(np.mean([found["score"] for found in auto]))
+    lawful = all(found["fits"] for found in auto)
+    if lawful and len(picks) == 1:
+        scores[picks[0]] = mine
+    best = max(scores, key=lambda name: scores[name]) if scores else picks[0]
+    regret = 100 * (max(scores.values(), default=mine) - mine) if lawful else math.inf
+    order = sorted(scores, key=lambda name: -scores[name])
+    return {
+        "cell": cell.name,
+        "epsilon": f"{epsilon:g}",
+        "pick": "/".join(sorted({found["pick"] for found in auto})) + ("" if lawful else " BREAKS ITS LIMITS"),
+        "auto": mine,
+        "best": best,
+        "score": scores.get(best, mine),
+        "regret": regret,
+        "others": ", ".join(f"{name} {scores[name]:.3f}" for name in order[:4]),
+        "picks": picks,
+        "scores": scores,
+    }
+
+
+def earned(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[str]]:
+    """Where each algorithm is picked and wins."""
+    return {
+        name: [f"{row['cell']} at {row['epsilon']}" for row in rows if row["picks"] == [name] and row["best"] == name]
+        for name in names
+    }
+
+
+def told_of(rows: list[dict[str, Any]], names: tuple[str, ...], title: str) -> dict[str, Any]:
+    """Print one table and its verdicts; returns the figures."""
+    shown = ("cell", "epsilon", "pick", "auto", "best", "score", "regret", "others")
+    table(title, [{name: row[name] for name in shown} for row in rows])
+    within = float(np.mean([row["regret"] <= WITHIN for row in rows]))
+    wins = earned(rows, names)
+    print(f"\nwithin {WITHIN:g} points of the best: {within:.0%} of {len(rows)} cells (asked: 80 %)")
+    for name, where in wins.items():
+        best = [f"{row['cell']} at {row['epsilon']}" for row in rows if row["best"] == name and row["picks"] != [name]]
+        print(f"  {name}: picked and best in {len(where)}: {'; '.join(where) or '-'}")
+        if best:
+            print(f"      best but not picked: {'; '.join(best)}")
+    never = [name for name, where in wins.items() if not where]
+    print(f"  for research only (never picked and best): {', '.join(never) or 'none'}")
+    return {"within": within, "wins": wins, "research only": never}
+
+
+def main() -> None:
+    """Run, print, save."""
+    args = arguments(__doc__, seeds=2, first=0, only="")
+    torch.set_num_threads(1)
+    args.first = 100 if args.quick else args.first
+    name = "regret" + ("_quick" if args.quick else f"_{args.first}" if args.first else "")
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / f"{name}.json"
+    done: dict[str, Any] = json.loads(file.read_text())["cells"] if file.exists() else {}
+    keep = lambda: _keep(file, done)  # noqa: E731
+    everything = [(cell, epsilon) for cell in cells() for epsilon in EPSILONS] + [(c, math.inf) for c in free_cells()]
+    chosen = [(cell, epsilon) for cell, epsilon in everything if args.only.lower() in cell.name.lower()]
+    if args.quick:
+        chosen = [(cell, epsilon) for cell, epsilon in chosen if cell.name in ("madelon", "half the energy public")]
+    for cell, epsilon in chosen:
+        run(cell, epsilon, done, keep, args)
+    rows = [judged(cell, epsilon, done) for cell, epsilon in chosen if epsilon != math.inf]
+    free = [judged(cell, epsilon, done) for cell, epsilon in chosen if epsilon == math.inf]
+    results: dict[str, Any] = {"rows": rows, "free rows": free}
+    summary = {}
+    if rows:
+        results["private"] = told_of(rows, PRIVATE, "regret of auto, in points")
+        summary["share of private cells within 2 points"] = results["private"]["within"]
+    if free:
+        results["free"] = told_of(free, FREE, "without a budget")
+        summary["share of free cells within 2 points"] = results["free"]["within"]
+    summary |= {f"{row['cell']}, epsilon {row['epsilon']}: auto": row["auto"] for row in [*rows, *free]}
+    save(args.out, name, {"summary": summary, **results, "cells": done})
+
+
+def _keep(file: Path, done: dict[str, Any]) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps({"cells": done}, indent=1))
+    part.replace(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Noise, time and memory of a filling, from public facts; times and memory are estimates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from isthmus.planner.facts import Facts
+from isthmus.privacy import Charge, Poisson, PrivacyPlan, noise_multiplier
+from isthmus.privacy.adjacency import Adjacency
+
+NUMBER = 8
+"""Bytes of a number (float64)."""
+ENTRIES = 4e8
+"""Dense entries a second that one core reads in a product."""
+SPARSE_ENTRIES = 1.5e8
+"""CSR entries a second."""
+NORMALS = 1.5e6
+"""Secret normals a second."""
+FLOPS = 4e9
+"""Multiplications a second in dense products."""
+ROUND = 4e-4
+"""Seconds that a round costs whatever its size."""
+LOOKS = 3
+"""How often a round reads its rows: margins, norms, weighted sum."""
+
+
+def poisson_multiplier(facts: Facts, rate: float, rounds: int) -> float:
+    """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
+    assert facts.delta is not None
+    if facts.before:
+        return split(facts, Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
+    relation = Adjacency(facts.adjacency)
+    return noise_multiplier(
+        epsilon=facts.epsilon, delta=facts.delta, sampling_rate=rate, steps=rounds, adjacency=relation
+    )
+
+
+def full_multiplier(facts: Facts, rounds: int, share: float = 1.0) -> float:
+    """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
+    return math.sqrt(rounds / (share * (1 - facts.before))) / facts.mu
+
+
+def split(facts: Facts, *items: Charge) -> dict[str, float]:
+    """The numbers of a plan with several items, beside what is bought before."""
+    bought = (Charge("before", share=facts.before),) if facts.before else ()
+    rest = tuple(replace(item, share=item.share * (1 - facts.before)) for item in items)
+    return dict(_split(facts.epsilon, facts.delta or 0.0, facts.adjacency, bought + rest))
+
+
+@lru_cache(maxsize=256)
+def _split(epsilon: float, delta: float, adjacency: str, items: tuple[Charge, ...]) -> dict[str, float]:
+    plan = PrivacyPlan(epsilon, delta, Adjacency(adjacency), items=items)
+    return {item.name: plan.multiplier(item.name) for item in items}
+
+
+def sampler(facts: Facts, batch_size: int | None) -> Any:
+    """The Poisson sampler that the recipe will build."""
+    return None if batch_size is None else Poisson(batch_size / facts.n, float(batch_size))
+
+
+def seconds(facts: Facts, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:
+    """Rounds times (fixed cost + reading the batch + drawing noise), plus what a method adds of its own."""
+    rows = facts.n if batch_size is None else batch_size
+    speed = SPARSE_ENTRIES if facts.sparse else ENTRIES
+    reading = LOOKS * rows * facts.filled * facts.outputs / speed
+    noise = noised / NORMALS if facts.private else 0.0
+    return rounds * (ROUND + reading + noise) + extra
+
+
+def gram_seconds(facts: Facts) -> float:
+    """X'X, or X X', whichever is smaller, and its eigenvalues."""
+    least, most = sorted((facts.n, facts.d))
+    return facts.filled / facts.d * least**2 * most / FLOPS + least**3 / FLOPS
+
+
+def memory(facts: Facts, batch_size: int | None, vectors: int = 6, extra: int = 0) -> int:
+    """A few vectors of parameters, slopes of a batch, copied rows of a sampled batch."""
+    rows = facts.n if batch_size is None else batch_size
+    copied = 0 if batch_size is None else math.ceil(rows * facts.filled) * (12 if facts.sparse else NUMBER)
+    return NUMBER * (vectors * facts.parameters + 4 * rows * facts.outputs) + copied + extra

@@ -1,0 +1,244 @@
+"""The rules that rank the choices: conditions in public facts, what they prefer, and what supports them.
+
+The first rule that holds and has a preferred choice that can run puts its choices first, in its order.  All others
+follow by their measured shortfall in the regime (points of accuracy lost against the best method), then by the noise
+that a margin gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from isthmus.planner.blocks import shape_of
+from isthmus.planner.choice import Choice
+from isthmus.planner.chosen import ball_bound, reach, vertex_bound
+from isthmus.planner.constants import CONSTANTS
+from isthmus.planner.descent import preferred
+from isthmus.planner.facts import Facts
+from isthmus.planner.narrow import public_size
+from isthmus.sets import Subspace
+
+PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
+SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
+
+RESEARCH = ("dp_svrg", "rpdp_sgd", "compressive_dp_sgd (gaussian)", "comp_minibatch")
+"""Fillings for which no case is known in which they are the best choice."""
+
+SHORTFALL: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "dp_gd (statistics bought)": (0.000, 0.0),
+        "dp_gd (moments and step bought)": (0.001, 0.03),
+        "dp_gd (columns and step bought)": (0.001, 0.0),
+        "dp_gd (step bought)": (0.002, 0.023),
+        "dp_sgd": (0.004, 0.026),
+        "dp_gd (plain)": (0.011, 0.037),
+        "dp_svrg": (0.010, 0.044),
+        "dp_comp_minibatch": (0.011, 0.05),
+        "priv_sgd": (0.012, 0.06),
+        "rpdp_sgd": (0.012, 0.06),
+        "dp_fw": (0.013, 0.126),
+        "pdp_sgd": (0.014, 0.11),
+        "dp_skgd (M by public smoothness, importance)": (0.022, 0.015),
+        "dp_skgd (equal blocks)": (0.022, 0.07),
+        "compressive_dp_sgd (selection)": (0.023, 0.155),
+        "compressive_dp_sgd (gaussian)": (0.025, 0.243),
+        "dp_cd": (0.028, 0.18),
+        "gd": (0.0, 0.0),
+        "sgd": (0.001, 0.0),
+        "comp_sgd": (0.002, 0.001),
+        "comp_minibatch": (0.003, 0.002),
+        "comp_gd": (0.002, 0.01),
+        "comp_fw": (0.01, 0.05),
+    }
+)
+"""Accuracy lost against the best method at epsilon 0.5: (a9a: few columns, IMDB: long CSR rows); `private_tables`."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where `when` holds, the choices named by `prefers` come first, in that order."""
+
+    name: str
+    condition: str
+    when: Callable[[Facts], bool]
+    prefers: Callable[[Facts], tuple[str, ...]]
+    why: str
+    support: str
+
+
+def _always(*names: str) -> Callable[[Facts], tuple[str, ...]]:
+    return lambda facts: names
+
+
+def _narrow_set(facts: Facts) -> bool:
+    """Whether the set itself has few dimensions."""
+    return isinstance(facts.constraint, Subspace)
+
+
+def _public_directions(facts: Facts) -> bool:
+    if facts.public is None or (facts.outputs > 1 and not facts.public.labelled):
+        return False
+    return facts.public.beyond(public_size(facts), facts.parameters) >= CONSTANTS.captured
+
+
+def _uneven(facts: Facts) -> bool:
+    shape = shape_of(facts)
+    return shape is not None and float(shape.max() / shape.min()) >= CONSTANTS.uneven
+
+
+def _small_polytope(facts: Facts) -> bool:
+    r = reach(facts)
+    if r is None or r > CONSTANTS.tight:
+        return False
+    low, high = CONSTANTS.vertices
+    return 2 * min(vertex_bound(facts, rounds) for rounds in range(low, high + 1, 10)) < ball_bound(facts)
+
+
+def _few_passes(facts: Facts) -> bool:
+    if facts.max_passes is None:
+        return False
+    scaled = preferred(facts) in ("statistics bought", "moments and step bought")
+    return facts.max_passes < (CONSTANTS.few_passes if scaled else CONSTANTS.few_passes_unscaled)
+
+
+def _sketch(facts: Facts) -> tuple[str, ...]:
+    """All records where that is cheap, batches where it is not."""
+    cheap = facts.n <= CONSTANTS.small_records and facts.max_passes is None
+    return ("priv_sgd", *SKETCHES) if cheap else (*SKETCHES, "priv_sgd")
+
+
+def _default(facts: Facts) -> tuple[str, ...]:
+    return (f"dp_gd ({preferred(facts)})", *PREPARED)
+
+
+PRIVATE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "known subspace",
+        "max_dims < parameters, constraint is a Subspace",
+        lambda facts: facts.narrow and _narrow_set(facts),
+        _sketch,
+        "the set has few dimensions: a sketch that keeps them loses nothing",
+        "Theorem 2.3 (001); experiments/synthetic.py: 3.0e-5 memoryless on a 10-dimensional subspace, SGD 3.8e-5",
+    ),
+    Rule(
+        "public directions",
+        "max_dims < parameters; public rows whose top k <= max_dims directions hold 80 % of the hold-out energy",
+        lambda facts: facts.narrow and _public_directions(facts),
+        lambda facts: ("pdp_sgd", *_sketch(facts)),
+        "public gradients live in few directions, and only few numbers may leave",
+        "Theorem 6 (004); docs/planner.md, low rank",
+    ),
+    Rule(
+        "public frequencies",
+        "max_dims < parameters; public M_j (or public rows); CSR, or n mu >= 8 d",
+        lambda facts: (
+            facts.narrow
+            and shape_of(facts) is not None
+            and (facts.sparse or facts.b >= CONSTANTS.block_b * facts.parameters)
+        ),
+        lambda facts: ("dp_skgd", *_sketch(facts)),
+        "only few numbers may leave, and public facts say which columns matter",
+        "experiments/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
+    ),
+    Rule(
+        "few numbers",
+        "max_dims < parameters",
+        lambda facts: facts.narrow,
+        _sketch,
+        "only few numbers may leave: a fresh sketch every round sees all columns in the end",
+        "experiments/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
+    ),
+    Rule(
+        "small polytope",
+        "constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5, and the bound of DP-FW is below half of DP-GD's",
+        _small_polytope,
+        _always("dp_fw"),
+        "the set is small and has corners: choosing one costs ln d, noise in all of R^d costs sqrt(d)",
+        "2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball",
+    ),
+    Rule(
+        "few coefficients",
+        "sparsity is given, no polytope, n mu < 2 d",
+        lambda facts: facts.sparsity is not None and facts.b < 2 * facts.parameters,
+        _always("compressive_dp_sgd (selection)"),
+        "few coefficients matter: choosing them costs ln d, noise in all of R^d costs sqrt(d)",
+        "docs/planner.md, sparse truth",
+    ),
+    Rule(
+        "uneven columns",
+        "public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none')",
+        lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
+        _always("dp_cd"),
+        "columns have very different scales and may not be rescaled: each gets a step of its own",
+        "experiments/coordinates.py: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns",
+    ),
+    Rule(
+        "few passes",
+        "max_passes < 10 (moments or X'X bought), < 50 (else)",
+        _few_passes,
+        lambda facts: (
+            ("dp_gd (statistics bought)", "dp_sgd") if preferred(facts) == "statistics bought" else ("dp_sgd",)
+        ),
+        "few passes are allowed: batches take a hundred steps in each",
+        "docs/planner.md, few passes: a9a .840 in one pass, all records .764",
+    ),
+    Rule(
+        "prepared descent",
+        "else",
+        lambda facts: True,
+        _default,
+        "scale and step of the columns, not noise, hold plain descent back, and a small share of the budget buys them",
+        "experiments/private_tables.py and docs/planner.md, prepared descent",
+    ),
+)
+
+FREE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "few numbers",
+        "max_dims < parameters",
+        lambda facts: facts.narrow,
+        lambda facts: ("comp_sgd", "comp_gd") if facts.max_passes is not None else ("comp_gd", "comp_sgd"),
+        "only few numbers may leave, and what a sketch loses is sent later",
+        "experiments/imdb_l1.py: .8700 with a tenth of the numbers, SGD .8712, memoryless .8539",
+    ),
+    Rule(
+        "few passes",
+        "max_passes < 50",
+        lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
+        _always("sgd", "comp_sgd"),
+        "few passes are allowed: batches take many steps in each",
+        "docs/planner.md, few passes",
+    ),
+    Rule(
+        "polytope",
+        "constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5",
+        lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
+        _always("comp_fw", "gd"),
+        "vertices of a small polytope are exact and sparse",
+        "experiments/frank_wolfe.py: 3e-13 with away steps after 200 rounds",
+    ),
+    Rule(
+        "plain descent",
+        "else",
+        lambda facts: True,
+        _always("gd", "sgd", "comp_sgd"),
+        "nothing is hidden: the plain method",
+        "experiments/synthetic.py",
+    ),
+)
+
+
+def place_of(choice: Choice, order: Mapping[str, int]) -> int | None:
+    """Where a rule's order has this choice, by its full name or by its algorithm's."""
+    return order.get(choice.name, order.get(choice.algorithm))
+
+
+def shortfall_of(choice: Choice, facts: Facts) -> float:
+    """Measured points lost in this regime."""
+    name = choice.name if choice.name in SHORTFALL else choice.algorithm
+    return SHORTFALL[name][int(facts.sparse and facts.d > CONSTANTS.small)]
+
+
+RULES = (*PRIVATE_RULES, *FREE_RULES)
