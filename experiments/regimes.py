@@ -137,11 +137,11 @@ def _normal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
 
 def cells() -> list[Cell]:
     """All private cells; each runs at every epsilon."""
-    uneven, smooth = scales(8000)
+    uneven, smooth = scales(4000)
     # h |x_ij|^2 times how often a word is on, by its rank (Zipf's law)
     often = np.minimum(1.0, 30 / (1 + np.arange(WORDS)))
     ranks = tuple((0.25 * 0.01 * often).tolist())
-    signed = {"bound": 1000**-0.5}
+    signed = {"bound": 500**-0.5}
     return [
         Cell("a9a", real("a9a", 4000)),
         Cell("IMDB, 1000 words", real("imdb", 4000, words=WORDS)),
@@ -160,9 +160,9 @@ def cells() -> list[Cell]:
         Cell("a9a, 12 numbers", real("a9a", 4000, dense=True), facts={"max_dims": 12}),
         Cell("a9a, 12 numbers, 10 passes", real("a9a", 4000, dense=True), facts={"max_dims": 12, "max_passes": 10}),
         Cell("lending, 10 numbers, public rows", real("lending_club", 4000, public="rows"), None, {"max_dims": 10}),
-        Cell("l1 ball, d = 1000", signs(4000, 1000, ball=True), facts=signed),
-        Cell("l1 ball, d = 100", signs(8000, 100, ball=True), facts={"bound": 0.1}),
-        Cell("5 of 1000 matter", signs(4000, 1000, ball=False), facts={**signed, "sparsity": 5}),
+        Cell("l1 ball, d = 500", signs(4000, 500, ball=True), facts=signed),
+        Cell("l1 ball, d = 50", signs(4000, 50, ball=True), facts={"bound": 50**-0.5}),
+        Cell("5 of 500 matter", signs(4000, 500, ball=False), facts={**signed, "sparsity": 5}),
         Cell("uneven columns, penalty", uneven, None, {"smoothness": smooth}),
         Cell("IMDB, 1000 words, penalty", real("imdb", 4000, words=WORDS, l2=1e-8), facts={"smoothness": ranks}),
         Cell(
@@ -170,10 +170,10 @@ def cells() -> list[Cell]:
             real("imdb", 4000, words=WORDS),
             facts={"smoothness": ranks, "max_dims": 50},
         ),
-        Cell("half the energy public", low_rank(4000, 400, 8, 0.5)),
-        Cell("all the energy public", low_rank(4000, 400, 8, 0.95)),
-        Cell("all the energy public, 20 numbers", low_rank(4000, 400, 8, 0.95), facts={"max_dims": 20}),
-        Cell("span known, 20 numbers", low_rank(4000, 400, 8, 0.5, False, True), facts={"max_dims": 20}),
+        Cell("half the energy public", low_rank(4000, 200, 8, 0.5)),
+        Cell("all the energy public", low_rank(4000, 200, 8, 0.95)),
+        Cell("all the energy public, 20 numbers", low_rank(4000, 200, 8, 0.95), facts={"max_dims": 20}),
+        Cell("span known, 20 numbers", low_rank(4000, 200, 8, 0.5, False, True), facts={"max_dims": 20}),
     ]
 
 
@@ -185,6 +185,11 @@ def free_cells() -> list[Cell]:
         Cell("IMDB, 1000 words", real("imdb", 4000, words=WORDS)),
         Cell("IMDB, 1000 words, 2 passes", real("imdb", 4000, words=WORDS), facts={"max_passes": 2}),
         Cell("IMDB, 1000 words, 100 numbers", real("imdb", 4000, words=WORDS), facts={"max_dims": 100}),
+        Cell(
+            "IMDB, 1000 words, 100 numbers, 5 passes",
+            real("imdb", 4000, words=WORDS),
+            facts={"max_dims": 100, "max_passes": 5},
+        ),
         Cell("lending, 10 numbers", real("lending_club", 4000), None, {"max_dims": 10}),
-        Cell("l1 ball, d = 1000", signs(4000, 1000, ball=True)),
+        Cell("l1 ball, d = 500", signs(4000, 500, ball=True)),
     ]

@@ -12,7 +12,7 @@ apart.
 
 A method that would break the cell's limits (max_passes, max_dims) does not compete; where auto does it, the cell counts
 as missed.  A method whose planned time exceeds LIMIT seconds is left out of a cell, and listed.  Cells already in the
-JSON file are not run again.
+JSON file are not run again; `--part k --parts n` runs every n-th cell into a file of its own, which the last run reads.
 """
 
 from __future__ import annotations
@@ -183,19 +183,22 @@ def told_of(rows: list[dict[str, Any]], names: tuple[str, ...], title: str) -> d
 
 def main() -> None:
     """Run, print, save."""
-    args = arguments(__doc__, seeds=2, first=0, only="")
+    args = arguments(__doc__, seeds=2, first=0, only="", part=0, parts=1)
     torch.set_num_threads(1)
     args.first = 100 if args.quick else args.first
     name = "regret" + ("_quick" if args.quick else f"_{args.first}" if args.first else "")
     args.out.mkdir(parents=True, exist_ok=True)
+    done: dict[str, Any] = {}
+    for old in [*args.out.glob(f"{name}.part*.json"), args.out / f"{name}.json"]:
+        done |= json.loads(old.read_text())["cells"] if old.exists() else {}
+    name += f".part{args.part}" if args.parts > 1 else ""
     file = args.out / f"{name}.json"
-    done: dict[str, Any] = json.loads(file.read_text())["cells"] if file.exists() else {}
     keep = lambda: _keep(file, done)  # noqa: E731
     everything = [(cell, epsilon) for cell in cells() for epsilon in EPSILONS] + [(c, math.inf) for c in free_cells()]
     chosen = [(cell, epsilon) for cell, epsilon in everything if args.only.lower() in cell.name.lower()]
     if args.quick:
         chosen = [(cell, epsilon) for cell, epsilon in chosen if cell.name in ("madelon", "half the energy public")]
-    for cell, epsilon in chosen:
+    for cell, epsilon in (chosen := chosen[args.part :: args.parts]):
         run(cell, epsilon, done, keep, args)
     rows = [judged(cell, epsilon, done) for cell, epsilon in chosen if epsilon != math.inf]
     free = [judged(cell, epsilon, done) for cell, epsilon in chosen if epsilon == math.inf]
@@ -212,7 +215,7 @@ def main() -> None:
 
 
 def _keep(file: Path, done: dict[str, Any]) -> None:
-    part = file.with_suffix(".part")
+    part = file.with_suffix(".new")
     part.write_text(json.dumps({"cells": done}, indent=1))
     part.replace(file)
 
