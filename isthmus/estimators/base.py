@@ -23,7 +23,7 @@ from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
 from isthmus.estimators.leaks import warn_of_repeated_fits
-from isthmus.matrix import as_matrix, canonical, is_sparse, matmul
+from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
@@ -36,6 +36,8 @@ DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
 """Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
+PUBLIC_ROWS = 1000
+"""More public rows than this are sampled."""
 THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
 SCALES = ("auto", "none", "columns", "moments", "public")
@@ -97,6 +99,8 @@ class PrivateLinear(BaseEstimator):
         problem = self._problem(X, y, weight)
         found = self._planned(problem)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
+        if self.algorithm == "auto" and choice.batch_size is not None:  # its noise was known to first order only
+            choice = self._planned(problem, [choice.name]).best
         rounds = choice.rounds * calls
         if choice.algorithm not in DIRECT and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
@@ -145,8 +149,9 @@ class PrivateLinear(BaseEstimator):
             ledger = Ledger.open(f"{self.checkpoint}.ledger", adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
-    def _planned(self, problem: Problem) -> Plan:
-        names = None if self.algorithm == "auto" else [self.algorithm]
+    def _planned(self, problem: Problem, names: list[str] | None = None) -> Plan:
+        if names is None and self.algorithm != "auto":
+            names = [self.algorithm]
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         before = sum(item.share for item in problem.buys)
         return plan(
@@ -158,6 +163,7 @@ class PrivateLinear(BaseEstimator):
             penalty=bool(self.l1 or self.l2),
             algorithms=names,
             before=before,
+            exact=names is not None,
             **problem.facts,
             **dict(self.facts or {}),
             **{key: value for key, value in fixed.items() if value is not None},
@@ -217,10 +223,15 @@ class PrivateLinear(BaseEstimator):
         if self.public is None:
             return None
         labelled = isinstance(self.public, tuple)
-        X = self.public[0] if labelled else self.public
+        X, y = self.public if labelled else (self.public, None)
         X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
         _validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
-        return X, self.public[1] if labelled else None
+        same = y is None or len(y) == X.shape[0]
+        _validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", "give one for each")
+        if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
+            some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
+            X, y = take(X, torch.from_numpy(some)), None if y is None else np.asarray(y)[some]
+        return X, y
 
     # ------------------------------------------------------------ what is stored, and new rows
 

@@ -194,7 +194,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         )
         self._told: tuple[str, ...] = ()
         if self._private:
-            self._told = (leak("the labels (classes) were", "give classes=[...], which must be public", 6),)
+            self._told = (leak("the labels (classes) were", "give classes=[...], which must be public"),)
         return self._told
 
     def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[Purchase, ...]]:

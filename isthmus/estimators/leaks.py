@@ -14,9 +14,12 @@ class PrivacyBudgetWarning(RuntimeWarning):
     """More is being spent than one fit looks like."""
 
 
-def leak(what: str, remedy: str, stacklevel: int = 4) -> str:
-    """Warn that `what` was read off the data; returns the assumption that the statement then rests on."""
-    warnings.warn(f"{what} read off the private data: {remedy}", PrivacyLeakWarning, stacklevel=stacklevel)
+def leak(what: str, remedy: str) -> str:
+    """Warn the caller of the estimator that `what` was read off the data; returns what the statement then rests on."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("isthmus."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{what} read off the private data: {remedy}", PrivacyLeakWarning, stacklevel=level)
     return f"{what} read off the data and taken to be public; {remedy}"
 
 

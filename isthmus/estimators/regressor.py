@@ -146,7 +146,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         if isinstance(bounds, str) or not self._private and bounds is None:
             bounds = (float(y.min()), float(y.max())) if y.min() < y.max() else (float(y.min()) - 1, float(y.max()) + 1)
             if self._private:
-                told = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public", 6),)
+                told = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:
             return model, (TargetRange(),), told
         self.target_bounds_ = float(bounds[0]), float(bounds[1])

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -154,8 +153,8 @@ def _plain(choice: Choice) -> Choice:
 
 
 def frozen(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments, not to be changed any more."""
-    return MappingProxyType(dict(arguments))
+    """The choice's own copy of its arguments: a dict, so that fitted models can be pickled."""
+    return dict(arguments)
 
 
 def _listed(value: Any) -> Any:

@@ -30,7 +30,7 @@ LOOKS = 3
 def poisson_multiplier(facts: Facts, rate: float, rounds: int) -> float:
     """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
     assert facts.delta is not None
-    if facts.before:
+    if facts.before or not facts.exact:
         return split(facts, Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
     relation = Adjacency(facts.adjacency)
     return noise_multiplier(
@@ -47,7 +47,16 @@ def split(facts: Facts, *items: Charge) -> dict[str, float]:
     """The numbers of a plan with several items, beside what is bought before."""
     bought = (Charge("before", share=facts.before),) if facts.before else ()
     rest = tuple(replace(item, share=item.share * (1 - facts.before)) for item in items)
+    if not facts.exact:
+        return {item.name: _first_order(item, facts.mu) for item in bought + rest}
     return dict(_split(facts.epsilon, facts.delta or 0.0, facts.adjacency, bought + rest))
+
+
+def _first_order(item: Charge, mu: float) -> float:
+    """The multiplier by the central limit theorem: a round at rate q spends q^2 (exp(1/z^2) - 1) of mu^2."""
+    number = item.number_at(1 / mu)
+    sampled = item.sampler.rate < 1 and not item.selects
+    return 1 / math.sqrt(math.log1p(number**-2)) if sampled else number
 
 
 @lru_cache(maxsize=256)

@@ -36,6 +36,7 @@ class Facts:
     sparsity     a public belief that so many coefficients matter and no more
     before       the share of the budget that something else is bought with first (ranges of columns, say)
     clip, step, rounds, batch_size   what the caller has fixed beforehand
+    exact        False ranks by noise multipliers of the central limit theorem: some per cent off, and at once
 
     >>> Facts(n=30000, d=100, epsilon=1.0).delta
     1e-05
@@ -64,6 +65,7 @@ class Facts:
     step: float | None = None
     rounds: int | None = None
     batch_size: int | None = None
+    exact: bool = True
 
     def __post_init__(self) -> None:
         _validate.positive_int(n=self.n, d=self.d)

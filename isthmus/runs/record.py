@@ -95,7 +95,7 @@ def write(
     record |= {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "warnings": list(dict.fromkeys(told)),
-        "metrics": [{"name": f.name, "value": f.value, "on": f.on} for f in figures],
+        "metrics": [{"name": f.name, "value": f.value, "on": f.on, "noise": f.noise or None} for f in figures],
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
     for name in (files.TRAINED, files.CHECKPOINT):
