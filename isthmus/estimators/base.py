@@ -101,6 +101,7 @@ class PrivateLinear(BaseEstimator):
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
         if self.algorithm == "auto" and choice.batch_size is not None:  # its noise was known to first order only
             choice = self._planned(problem, [choice.name]).best
+        self._check_scale(choice)
         rounds = choice.rounds * calls
         if choice.algorithm not in DIRECT and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
@@ -180,7 +181,7 @@ class PrivateLinear(BaseEstimator):
             bounds=self.bounds,
             data_norm=self.data_norm,
             public=None if public is None else public[0],
-            intercept=self.fit_intercept and chosen not in ("moments", "public"),
+            intercept=self.fit_intercept and chosen != "public" and not (self._private and chosen == "moments"),
             private=self._private,
         )
         shown = None if public is None else inputs.maps(public[0])
@@ -348,10 +349,16 @@ class PrivateLinear(BaseEstimator):
         for name in ("max_iter", "batch_size", "n", "partial_calls"):
             if getattr(self, name) is not None:
                 _validate.positive_int(**{name: getattr(self, name)})
-        _validate.one_of([member.value for member in Adjacency], adjacency=self._adjacency.value)
+        _validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         check_bounds(self.bounds, self.data_norm)
         forced = self.algorithm == "auto" and self.as_published
         _validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
+
+    def _check_scale(self, choice: Choice) -> None:
+        """Refuse a scale that was asked for and would not be bought."""
+        asked = self._private and self.scale in ("columns", "moments")
+        remedy = 'only algorithm="dp_gd" buys scales, and not over a set or with a penalty: leave it out'
+        _validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         X, y = validate_data(

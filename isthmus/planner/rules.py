@@ -152,7 +152,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "small polytope",
-        "constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5, and the bound of DP-FW is below half of DP-GD's",
+        "an l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's",
         _small_polytope,
         _always("dp_fw"),
         "the set is small and has corners: choosing one costs ln d, noise in all of R^d costs sqrt(d)",

@@ -1,0 +1,311 @@
+"""What is bought before the loop: one record moves it by at most its bound, its noise is what is stated."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from scipy import stats
+from torch import Tensor
+
+from isthmus import InvalidInput, LeastSquares, Logistic, Poisson, Softmax, TorchObjective, algorithms, minimize
+from isthmus.algorithms.prepared import Purchases, buying
+from isthmus.algorithms.purchases import (
+    BINS,
+    SMALL,
+    ClassCounts,
+    Columns,
+    Facts,
+    Lambda,
+    Moments,
+    Purchase,
+    Ranges,
+    Statistics,
+    TargetRange,
+    centre,
+    octaves,
+    ranges,
+    target_map,
+)
+from isthmus.matrix import to_dense
+from isthmus.pipeline import Promise
+from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
+from isthmus.scaling import RowMap, RowMaps, Scaled
+from isthmus.spending import Prepared, Spending
+
+D = 4
+HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))
+ITEMS: dict[str, Purchase] = {
+    "ranges": Ranges(),
+    "some ranges": Ranges(*HALF_KNOWN),
+    "targets": TargetRange(),
+    "classes": ClassCounts(),
+    "columns": Columns(),
+    "moments": Moments(),
+    "lambda": Lambda(),
+    "statistics": Statistics(),
+}
+VIEWS = ("raw", "csr", "mapped", "mapped csr", "float32")
+BIG = 1e300
+STRANGERS = [
+    [1.0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.0] * D, [BIG] * D, [BIG, -BIG, 0, 1], [-1.0, 0, 0, 0],
+    [5e-324, 0, 0, 0], [1e-200, 1e200, 0, 0], [1e160] * D, [0.25, 0.1, -0.3, 1e-7], [1.0 + 1e-12, 0, 0, 0],
+]  # fmt: skip
+
+
+def table(n: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, D)) * [0.3, 0.05, 0.2, 0.4] + [0.1, 0, 0, 0.2], rng.integers(0, 2, n)
+
+
+def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
+    """The problem a purchase is made for, its rows seen in one of several ways."""
+    seen: Any = sp.csr_matrix(X) if "csr" in view else torch.from_numpy(X)
+    if view == "float32":
+        seen = torch.from_numpy(np.clip(X, -1e30, 1e30)).float()
+    if view.startswith("mapped"):
+        shift = None if "csr" in view else torch.tensor([0.1, 0.0, 0.0, 0.2]).double()
+        seen = RowMaps([RowMap(shift=shift, weight=torch.tensor([1.0, 5, 1, 1]), limit=1.0, bias=0.3)])(seen)
+    if name == "classes":
+        return Logistic(seen, y, classes=(0, 1))
+    return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name == "statistics" else 3.0 * y - 1.0)
+
+
+def cases() -> list[tuple[str, str]]:
+    sparse_free = {"ranges", "some ranges"}
+    return [(name, view) for name in ITEMS for view in VIEWS if not (name in sparse_free and "csr" in view)]
+
+
+@pytest.mark.parametrize(("name", "view"), cases())
+def test_no_record_moves_a_release_by_more_than_its_bound(name: str, view: str) -> None:
+    """Adding a record, however strange, to a data set that holds strange ones already."""
+    item, (X, y) = ITEMS[name], table()
+    for others in (X, np.vstack([X, STRANGERS[3], STRANGERS[8]]), X[:1], np.vstack([X[:1]] * 50)):
+        labels = np.resize(y, len(others))
+        before = objective(name, others, labels, view)
+        bound = item.bound(before)
+        for stranger in STRANGERS:
+            for label in (0, 1):
+                after = objective(name, np.vstack([others, stranger]), np.append(labels, label), view)
+                assert item.bound(after) == bound, "the bound is public: it must not depend on the records"
+                moved = float((item.measure(after) - item.measure(before)).norm())
+                assert moved <= bound
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_bound_is_reached(name: str) -> None:
+    """By a unit vector on an axis, or by any record where records are counted."""
+    item, (X, y) = ITEMS[name], table(20)
+    X[:, 1:] = 0  # so that the largest eigenvalue belongs to the stranger's axis
+    before, after = (
+        objective(name, X, y, "raw"),
+        objective(name, np.vstack([X, [1.0, 0, 0, 0]]), np.append(y, 1), "raw"),
+    )
+    moved = float((item.measure(after) - item.measure(before)).norm())
+    assert moved == pytest.approx(item.bound(before), rel=1e-5)
+
+
+@pytest.mark.parametrize("target", [1e300, -1e300, 0.0, 5e-324, 1.0])
+def test_targets_of_any_size_move_one_count(target: float) -> None:
+    X, y = table()
+    for kind in (LeastSquares, Poisson):
+        if kind is Poisson and target < 0:
+            continue
+        before, after = kind(X, abs(y)), kind(np.vstack([X, X[:1]]), np.append(abs(y), target))
+        moved = TargetRange().measure(after) - TargetRange().measure(before)
+        assert float(moved.norm()) == 1 and float(moved.sum()) == 1
+    X = X / 9  # rows inside the ball, targets anywhere
+    pair = LeastSquares(X, y), LeastSquares(np.vstack([X, [1.0, 0, 0, 0]]), np.append(y, target))
+    assert float((Statistics().measure(pair[1]) - Statistics().measure(pair[0])).norm()) <= math.sqrt(2) * (1 + 1e-9)
+
+
+def test_counts_of_classes_are_counts() -> None:
+    X = table(5)[0]
+    assert ClassCounts().measure(Softmax(X, [2, 0, 2, 2, 1], classes=4)).tolist() == [1, 1, 3, 0]
+    assert ClassCounts().measure(Logistic(X, [1, 0, 1, 1, 1])).tolist() == [1, 4]
+
+
+# ---------------------------------------------------------------- noise
+
+
+def bought(item: Purchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[list[Tensor], PrivacyPlan]:
+    """What `draws` purchases of one item give, one after the other from one source of noise."""
+    plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
+    spending = Spending(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
+    buys = Purchases(plan, [item], Facts(problem.n, 10, 1.0, 0.3))
+    return [buys.release(problem, spending)[0][item.name] for _ in range(draws)], plan
+
+
+class Uncounted:
+    """A ledger for a thousand draws."""
+
+    adjacency = Adjacency.ADD_REMOVE
+
+    def pay(self, name: str, event: Any) -> None:
+        assert isinstance(event, type(Gaussian(1.0).event()))
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_noise_has_the_stated_scale_and_no_other(name: str) -> None:
+    item, problem = ITEMS[name], objective(name, *table(8), "raw")
+    exact = item.measure(problem)
+    values, plan = bought(item, problem, Uncounted(), 1 + 1200 // exact.numel())
+    draws = [value - exact for value in values]
+    noise = torch.cat(draws).numpy() / (plan.multiplier(item.name) * item.bound(problem))
+    assert stats.kstest(noise, "norm").pvalue > 1e-3
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.kstest(noise * wrong, "norm").pvalue < 1e-5
+    assert epsilon_of(Gaussian(plan.multiplier(item.name)).event(), 1e-5) <= 1.0 + 1e-9
+
+
+def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
+    X, y = table(200)
+    ledger = Ledger(budget=(1.0, 1e-5), adjacency=Adjacency.ADD_REMOVE)
+    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step="auto", scale="moments", n="exact")
+    found = minimize(
+        Logistic(X, y, classes=(0, 1)), buying(recipe, [Ranges(), ClassCounts()]), steps=5, ledger=ledger, noise_seed=0
+    )
+    assert ledger.rounds() == {"ranges": 1, "classes": 1, "scale": 1, "lambda": 1, "main": 5}
+    assert set(found.state.parts["prepare"]) == {"ranges", "classes", "scale", "lambda"}
+    assert ledger.spent() == pytest.approx(1.0, rel=1e-3) and ledger.spent() <= 1.0
+    assert found.privacy.nominal == pytest.approx(ledger.spent(), rel=1e-9)
+    wide = [record["event"]["noise_multiplier"] for record in ledger.records() if record["kind"] == "charge"]
+    share = [wide[-1] ** 2 / 5 / z**2 for z in wide[:2]]
+    assert share[0] / share[1] == pytest.approx(Ranges().share / ClassCounts().share, rel=1e-6)
+
+
+# ---------------------------------------------------------------- what follows from what was bought
+
+
+def prepared(item: Purchase, problem: Any, noise: float = 1e-9) -> Prepared:
+    return item.apply(Prepared(problem), item.measure(problem), noise, Facts(problem.n, 10, 1.0, 0.5))
+
+
+def test_octaves_are_powers_of_two_on_either_side_of_zero() -> None:
+    values = torch.tensor([0.0, -0.0, 1.0, 1.999, 2.0, -1.0, 1e-30, -1e300, 1e300], dtype=torch.float64)
+    middle = BINS // 2
+    assert (octaves(values) - middle).tolist() == [0, 0, 22, 22, 23, -22, 1, -51, 51]
+
+
+def test_ranges_hold_what_most_records_have() -> None:
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.uniform(30, 60, 5000), rng.uniform(-3, 1, 5000), np.zeros(5000), rng.uniform(0, 1, 5000)])
+    X[0] = 1e9  # one far record widens nothing
+    low, high, second = ranges(Ranges().measure(LeastSquares(X, X[:, 0])).view(-1, BINS), 5.0, 5000)
+    assert (low[0], high[0]) == (16, 64) and low[1] == -4 and high[1] == 1
+    assert (low[2], high[2]) == (-1, 1), "a column of zeros gets the range that is taken where nothing is known"
+    assert 0 <= low[3] <= 0.02 and high[3] == 1
+    shift, half = centre(low, high)
+    truth = (((torch.from_numpy(X[1:]) - shift) / half) ** 2).mean(0)
+    assert bool((second >= 0.5 * truth).all()) and bool((second <= 1.5 * truth).all())
+
+
+def test_noise_alone_shows_no_range() -> None:
+    noise = 100 * torch.randn(50, BINS, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    low, high, _ = ranges(noise, 100.0, 1000)
+    assert low.tolist() == [-1.0] * 50 and high.tolist() == [1.0] * 50
+
+
+def test_known_ranges_are_kept_and_only_the_others_are_bought() -> None:
+    X, y = table(500)
+    problem = objective("ranges", X, y, "raw")
+    item = Ranges(*HALF_KNOWN, bias=1.0)
+    assert item.measure(problem).numel() == 2 * BINS
+    assert item.bound(problem) == pytest.approx(math.sqrt(2))
+    found = prepared(item, problem).transform.maps[0]
+    assert found.low[[0, 2]].tolist() == [0, -1] and found.high[[0, 2]].tolist() == [1, 1]
+    assert not bool(found.low.isnan().any() | found.high.isnan().any())
+    rows = prepared(item, problem).objective.X
+    assert rows.shape == (500, D + 1) and bool((rows.upper <= 1).all())
+
+
+def test_targets_are_mapped_to_the_bought_range() -> None:
+    X = table(1000)[0]
+    y = np.random.default_rng(1).uniform(3, 30, 1000)
+    found = prepared(TargetRange(), LeastSquares(X, y))
+    assert found.target == (2, 32)
+    shift, width = target_map(*found.target, False)
+    torch.testing.assert_close(found.objective.y, torch.from_numpy((y - shift) / width))
+    counts = prepared(TargetRange(), Poisson(X, np.floor(y)))
+    assert counts.target == (2, 32) and float(counts.objective.y.max()) <= 1
+    torch.testing.assert_close(counts.objective.y, torch.from_numpy(np.floor(y) / 32))
+
+
+def test_balanced_classes_weigh_alike() -> None:
+    X, y = table(400)
+    y = (np.arange(400) < 40).astype(int)
+    found = prepared(ClassCounts(), Logistic(X, y, classes=(0, 1))).objective
+    assert float(found.weights.max()) == 1
+    assert float(found.weights[:40].sum()) == pytest.approx(float(found.weights[40:].sum()))
+    both = prepared(ClassCounts(), Logistic(X, y, classes=(0, 1), weights=np.full(400, 0.5))).objective
+    torch.testing.assert_close(both.weights, 0.5 * found.weights)
+    rare = prepared(ClassCounts(), Logistic(X, y, classes=(0, 1)), noise=1000.0).objective.weights
+    assert rare.tolist() == [1.0] * 400, "what noise hides is not weighted"
+
+
+@pytest.mark.parametrize("name", ["columns", "moments"])
+def test_scales_bring_columns_to_one_size(name: str) -> None:
+    X, y = table(4000)
+    X = X / np.linalg.norm(X, axis=1).max()
+    rows = prepared(ITEMS[name], objective(name, X, y, "raw")).objective.X
+    size = to_dense(rows).square().mean(0)[:D]
+    assert float(size.max() / size.min()) < 2 < (X**2).mean(0).max() / (X**2).mean(0).min()
+    if name == "moments":
+        assert float(to_dense(rows)[:, :D].mean(0).abs().max()) < 0.05 and rows.shape[1] == D + 1
+
+
+def test_a_bought_eigenvalue_bounds_the_step() -> None:
+    X, y = table(3000)
+    problem = objective("lambda", X / np.linalg.norm(X, axis=1).max(), y, "raw")
+    top = float(Lambda().measure(problem))
+    assert top == pytest.approx(float(torch.linalg.eigvalsh(problem.X.T @ problem.X)[-1]))
+    step = prepared(Lambda(), problem).step
+    assert step is not None and step(0) <= 1.8 / (top / 3000) * (1 + 1e-9)
+
+
+def test_statistics_start_at_the_ridge_solution() -> None:
+    X, y = table(5000)
+    X = X / np.linalg.norm(X, axis=1).max()
+    truth = np.array([0.3, -0.5, 0.2, 0.1])
+    found = prepared(Statistics(), LeastSquares(X, X @ truth))
+    torch.testing.assert_close(found.start, torch.from_numpy(truth), rtol=1e-4, atol=1e-4)
+    rows = to_dense(found.objective.X)
+    step = torch.linalg.solve(rows.T @ rows / 5000, torch.ones(D).double())
+    torch.testing.assert_close(found.update.matrix @ torch.ones(D).double(), step, rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_bought_is_refused_before_anything_is_charged() -> None:
+    X, y = table(50)
+    wide = LeastSquares(np.ones((3, SMALL + 1)), np.ones(3))
+    other = TorchObjective(lambda w, x, t: (w[0] - t) ** 2, (torch.ones(3, 1), torch.ones(3)), torch.zeros(1))
+    for item, problem, word in (
+        (Ranges(), objective("ranges", X, y, "csr"), "data_norm"),
+        (Moments(), LeastSquares(sp.csr_matrix(np.ones((3, SMALL + 1))), np.ones(3)), f"at most {SMALL} columns"),
+        (Statistics(), wide, f"at most {SMALL} columns"),
+        (Statistics(), Softmax(X, y, classes=2), "one output"),
+        (Lambda(), other, "linear model"),
+    ):
+        ledger = Ledger()
+        with pytest.raises(InvalidInput, match=word):
+            bought(item, problem, ledger)
+        assert ledger.rounds() == {}
+
+
+def test_only_a_private_recipe_buys() -> None:
+    with pytest.raises(InvalidInput, match="recipe"):
+        minimize(LeastSquares(*table()), buying(algorithms.gd(step=1.0), [Ranges()]), steps=3)
+
+
+def test_rows_are_shortened_where_they_are_longer_than_promised() -> None:
+    X, y = table()
+    long = objective("moments", 100 * X, y, "raw")
+    short = LeastSquares(torch.from_numpy(100 * X / np.linalg.norm(100 * X, axis=1, keepdims=True).clip(1)), long.y)
+    torch.testing.assert_close(Moments().measure(long), Moments().measure(short), rtol=1e-9, atol=1e-9)
+    assert isinstance(prepared(Moments(), long).objective.X, Scaled)

@@ -1,0 +1,197 @@
+"""Wrong arguments are refused with their name and the remedy, before data is read or budget is spent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from estimator_tables import classifier, labelled, numbered, regressor, sparse_rows
+
+from isthmus import InvalidInput, L1Ball, PrivateClassifier, PrivateRegressor
+from isthmus.privacy import Ledger
+
+BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"epsilon": 0}, "epsilon"),
+    ({"epsilon": -1.0}, "epsilon"),
+    ({"epsilon": math.nan}, "epsilon"),
+    ({"epsilon": "1"}, "epsilon"),
+    ({"epsilon": -math.inf}, "epsilon"),
+    ({"delta": 0.0}, "delta"),
+    ({"delta": 1.0}, "delta"),
+    ({"loss": "cubic"}, "loss"),
+    ({"algorithm": "adam"}, "algorithm"),
+    ({"algorithm": "gd"}, "algorithm"),
+    ({"l1": -1.0}, "l1"),
+    ({"l2": math.inf}, "l2"),
+    ({"clip": 0.0}, "clip"),
+    ({"step": -1.0}, "step"),
+    ({"max_iter": 0}, "max_iter"),
+    ({"max_iter": 2.5}, "max_iter"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"n": 0}, "n=0"),
+    ({"n": "many"}, "n='many'"),
+    ({"scale": "robust"}, "scale"),
+    ({"scale": "public"}, "public=X"),
+    ({"bounds": 3.0}, "bounds"),
+    ({"bounds": (1, 1)}, "bounds"),
+    ({"bounds": (2, 1)}, "bounds"),
+    ({"bounds": (-math.inf, 1)}, "bounds"),
+    ({"bounds": ([0, 0], [1, 1])}, "bounds"),
+    ({"bounds": "public"}, "bounds"),
+    ({"bounds": (0, 1, 2)}, "bounds"),
+    ({"data_norm": 0.0}, "data_norm"),
+    ({"data_norm": "auto"}, "data_norm"),
+    ({"max_weight": 0.0}, "max_weight"),
+    ({"partial_calls": 0}, "partial_calls"),
+    ({"adjacency": "both"}, "adjacency"),
+    ({"public": np.ones((5, 3))}, "public"),
+    ({"public": [[math.nan] * 4]}, "public"),
+    ({"as_published": True, "algorithm": "auto"}, "as_published"),
+    ({"scale": "moments", "step": None, "constraint": L1Ball(1.0)}, "only algorithm=.dp_gd. buys scales"),
+    ({"scale": "columns", "step": None, "l2": 0.1}, "only algorithm=.dp_gd. buys scales"),
+    ({"scale": "moments", "step": None, "algorithm": "dp_cd"}, "only algorithm=.dp_gd. buys scales"),
+]
+OF_CLASSIFIERS: list[tuple[dict[str, Any], str]] = [
+    ({"classes": [0]}, "classes"),
+    ({"classes": [0, 2]}, "classes"),
+    ({"class_weight": "heavy"}, "class_weight"),
+    ({"class_weight": {0: -1.0}}, "class_weight"),
+    ({"class_weight": {0: 0.0, 1: 0.0}}, "class_weight"),
+    ({"class_weight": [1, 2]}, "class_weight"),
+    ({"loss": "squared"}, "loss"),
+]
+OF_REGRESSORS: list[tuple[dict[str, Any], str]] = [
+    ({"target_bounds": (1, 1)}, "target_bounds"),
+    ({"target_bounds": (0, math.inf)}, "target_bounds"),
+    ({"target_bounds": 3.0}, "target_bounds"),
+    ({"target_bounds": "y"}, "target_bounds"),
+    ({"target_bounds": (-1, 5), "loss": "poisson"}, "target_bounds"),
+    ({"huber_delta": 0.0}, "huber_delta"),
+    ({"loss": "logistic"}, "loss"),
+]
+CASES = [
+    *((made, *case) for made in (classifier, regressor) for case in BOTH),
+    *((classifier, *case) for case in OF_CLASSIFIERS),
+    *((regressor, *case) for case in OF_REGRESSORS),
+]
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "word"), CASES, ids=lambda value: getattr(value, "__name__", str(value)[:40])
+)
+def test_wrong_parameters(made: Any, changes: dict[str, Any], word: str) -> None:
+    X, y = labelled()
+    ledger = Ledger()
+    with pytest.raises(InvalidInput, match=word) as refused:
+        made(ledger=ledger, **changes).fit(X, y)
+    assert "is not allowed: " in str(refused.value) or "holds" in str(refused.value)
+    assert ledger.rounds() == {}, "nothing was spent"
+
+
+@pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
+def test_nothing_is_checked_before_fit(made: Any) -> None:
+    assert made(epsilon=-1.0, loss="cubic", bounds=3).get_params()["epsilon"] == -1.0
+
+
+BAD_ROWS: dict[str, tuple[Any, str]] = {
+    "nan": (np.where(np.arange(1600).reshape(400, 4) == 7, math.nan, 1.0), "NaN"),
+    "infinity": (np.where(np.arange(1600).reshape(400, 4) == 7, math.inf, 1.0), "infinity"),
+    "empty": (np.empty((0, 4)), "0 sample"),
+    "no columns": (np.empty((400, 0)), "0 feature"),
+    "one row of numbers": (np.ones(4), "2D array"),
+    "text": (np.full((400, 4), "a"), "could not convert|dtype"),
+    "sparse nan": (sp.csr_matrix(np.where(np.eye(400, 4) > 0, math.nan, 0.0)), "NaN"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+@pytest.mark.parametrize("made", [classifier, regressor])
+def test_rows_that_are_none(made: Any, name: str) -> None:
+    X, word = BAD_ROWS[name]
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=word):
+        made(ledger=ledger).fit(X, labelled(X.shape[0] if X.ndim == 2 else 4)[1])
+    model = made().fit(*labelled())
+    if name not in ("empty", "no columns"):
+        with pytest.raises(ValueError, match=word):
+            model.predict(X)
+    assert ledger.rounds() == {}
+
+
+def test_labels_outside_the_declared_ones_are_named() -> None:
+    X, y = labelled(classes=3)
+    with pytest.raises(InvalidInput, match=r"y=2 is not allowed: labels must be among classes=\[0, 1\]"):
+        classifier().fit(X, y)
+    with pytest.raises(InvalidInput, match="y='maybe'"):
+        classifier(classes=["no", "yes"]).fit(X, np.where(y == 2, "maybe", "no"))
+
+
+def test_one_class_must_be_declared_with_the_other() -> None:
+    X, _ = labelled()
+    with pytest.raises(InvalidInput, match="declare all with classes="):
+        classifier(classes=None).fit(X, np.ones(400))
+    with pytest.raises(ValueError, match="continuous"):
+        classifier(classes=None).fit(X, X[:, 0])
+
+
+@pytest.mark.parametrize("made", [classifier, regressor])
+def test_targets_that_are_none(made: Any) -> None:
+    X, y = labelled()
+    for wrong, word in ((y[:-1], "inconsistent"), (np.where(y > 0, math.nan, 0.0), "NaN")):
+        with pytest.raises(ValueError, match=word):
+            made().fit(X, wrong)
+
+
+def test_counts_are_not_negative() -> None:
+    X, y = numbered()
+    with pytest.raises(InvalidInput, match="counts >= 0"):
+        regressor(loss="poisson", target_bounds=(0, 15)).fit(X, y - 100)
+
+
+@pytest.mark.parametrize("made", [classifier, regressor])
+def test_ranges_of_sparse_rows(made: Any) -> None:
+    X, y = sparse_rows()
+    for bounds in ((0, 1), "data", (math.nan, 1)):
+        with pytest.raises(InvalidInput, match="data_norm="):
+            made(bounds=bounds).fit(X, y)
+
+
+@pytest.mark.parametrize("made", [classifier, regressor])
+def test_weights_that_are_none(made: Any) -> None:
+    X, y = labelled()
+    for weight, word in (
+        (-np.ones(400), "sample_weight=-1.0"),
+        (np.ones(3), "shape|inconsistent"),
+        ([math.nan] * 400, "NaN"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            made().fit(X, y, sample_weight=weight)
+
+
+def test_another_number_of_columns() -> None:
+    X, y = labelled()
+    model = classifier().fit(X, y)
+    with pytest.raises(ValueError, match="3 features"):
+        model.predict(X[:, :3])
+    with pytest.raises(InvalidInput, match="give one number, or 4"):
+        classifier(bounds=(np.zeros(3), 1)).fit(X, y)
+    partly = classifier().partial_fit(X, y)
+    with pytest.raises(ValueError, match="3 features"):
+        partly.partial_fit(X[:, :3], y)
+
+
+def test_predicting_before_fitting() -> None:
+    for model in (classifier(), regressor()):
+        with pytest.raises(ValueError, match="not fitted"):
+            model.predict(np.ones((2, 4)))
+        with pytest.raises(ValueError, match="not fitted"):
+            model.budget_curve()
+
+
+def test_a_paper_run_as_published_is_named_and_stated() -> None:
+    X, y = labelled()
+    model = classifier(algorithm="priv_sgd", step=None, as_published=True, noise_seed=None).fit(X, y)
+    assert "published" in model.privacy_.words()

@@ -1,0 +1,87 @@
+"""Small problems with known public facts, one for each regime that the planner tells apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
+
+OBJECTIVES: dict[str, Any] = {
+    "logistic": Logistic,
+    "softmax": Softmax,
+    "hinge": Hinge,
+    "smooth_hinge": SmoothHinge,
+    "squared": LeastSquares,
+    "huber": Huber,
+    "poisson": Poisson,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Rows of norm at most 1, and others of the same law."""
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+    @property
+    def facts(self) -> dict[str, int]:
+        return {"n": self.x.shape[0], "d": self.x.shape[1]}
+
+
+def rows(n: int, d: int, seed: int = 0) -> np.ndarray:
+    """Rows of norm 1."""
+    x = np.random.default_rng(seed).standard_normal((n, d))
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def targets(x: np.ndarray, loss: str, seed: int = 0) -> np.ndarray:
+    """Targets that the loss takes: labels, numbers in [-1, 1] or counts."""
+    z = x @ np.random.default_rng(seed + 1).standard_normal(x.shape[1])
+    if loss == "softmax":
+        return np.digitize(z, np.quantile(z, [1 / 3, 2 / 3]))
+    if loss in ("squared", "huber"):
+        return np.clip(z, -1, 1)
+    return (z > 0).astype(float) if loss == "poisson" else np.where(z > 0, 1, -1)
+
+
+def objective(loss: str, x: Any, y: np.ndarray) -> Any:
+    """The objective, with its classes declared."""
+    return OBJECTIVES[loss](x, y, classes=3) if loss == "softmax" else OBJECTIVES[loss](x, y)
+
+
+def few_coefficients(n: int, d: int, k: int = 5, seed: int = 0) -> tuple[Cell, float]:
+    """Rows of +-1/sqrt(d), k coefficients are not 0; and the l1 norm of them all."""
+    rng = np.random.default_rng(seed)
+    x = rng.choice([-1.0, 1.0], (n + 1000, d)) / np.sqrt(d)
+    radius, w = 2 * np.sqrt(d), np.zeros(d)
+    w[:k] = radius / k * rng.choice([-1.0, 1.0], k)
+    y = np.where(x @ w + 0.05 * rng.standard_normal(len(x)) > 0, 1, -1)
+    return Cell(x[:n], y[:n], x[n:], y[n:]), float(radius)
+
+
+def uneven_columns(n: int, d: int = 40, seed: int = 0) -> tuple[Cell, np.ndarray]:
+    """Columns bounded by 1 down to 0.01 that matter alike; and their second moments."""
+    rng = np.random.default_rng(seed)
+    bounds = np.logspace(0, -2, d)
+    bounds /= np.linalg.norm(bounds)
+    x = bounds * rng.uniform(-1, 1, (n + 1000, d))
+    z = x @ (0.6 * rng.choice([-1.0, 1.0], d) / bounds / np.sqrt(d))
+    y = np.clip(z + 0.05 * rng.standard_normal(len(z)), -1, 1)
+    return Cell(x[:n], y[:n], x[n:], y[n:]), bounds**2 / 3
+
+
+def few_directions(n: int, d: int, k: int = 8, seed: int = 0) -> tuple[Cell, np.ndarray]:
+    """Half of a row's energy in k directions that hold all the signal; and 200 public rows."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.standard_normal((d, k)))[0]
+    total = n + 200 + 1000
+    z, rest = rows(total, k, seed + 1), rows(total, d, seed + 2)
+    y = np.where(z @ rng.standard_normal(k) + 0.1 * rng.standard_normal(total) > 0, 1, -1)
+    x = np.sqrt(0.5) * z @ basis.T + np.sqrt(0.5) * rest
+    return Cell(x[:n], y[:n], x[n + 200 :], y[n + 200 :]), x[n : n + 200]
