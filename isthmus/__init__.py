@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
     from isthmus import datasets as datasets
     from isthmus import diagnostics as diagnostics
+    from isthmus import estimators as estimators
     from isthmus import modules as modules
+    from isthmus import planner as planner
     from isthmus import privacy as privacy
+    from isthmus import report as report
     from isthmus import theory as theory
 
 __version__ = "0.1.0.dev0"
@@ -73,11 +76,17 @@ _HOMES = {
     "driver": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
-    "estimators": ["PrivacyBudgetWarning", "PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor"],
+    "estimators": [
+        "PrivacyBudgetWarning",
+        "PrivacyLeakWarning",
+        "PrivateClassifier",
+        "PrivateRegressor",
+        "PrivateSearch",
+    ],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ["algorithms", "datasets", "diagnostics", "modules", "privacy", "theory"]
+_MODULES = ["algorithms", "datasets", "diagnostics", "estimators", "modules", "planner", "privacy", "report", "theory"]
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

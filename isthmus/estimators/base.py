@@ -357,7 +357,7 @@ class PrivateLinear(BaseEstimator):
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
         asked = self._private and self.scale in ("columns", "moments")
-        remedy = 'only algorithm="dp_gd" buys scales, and not over a set or with a penalty: leave it out'
+        remedy = 'only algorithm="dp_gd" buys scales, and not over a set: leave it out'
         _validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
