@@ -54,7 +54,17 @@ class Scaled:
 
     lazy, ndim, dtype, device = True, 2, torch.float64, torch.device("cpu")
 
-    def __init__(self, X: Matrix, weight: Tensor, r: Tensor, U: Tensor, B: Tensor, upper: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        X: Matrix,
+        weight: Tensor,
+        r: Tensor,
+        U: Tensor,
+        B: Tensor,
+        upper: Tensor | None = None,
+        far: bool = False,
+    ) -> None:
+        self.far = far
         self.X, self.weight, self.r, self.U, self.B = canonical(X) if is_sparse(X) else X, weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
@@ -73,7 +83,7 @@ class Scaled:
         n, p = self.shape
         B = torch.nn.functional.pad(self.B, (0, 1, 0, 1))
         B[-1, -1] = value
-        return Scaled(self.X, self.weight, self.r, torch.cat([self.U, torch.ones(n, 1).double()], 1), B)
+        return Scaled(self.X, self.weight, self.r, torch.cat([self.U, torch.ones(n, 1).double()], 1), B, far=self.far)
 
     @property
     def upper(self) -> Tensor:
@@ -86,6 +96,9 @@ class Scaled:
     def times(self, w: Tensor) -> Tensor:
         """S w for a vector or a matrix w."""
         wide = w.to(torch.float64)
+        if self.far:
+            parts = [rows @ wide for _, _, rows in self.chunks()]
+            return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
         p = len(self.weight)
         z = matmul(self.X, _rows(self.weight, wide[:p]))
         return (_rows(self.r, z) + self.U @ (self.B @ wide)).to(w.dtype)
@@ -93,17 +106,22 @@ class Scaled:
     def transposed_times(self, v: Tensor) -> Tensor:
         """S' v for a vector or a matrix v."""
         wide = v.to(torch.float64)
+        if self.far:  # the parts of rows are much longer than rows: their sums would round away what is left
+            sums = (rows.T @ wide[lo:hi] for lo, hi, rows in self.chunks())
+            return sum(sums, wide.new_zeros(self.shape[1], *wide.shape[1:])).to(v.dtype)
         total = self.B.T @ (self.U.T @ wide)
         total[: len(self.weight)] += _rows(self.weight, rmatmul(self.X, _rows(self.r, wide)))
         return total.to(v.dtype)
 
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
-        return Scaled(take(self.X, index), self.weight, self.r[index], self.U[index], self.B, self.upper[index])
+        return Scaled(
+            take(self.X, index), self.weight, self.r[index], self.U[index], self.B, self.upper[index], self.far
+        )
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
-        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper)
+        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far)
 
     def detach(self) -> Scaled:
         """Itself: nothing here has a gradient."""
@@ -171,7 +189,7 @@ class Scaled:
     def gram(self) -> Tensor:
         """S'S, in float64."""
         total = torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
-        if not is_sparse(self.X):
+        if not is_sparse(self.X) or self.far:
             for _, _, rows in self.chunks():
                 total.addmm_(rows.T, rows)
             return total
@@ -244,11 +262,18 @@ class RowMap:
             last[0, -1] = self.bias
             U, B = torch.cat([U, one], 1), torch.cat([B, last])
         view = Scaled(base.X, inner, base.r, U, B)
-        if bool((far := ~(view.upper < FAR)).any()):
-            view = Scaled(_without(base.X, far), inner, base.r, U, B)
+        if bool((endless := ~(view.upper < FAR)).any()):
+            view = Scaled(_without(base.X, endless), inner, base.r, U, B)
         length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
         factor = 1 / (length * UP)
-        return Scaled(view.X, inner, base.r * factor, U * factor[:, None], B, (view.upper * factor * UP).clamp(max=1.0))
+        upper = (view.upper * factor * UP).clamp(max=1.0)
+        return Scaled(view.X, inner, base.r * factor, U * factor[:, None], B, upper, base.far or self._far(weight))
+
+    def _far(self, weight: Tensor) -> bool:
+        """Whether what is subtracted is much longer than what is left: a public fact."""
+        if self.shift is None:
+            return False
+        return float(torch.linalg.vector_norm(self.shift.double() * weight)) > 2.0**8 * (self.limit or 1.0)
 
     def _width(self, p: int) -> int:
         return p if self.weight is None else len(self.weight)

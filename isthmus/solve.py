@@ -113,10 +113,11 @@ def minimize(
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    terms = {} if spending is None else {"terms": spending.terms(pipe)}
+    terms = _terms(spending, pipe, resume)
     state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
     same = state.parts.get("terms") == terms.get("terms")
     _validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
+    state = state.replace(parts={**state.parts, **terms})
     _validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
     setting = Setting(
         aggregator=_aggregator(objective, clients, pipe),
@@ -159,6 +160,14 @@ def _spending(
     if resume is None:
         spending.require()
     return spending
+
+
+def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None) -> dict[str, Any]:
+    """On what terms the run is made: what a round costs, and whether any round's noise can be subtracted."""
+    if spending is None:
+        return {}
+    spending.seeded = spending.seeded or bool(resume is not None and resume.parts.get("seeded"))
+    return {"terms": spending.terms(pipe), "seeded": spending.seeded}
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:

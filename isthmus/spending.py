@@ -72,6 +72,7 @@ class Spending:
         )
         budget = (promise.epsilon, promise.delta) if promise.sound else None
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
+        self.seeded = self.noise.seeded
         self._before: list[Any] = []
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
@@ -119,7 +120,7 @@ class Spending:
             self._total(pipe, rounds) if promise.sound else dpa.NonPrivateDpEvent(),
             promise.delta,
             promise.adjacency,
-            seeded=self.noise.seeded,
+            seeded=self.seeded,
             n=promise.n,
             sampler=words,
             assumptions=promise.assumptions,

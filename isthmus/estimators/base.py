@@ -36,6 +36,8 @@ DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
 """Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
+DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public and true without it"
+PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 THREADED = 4_000_000
@@ -194,10 +196,9 @@ class PrivateLinear(BaseEstimator):
             view = view.with_constant()
         objective, buys, assumptions = self._objective(view, y, weight)
         if public is not None:
-            assumptions = (
-                "the rows given as public are public, and none of the private records is among them",
-                *assumptions,
-            )
+            assumptions = (PUBLIC, *assumptions)
+        if self._private:
+            assumptions = (DECLARED, *assumptions)
         n = self._records(X.shape[0])
         facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen

@@ -119,9 +119,12 @@ def _seen_bounds(x: Matrix, ord: float) -> Bounds:
     """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
     if ord == 2:
         return torch.zeros_like(x.upper), x.upper
-    parts = [matrix_bounds(rows, ord) for _, _, rows in x.chunks()]
+    parts = [matrix_bounds(rows.clone(), ord) for _, _, rows in x.chunks()]
+    low, high = (torch.cat([part[side] for part in parts]) for side in (0, 1))
+    if x.far:  # entries are what is left of much longer ones: fall back on the l2 norm, which knows
+        high = torch.maximum(high, x.upper * (x.shape[1] ** 0.5 if ord == 1 else 1.0))
     # each entry of a chunk has a few roundings of its own
-    return torch.cat([low for low, _ in parts]) * (1 - 1e-12), torch.cat([high for _, high in parts]) * (1 + 1e-12)
+    return low * (1 - 1e-9), high * (1 + 1e-9)
 
 
 def product(a: Bounds, b: Bounds) -> Bounds:

@@ -157,7 +157,8 @@ def _cannot_prepare(facts: Facts, scale: str) -> str | None:
     if scale != "none" and not facts.free and (facts.scale == "auto" or facts.constraint is not None):
         return NO_RESCALING
     if facts.scale not in ("auto", scale):
-        return f"scale={facts.scale!r} was asked for"
+        given = facts.scale == "none" and facts.public is not None
+        return "columns were scaled by public rows" if given else f"scale={facts.scale!r} was asked for"
     if scale == "moments" and facts.sparse and facts.d > SMALL:
         return f"CSR rows of more than {SMALL} columns are not centred"
     return None

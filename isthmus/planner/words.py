@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,10 +16,12 @@ def table(plan: Plan) -> str:
     head = ["", "algorithm", "noise mult.", "noise norm", "in a margin", "numbers", "bytes", "memory", "time", "passes"]
     rows = [[str(i), *_row(choice)] for i, choice in enumerate(plan.choices, 1)]
     widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
+    widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))  # names give way, numbers do not
+    rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
 
     def line(cells: list[str]) -> str:
         padded = [c.ljust(w) if j == 1 else c.rjust(w) for j, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return "  ".join(padded).rstrip()[:WIDTH]
+        return "  ".join(padded).rstrip()
 
     return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
 
@@ -71,19 +74,24 @@ def _short(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
 def _count(value: int) -> str:
-    return f"{value:,}"
+    return f"{value:,}" if value < 10**7 else f"{value:.2g}"
 
 
 def _bytes(value: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError
+    units = ("B", "KB", "MB", "GB", "TB", "PB", "EB")
+    power = 0 if value < 1 else min(len(units) - 1, int(math.log10(value) // 3))
+    return f"{value / 1000**power:.3g} {units[power]}"
 
 
 def _time(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.2g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    years = seconds / 3.156e7
+    return f"{seconds / 3600:.1f} h" if seconds < 360_000 else f"{years:,.1f} y"

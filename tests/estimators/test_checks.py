@@ -35,7 +35,7 @@ REPEATABLE = [
     PrivateClassifier(epsilon=math.inf, max_iter=10, random_state=0),
     PrivateRegressor(n=100, **FEW),
     PrivateRegressor(loss="huber", algorithm="dp_gd", **FEW),
-    PrivateRegressor(loss="poisson", algorithm="dp_comp_minibatch", n=100, batch_size=20, **FEW),
+    PrivateRegressor(loss="poisson", algorithm="dp_cd", **FEW),
     PrivateRegressor(epsilon=math.inf, max_iter=10, random_state=0),
 ]
 UNREPEATABLE = [PrivateClassifier(algorithm="dp_gd", max_iter=3), PrivateRegressor(algorithm="dp_gd", max_iter=3)]

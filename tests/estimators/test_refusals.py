@@ -51,7 +51,6 @@ BOTH: list[tuple[dict[str, Any], str]] = [
     ({"public": [[math.nan] * 4]}, "public"),
     ({"as_published": True, "algorithm": "auto"}, "as_published"),
     ({"scale": "moments", "step": None, "constraint": L1Ball(1.0)}, "only algorithm=.dp_gd. buys scales"),
-    ({"scale": "columns", "step": None, "l2": 0.1}, "only algorithm=.dp_gd. buys scales"),
     ({"scale": "moments", "step": None, "algorithm": "dp_cd"}, "only algorithm=.dp_gd. buys scales"),
 ]
 OF_CLASSIFIERS: list[tuple[dict[str, Any], str]] = [

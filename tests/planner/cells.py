@@ -76,12 +76,11 @@ def uneven_columns(n: int, d: int = 40, seed: int = 0) -> tuple[Cell, np.ndarray
     return Cell(x[:n], y[:n], x[n:], y[n:]), bounds**2 / 3
 
 
-def few_directions(n: int, d: int, k: int = 8, seed: int = 0) -> tuple[Cell, np.ndarray]:
-    """Half of a row's energy in k directions that hold all the signal; and 200 public rows."""
+def unbalanced(n: int, d: int = 20, seed: int = 0) -> Cell:
+    """A quarter of positive labels, and a constant column that holds most of every row: a first step sees only that."""
     rng = np.random.default_rng(seed)
-    basis = np.linalg.qr(rng.standard_normal((d, k)))[0]
-    total = n + 200 + 1000
-    z, rest = rows(total, k, seed + 1), rows(total, d, seed + 2)
-    y = np.where(z @ rng.standard_normal(k) + 0.1 * rng.standard_normal(total) > 0, 1, -1)
-    x = np.sqrt(0.5) * z @ basis.T + np.sqrt(0.5) * rest
-    return Cell(x[:n], y[:n], x[n + 200 :], y[n + 200 :]), x[n : n + 200]
+    u = rows(n + 1000, d, seed + 1)
+    z = u @ rng.standard_normal(d)
+    y = np.where(z > np.quantile(z, 0.75), 1, -1)
+    x = np.hstack([np.full((len(u), 1), np.sqrt(0.7)), np.sqrt(0.3) * u])
+    return Cell(x[:n], y[:n], x[n:], y[n:])

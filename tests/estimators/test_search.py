@@ -1,0 +1,342 @@
+"""Private selection: its choice has the stated law, its cost is the stated one, and nothing else is shown."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import warnings
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from estimator_tables import labelled, numbered, sparse_rows
+from scipy import stats
+from scipy.special import ndtri, softmax
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
+from isthmus.estimators.search import PrivateSearch, Split, choose, range_of
+from isthmus.privacy import (
+    Adjacency,
+    BudgetExceeded,
+    Gaussian,
+    Ledger,
+    SecretSource,
+    SeededSource,
+    _events,
+    compose,
+    delta_of,
+    epsilon_of,
+    joint,
+)
+
+ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+GRID = {"max_iter": [1, 20]}
+
+
+def classifier(**changes: Any) -> PrivateClassifier:
+    return PrivateClassifier(
+        **{"algorithm": "dp_gd", "classes": [0, 1], "bounds": (-2, 2), "random_state": 0, **changes}
+    )
+
+
+def regressor(**changes: Any) -> PrivateRegressor:
+    return PrivateRegressor(
+        **{"algorithm": "dp_gd", "target_bounds": (-5, 15), "bounds": (-2, 2), "random_state": 0, **changes}
+    )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def test_the_choice_has_the_law_of_the_exponential_mechanism_and_no_other() -> None:
+    scores, temperature, noise = torch.tensor([10.0, 12.0, 9.0, 12.5]).double(), 2.5, SecretSource()
+    counts = np.bincount([choose(scores, temperature, noise) for _ in range(6000)], minlength=4)
+    stated = softmax(scores.numpy() / temperature)
+    assert stats.chisquare(counts, 6000 * stated).pvalue > 1e-4
+    for wrong in (2 / 3, 3 / 2):
+        other = softmax(scores.numpy() / (wrong * temperature))
+        assert stats.chisquare(counts, 6000 * other).pvalue < 1e-6
+
+
+def trade_off(e: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The kinks of the worst pairs of range e: losses t - e and t."""
+    return np.expm1(t) / np.expm1(e), np.expm1(e - t) / np.expm1(e)
+
+
+@pytest.mark.parametrize("e", [1e-3, 0.05, 0.3, 1.0, 2.0, 5.0, 9.0])
+def test_a_bounded_range_is_gaussian_private(e: float) -> None:
+    """mu-GDP means that no kink (a, b) lies below the curve Phi(Phi^-1(1 - a) - mu)."""
+    a, b = trade_off(e, np.linspace(0, e, 20_001)[1:-1])
+    needed = ndtri(1 - a) - ndtri(b)
+    mu = 2 * ndtri(1 / (1 + math.exp(-e / 2)))
+    assert range_of(mu) == pytest.approx(e, rel=1e-9)
+    assert needed.max() <= mu * (1 + 1e-9) and needed.max() > 0.999 * mu
+
+
+def divergence(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
+@pytest.mark.parametrize("multiplier", [0.5, 2.0, 8.0])
+def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
+    adjacency: Adjacency, multiplier: float
+) -> None:
+    """Every way in which one record can move three scores, from several tables, in both directions."""
+    split = Split(3, 0.2, 100, 100, 1.0, 1e-5, adjacency, multiplier, 1.0, 1.0, 1.0)
+    moves = product((0.0, 0.5, 1.0), repeat=3) if adjacency is ADD else product((-1.0, 0.0, 1.0), repeat=3)
+    levels = np.linspace(0, 4 * adjacency.factor / multiplier, 9)
+    allowed = [delta_of(Gaussian(multiplier).event(), float(e), adjacency) for e in levels]
+    closest = 0.0
+    for move in map(np.array, moves):
+        for scores in np.array([[0, 0, 0], [9, 0, 0], [0, 0.7, 1.4]]) * split.temperature:
+            p, q = softmax(scores / split.temperature), softmax((scores + move) / split.temperature)
+            for epsilon, most in zip(levels, allowed, strict=True):
+                found = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
+                assert found <= most + 1e-12
+                closest = max(closest, found / most)
+    assert closest > 0.5, "the choice uses what it is charged for"
+
+
+# ---------------------------------------------------------------- scores and parts
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_record_moves_all_scores_one_way_by_at_most_one(kind: str, weighted: bool) -> None:
+    X, y = labelled(300) if kind == "classes" else numbered(300)
+    made = classifier() if kind == "classes" else regressor()
+    search = PrivateSearch(made, GRID)
+    trials = [clone(made).set_params(max_iter=m, noise_seed=m, epsilon=5.0).fit(X, y) for m in (1, 5, 20)]
+    weight = np.linspace(0, 1, 301) if weighted else None
+    strange = [0, 1] if kind == "classes" else [0.0, 1e300, -1e300, y[0]]
+    for row in ([0.0] * 4, [1e300] * 4, [1.0, -2, 0.5, 1]):
+        for target in strange:
+            rows, labels = np.vstack([X, row]), np.append(y, target)
+            before = search._scores(trials, X, y, None if weight is None else weight[:300])
+            moved = search._scores(trials, rows, labels, weight) - before
+            assert bool((moved >= -1e-9).all()) and bool((moved <= 1 + 1e-9).all())
+    empty = search._scores(trials, X[:0], y[:0], None)
+    assert empty.tolist() == [0, 0, 0]
+
+
+def test_right_answers_are_counted() -> None:
+    X, y = labelled(200)
+    trials = [classifier(max_iter=m, noise_seed=0).fit(X, y) for m in (1, 9)]
+    found = PrivateSearch(classifier(), GRID)._scores(trials, X, y, None)
+    assert found.tolist() == [int((trial.predict(X) == y).sum()) for trial in trials]
+
+
+def test_parts_are_drawn_independently_of_all_else() -> None:
+    split = Split.of(10_000, 4, 0.2, 0.25, 1.0, 1e-5, ADD)
+    part = split.parts(40_000, SecretSource())
+    expected = 40_000 * np.array([0.1875] * 4 + [0.25])
+    assert stats.chisquare(np.bincount(part, minlength=5), expected).pvalue > 1e-4
+    assert (split.records, split.checks) == (1875, 2500)
+    longer = split.parts(501, SeededSource(3))  # one record more leaves the others where they are
+    np.testing.assert_array_equal(split.parts(500, SeededSource(3)), longer[:500])
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
+def test_selection_and_last_fit_together_cost_epsilon(share: float, adjacency: Adjacency) -> None:
+    split = Split.of(5000, 3, share, 0.2, 0.8, 1e-6, adjacency)
+    both = compose([Gaussian(split.multiplier).event(), Gaussian(split.last).event()])
+    assert epsilon_of(both, 1e-6, adjacency) == pytest.approx(0.8, rel=1e-6)
+    assert epsilon_of(split.total(), 1e-6, adjacency) <= 0.8 * (1 + 1e-9)
+    for epsilon, multiplier in ((split.trial, split.multiplier), (split.rest, split.last)):
+        assert epsilon == pytest.approx(epsilon_of(Gaussian(multiplier).event(), 1e-6, adjacency), rel=1e-5)
+    assert split.trial < split.rest if share < 0.5 else split.trial > split.rest
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("bounds", [(-2, 2), None])
+def test_every_trial_is_as_private_as_the_selection_is_charged_for(bounds: Any, adjacency: str) -> None:
+    X, y = labelled(600)
+    search = PrivateSearch(classifier(adjacency=adjacency, bounds=bounds), GRID)
+    search._read_classes(y)
+    split = Split.of(600, 2, 0.2, 0.2, 1.0, 1e-5, Adjacency(adjacency))
+    for params in search._candidates():
+        for made, multiplier in (
+            (search._trial(params, split, 0), split.multiplier),
+            (search._last(params, split), split.last),
+        ):
+            cost = joint([_events.from_json(made.fit(X, y).privacy_.event)])
+            assert multiplier * (1 - 1e-9) <= cost.noise_multiplier < 1.001 * multiplier
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_the_ledger_holds_the_selection_and_the_last_fit(adjacency: str) -> None:
+    ledger = Ledger(budget=(1.0, 1e-5), adjacency=adjacency)
+    search = PrivateSearch(classifier(adjacency=adjacency, scale="none", step=1.0), GRID, ledger=ledger)
+    search.fit(*labelled(600))
+    assert ledger.rounds() == {"selection": 1, "main": search.best_params_["max_iter"]}
+    assert 0.999 < ledger.spent() <= 1.0 and search.ledger is ledger
+    assert search.privacy_.epsilon == 1.0 and search.privacy_.private
+    assert search.best_estimator_.ledger is None and search.best_estimator_.privacy_.epsilon < 1.0
+
+
+def test_a_search_beyond_the_budget_is_refused_before_anything_is_charged(tmp_path: Any) -> None:
+    X, y = labelled(600)
+    path = tmp_path / "study.ledger"
+    Ledger.open(path, budget=(0.9, 1e-5))
+    with pytest.raises(BudgetExceeded):
+        PrivateSearch(classifier(), GRID, epsilon=1.0, ledger=path).fit(X, y)
+    assert Ledger.open(path).rounds() == {}
+    PrivateSearch(classifier(), GRID, epsilon=0.9, ledger=path).fit(X, y)
+    assert 0.89 < Ledger.open(path).spent() <= 0.9
+
+
+def test_the_statement_is_of_everything() -> None:
+    search = PrivateSearch(classifier(), {"max_iter": [1, 5], "l2": [0.0, 0.1]}, epsilon=0.7, delta=1e-6).fit(
+        *labelled(800)
+    )
+    statement = search.privacy_
+    assert (statement.epsilon, statement.delta, statement.n) == (0.7, 1e-6, 800)
+    assert epsilon_of(_events.from_json(statement.event), 1e-6, ADD) <= 0.7
+    words = statement.words()
+    assert "one of 5 parts at random" in words and "one part of the selection" in words
+    assert search.parts_["records"] == 160 and search.parts_["validation"] == 160
+    seeded = PrivateSearch(classifier(), GRID, noise_seed=0).fit(*labelled(400)).privacy_
+    assert not seeded.private and math.isinf(seeded.epsilon) and seeded.nominal == 1.0
+    hidden = PrivateSearch(classifier(n=500), GRID).fit(*labelled(400)).privacy_
+    assert hidden.n is None
+
+
+def test_scores_and_losers_are_not_kept() -> None:
+    search = PrivateSearch(classifier(), GRID).fit(*labelled(400))
+    shown = {"best_estimator_", "best_index_", "best_params_", "candidates_", "parts_", "privacy_", "n_features_in_"}
+    assert set(vars(search)) == shown | set(search.get_params(deep=False)) | {"_classes"}
+    assert search.candidates_ == [{"max_iter": 1}, {"max_iter": 20}]
+
+
+# ---------------------------------------------------------------- what it finds
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_the_better_candidate_is_found_where_the_budget_allows(kind: str) -> None:
+    X, y = labelled(4000) if kind == "classes" else numbered(4000)
+    made, bad, good = regressor(), {"step": 1e-4}, {"step": 4.0}
+    if kind == "classes":
+        made, bad, good = classifier(step=4.0), {"class_weight": {0: 1.0, 1: 1e-4}}, {"class_weight": None}
+    grid = [{name: [value] for name, value in each.items()} for each in (bad, good)]
+    search = PrivateSearch(made.set_params(scale="none", max_iter=30), grid, epsilon=5.0).fit(X, y)
+    assert search.best_params_ == good and search.best_index_ == 1
+    new, truth = labelled(1000, seed=1) if kind == "classes" else numbered(1000, seed=1)
+    assert search.score(new, truth) == search.best_estimator_.score(new, truth) > 0.8
+    np.testing.assert_array_equal(search.predict(new), search.best_estimator_.predict(new))
+
+
+def test_seeded_searches_are_alike_and_secret_ones_are_not() -> None:
+    X, y = labelled(400)
+    one, two = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
+    assert one.best_index_ == two.best_index_
+    np.testing.assert_array_equal(one.best_estimator_.coef_, two.best_estimator_.coef_)
+    free = [PrivateSearch(classifier(), GRID).fit(X, y).best_estimator_.coef_ for _ in range(2)]
+    assert not np.array_equal(*free)
+
+
+# ---------------------------------------------------------------- habits of scikit-learn
+
+
+def test_it_is_an_estimator_like_any_other() -> None:
+    search = PrivateSearch(classifier(), GRID, epsilon=2.0)
+    again = clone(search)
+    assert again.get_params()["estimator__algorithm"] == "dp_gd" and again.epsilon == 2.0
+    assert is_classifier(search) and is_regressor(PrivateSearch(regressor(), GRID))
+    assert clone(search.set_params(ledger=(ledger := Ledger()))).ledger is ledger
+    with pytest.raises(ValueError, match="not fitted"):
+        again.predict([[0.0] * 4])
+    X, y = labelled(400)
+    pipe = make_pipeline(FunctionTransformer(np.tanh), PrivateSearch(classifier(bounds=(-1, 1)), GRID)).fit(X, y)
+    assert pipe.predict(X).shape == (400,) and pipe.predict_proba(X).shape == (400, 2)
+    assert pipe[-1].classes_.tolist() == [0, 1] and pipe.decision_function(X).shape == (400,)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(pipe)).predict(X), pipe.predict(X))
+    assert not hasattr(PrivateSearch(classifier(loss="hinge"), GRID), "predict_proba")
+
+
+def test_frames_and_sparse_rows() -> None:
+    X, y = labelled(400)
+    frame = pandas.DataFrame(X, columns=list("abcd"))
+    search = PrivateSearch(classifier(), GRID).fit(frame, y)
+    assert search.best_estimator_.feature_names_in_.tolist() == list("abcd")
+    assert search.predict(frame).shape == (400,)
+    X, y = sparse_rows()
+    assert PrivateSearch(classifier(bounds=None), GRID).fit(X, y).predict(X).shape == (400,)
+
+
+def test_weights_reach_the_fits() -> None:
+    X, y = labelled(400)
+    weight = np.where(y == 0, 1.0, 0.0)
+    for given in (weight, 5 * weight):
+        made = classifier(max_weight=5.0, scale="none", step=4.0)
+        search = PrivateSearch(made, {"max_iter": [20, 30]}, epsilon=20.0).fit(X, y, sample_weight=given)
+        assert (search.predict(X) == 0).mean() > 0.9
+
+
+def test_undeclared_labels_are_read_once_with_a_warning() -> None:
+    X, y = labelled(400)
+    with pytest.warns(PrivacyLeakWarning, match="classes=") as caught:
+        search = PrivateSearch(classifier(classes=None), GRID).fit(X, y)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert any("labels" in each for each in search.privacy_.assumptions)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivateSearch(classifier(), GRID).fit(X, y)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.inf}, "epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"share": 1.0}, "share"),
+        ({"validation": 0.0}, "validation"),
+        ({"estimator": FunctionTransformer()}, "estimator"),
+        ({"estimator": make_pipeline(classifier())}, "before the search"),
+        ({"estimator": classifier(ledger="a.ledger")}, "estimator.ledger"),
+        ({"estimator": classifier(checkpoint="a.state")}, "estimator.checkpoint"),
+        ({"estimator": classifier(noise_seed=0)}, "estimator.noise_seed"),
+        ({"estimator": regressor(target_bounds=None)}, "target_bounds"),
+        ({"estimator": regressor(target_bounds="data")}, "target_bounds"),
+        ({"estimator": classifier(l2=-1.0)}, "l2"),
+        ({"param_grid": {"max_iter": [1]}}, "at least two"),
+        ({"param_grid": {"epsilon": [1.0, 2.0]}}, "epsilon"),
+        ({"param_grid": {"noise_seed": [1, 2]}}, "noise_seed"),
+        ({"param_grid": {"max_weight": [1.0, 2.0]}}, "max_weight"),
+        ({"param_grid": {"step": [1.0, -1.0]}}, "step"),
+        ({"param_grid": {"max_iter": list(range(1, 40))}}, "try fewer"),
+        ({"param_grid": {"algorithm": ["dp_gd", "dp_sgd"]}}, "look at all records"),
+        ({"param_grid": {"algorithm": ["priv_sgd"], "as_published": [False, True]}}, "as_published"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
+    ledger = Ledger()
+    given = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
+    with pytest.raises(InvalidInput, match=word):
+        PrivateSearch(**given).fit(*labelled(400))
+    assert ledger.rounds() == {}
+
+
+def test_wrong_names_and_rows() -> None:
+    X, y = labelled(400)
+    with pytest.raises(ValueError, match="gamma"):
+        PrivateSearch(classifier(), {"gamma": [1, 2]}).fit(X, y)
+    with pytest.raises(ValueError, match="NaN"):
+        PrivateSearch(classifier(), GRID).fit(np.where(X > 1.9, math.nan, X), y)
+    with pytest.raises(InvalidInput, match="labels must be among"):
+        PrivateSearch(classifier(), GRID).fit(X, y + 1)

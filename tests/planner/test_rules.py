@@ -1,0 +1,174 @@
+"""The rules: which one speaks where, and that what it picks does win there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cells import few_coefficients, objective, unbalanced, uneven_columns
+
+from isthmus import L1Ball, L2Ball, Subspace, minimize
+from isthmus.planner import RULES, plan
+from isthmus.planner.chosen import ball_bound, vertex_bound
+from isthmus.planner.constants import LOSSES
+from isthmus.planner.facts import Facts
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RESEARCH, SHORTFALL
+
+INF = float("inf")
+DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
+
+
+@pytest.mark.parametrize(
+    ("facts", "picked"),
+    [
+        # prepared descent, by n mu and the number of columns
+        ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (statistics bought)"),
+        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (moments and step bought)"),
+        ({"n": 1500, "d": 89, "epsilon": 1.0, "loss": "squared"}, "dp_gd (step bought)"),
+        ({"n": 10_000, "d": 785, "epsilon": 0.5, "loss": "softmax", "classes": 10}, "dp_gd (columns and step bought)"),
+        ({"n": 10_000, "d": 785, "epsilon": 3.0}, "dp_gd (moments and step bought)"),
+        ({"n": 32_000, "d": 124, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
+        ({"n": 25_000, "d": 10_000, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
+        ({"n": 25_000, "d": 100, "epsilon": 1.0, "loss": "hinge"}, "dp_gd (moments and step bought)"),
+        # a set, a penalty or scale="none" leave columns alone
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "constraint": L2Ball(5.0)}, "dp_gd (step bought)"),
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "penalty": True}, "dp_gd (step bought)"),
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "scale": "none"}, "dp_gd (step bought)"),
+        ({"n": 30_000, "d": 200, "epsilon": 1.0, "scale": "columns"}, "dp_gd (columns and step bought)"),
+        # few passes
+        ({"n": 30_000, "d": 124, "epsilon": 0.1, "max_passes": 1}, "dp_sgd"),
+        ({"n": 30_000, "d": 10_000, "epsilon": 1.0, "sparse": True, "max_passes": 20}, "dp_sgd"),
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 5}, "dp_gd (statistics bought)"),
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 2}, "dp_sgd"),
+        # few numbers
+        ({"n": 30_000, "d": 124, "epsilon": 1.0, "max_dims": 20}, "dp_comp_minibatch"),
+        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20}, "priv_sgd"),
+        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 20, "max_passes": 10}, "dp_comp_minibatch"),
+        ({"n": 1500, "d": 124, "epsilon": 1.0, "max_dims": 124}, "dp_gd (step bought)"),
+        ({"n": 1500, "d": 30, "epsilon": 1.0, "max_dims": 9, "constraint": Subspace(np.eye(30)[:3])}, "priv_sgd"),
+        (
+            {
+                "n": 25_000,
+                "d": 2000,
+                "epsilon": 0.5,
+                "sparse": True,
+                "max_dims": 200,
+                "smoothness": np.arange(2000, 0, -1),
+            },
+            "dp_skgd (M by public smoothness, importance)",
+        ),
+        # corners, few coefficients, uneven columns
+        ({"n": 4000, "d": 1000, "epsilon": 1.0, "constraint": L1Ball(100.0), "bound": 1000**-0.5}, "dp_fw"),
+        ({"n": 25_000, "d": 10_000, "epsilon": 0.5, "constraint": L1Ball(150.0), "bound": 0.1}, "dp_gd (step bought)"),
+        ({"n": 500_000, "d": 100, "epsilon": 1.0, "constraint": L1Ball(30.0), "bound": 0.1}, "dp_gd (step bought)"),
+        ({"n": 4000, "d": 3000, "epsilon": 1.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
+        ({"n": 8000, "d": 60, "epsilon": 1.0, "penalty": True, "smoothness": np.logspace(0, -4, 60)}, "dp_cd"),
+        ({"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)}, "dp_gd (statistics bought)"),
+        # without a budget
+        ({"n": 8000, "d": 60, "epsilon": INF}, "gd"),
+        ({"n": 8000, "d": 60, "epsilon": INF, "max_passes": 3}, "sgd"),
+        ({"n": 8000, "d": 60, "epsilon": INF, "max_dims": 6}, "comp_gd (error feedback)"),
+        ({"n": 8000, "d": 60, "epsilon": INF, "max_dims": 6, "max_passes": 3}, "comp_sgd (error feedback)"),
+        ({"n": 8000, "d": 60, "epsilon": INF, "constraint": L1Ball(2.0)}, "comp_fw (away steps)"),
+    ],
+)
+def test_picks(facts: dict[str, Any], picked: str) -> None:
+    found = plan(**facts, exact=False)
+    assert found.best.name == picked
+    assert "rule: " in found.best.why and not found.best.research
+
+
+def test_public_directions_are_picked_where_they_hold_the_energy() -> None:
+    rng = np.random.default_rng(0)
+    basis = np.linalg.qr(rng.standard_normal((300, 6)))[0]
+    steep, flat = rng.standard_normal((100, 6)) @ basis.T, rng.standard_normal((100, 300))
+    facts = {"n": 30_000, "d": 300, "epsilon": 0.2, "max_dims": 10, "exact": False}
+    found = plan(**facts, public=steep)
+    assert found.best.name == "pdp_sgd" and found.best.dims == 6
+    assert plan(**facts, public=flat).best.name == "dp_comp_minibatch"
+
+
+def test_the_best_comes_first_then_by_shortfall() -> None:
+    found = plan(n=30_000, d=10_000, epsilon=1.0, sparse=True, exact=False)
+    rest = [choice.shortfall for choice in found.choices if choice.algorithm != "dp_gd"]
+    assert rest == sorted(rest)
+    assert "behind" in found.choice("dp_sgd").why
+
+
+def test_the_bound_of_vertices_grows_with_the_logarithm_of_d_only() -> None:
+    def facts(d: int) -> Facts:
+        return Facts(n=4000, d=d, epsilon=1.0, constraint=L1Ball(4 * d**0.5), bound=d**-0.5)
+
+    assert vertex_bound(facts(10_000), 50) < 1.3 * vertex_bound(facts(100), 50)
+    assert ball_bound(facts(10_000)) == pytest.approx(100 * ball_bound(facts(100)))
+
+
+# ---------------------------------------------------------------- tables and docs
+
+
+def test_every_rule_names_what_it_prefers_and_what_supports_it() -> None:
+    facts = {"private": Facts(n=1000, d=10, epsilon=1.0), "free": Facts(n=1000, d=10, epsilon=INF)}
+    names = {name.split(" ")[0] for name in SHORTFALL}
+    for kind, rules in (("private", PRIVATE_RULES), ("free", FREE_RULES)):
+        assert rules[-1].when(facts[kind])  # the last one always speaks
+        for rule in rules:
+            assert rule.condition and rule.why and rule.support
+            assert all(name.split(" ")[0] in names for name in rule.prefers(facts[kind]))
+
+
+def test_the_docs_have_every_rule_and_every_research_filling() -> None:
+    text = DOCS.read_text()
+    for rule in RULES:
+        assert f"| {rule.name} |" in text, rule.name
+    for name in (*RESEARCH, *LOSSES):
+        assert f"`{name}`" in text, name
+    for section in ("low rank", "l1 ball", "sparse truth", "uneven columns", "few passes", "prepared descent"):
+        assert f"### {section.capitalize()}" in text, section
+
+
+# ---------------------------------------------------------------- the picks win
+
+
+def score(found: Any, cell: Any, loss: str, constraint: Any = None, public: Any = None) -> float:
+    """Score on other rows of the same law."""
+    recipe = found.recipe(public=public)
+    result = minimize(
+        objective(loss, cell.x, cell.y), recipe, constraint, steps=found.rounds, record=None, progress=False
+    )
+    held = objective(loss, cell.x_test, cell.y_test)
+    if result.transform is not None:
+        held = held.with_inputs(result.transform(held.X))
+    return held.score(result.x)
+
+
+def test_corners_win_over_noise_in_all_directions() -> None:
+    cell, radius = few_coefficients(2000, 800)
+    ball = L1Ball(radius)
+    found = plan(**cell.facts, epsilon=1.0, constraint=ball, bound=800**-0.5, exact=False)
+    assert found.best.algorithm == "dp_fw"
+    plain = score(found.choice("dp_gd (step bought)"), cell, "logistic", ball)
+    assert score(found.best, cell, "logistic", ball) > plain + 0.1
+
+
+def test_a_known_sparsity_wins_over_noise_in_all_directions() -> None:
+    cell, _ = few_coefficients(2000, 1200)
+    found = plan(**cell.facts, epsilon=1.0, sparsity=5, bound=1200**-0.5, exact=False)
+    assert found.best.name == "compressive_dp_sgd (selection)"
+    plain = score(found.choice("dp_gd"), cell, "logistic")
+    assert score(found.best, cell, "logistic") > plain + 0.1
+
+
+def test_steps_of_their_own_win_on_uneven_columns() -> None:
+    cell, moments = uneven_columns(4000)
+    found = plan(**cell.facts, epsilon=1.0, loss="squared", penalty=True, smoothness=moments, exact=False)
+    assert found.best.algorithm == "dp_cd"
+    assert score(found.best, cell, "squared") > score(found.choice("dp_gd"), cell, "squared") + 0.1
+
+
+def test_batches_win_in_one_pass() -> None:
+    cell = unbalanced(8000)
+    found = plan(**cell.facts, epsilon=0.5, max_passes=1, exact=False)
+    assert found.best.algorithm == "dp_sgd"
+    assert score(found.best, cell, "logistic") > score(found.choice("dp_gd (plain)"), cell, "logistic") + 0.03

@@ -1,0 +1,77 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from cells import rows, targets
+
+from isthmus import L1Ball
+from isthmus.planner import plan
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"n": 30_000, "d": 124, "epsilon": 1.0},
+        {"n": 3_000_000_000, "d": 5_000_000, "epsilon": 0.01, "sparse": True, "loss": "softmax", "classes": 1000},
+        {"n": 30_000, "d": 40, "epsilon": 1.0, "smoothness": np.ones(40), "max_dims": 20},
+        {"n": 30, "d": 3, "epsilon": math.inf, "constraint": L1Ball(1.0)},
+    ],
+)
+def test_tables_are_aligned_and_narrow(facts: dict) -> None:
+    found = plan(**facts, exact=False)
+    lines = found.table().splitlines()
+    assert len(lines) == 2 + len(found.choices) and max(map(len, lines)) <= 120
+    head = lines[0]
+    assert head.index("algorithm") == lines[2].index(found.best.algorithm)
+    assert all(len(line) == len(lines[1]) for line in (head, *lines[2:]))  # nothing is cut off at the right
+    for name in ("noise mult.", "in a margin", "bytes", "memory", "time", "passes"):
+        assert name in head
+
+
+def test_words_say_what_why_and_what_not() -> None:
+    found = plan(n=30_000, d=124, epsilon=1.0, exact=False)
+    text = found.words()
+    for part in (
+        "Use dp_gd (statistics bought)",
+        "epsilon 1",
+        "one core",
+        "estimates",
+        "Behind it: measured",
+        "dp_fw",
+    ):
+        assert part in text, part
+    assert "compression does not help here" in text
+    assert "compression does not help" not in plan(n=30_000, d=124, epsilon=1.0, max_dims=20, exact=False).words()
+
+
+def test_notes_on_public_labels_and_tiny_budgets() -> None:
+    x = rows(40, 6)
+    found = plan(n=300, d=6, epsilon=0.1, public=(x, targets(x, "logistic")), exact=False)
+    notes = " ".join(found.notes)
+    assert "40 public rows have labels" in notes and "very small" in notes
+    quiet = " ".join(plan(n=30_000, d=6, epsilon=1.0, public=x, exact=False).notes)
+    assert "labels" not in quiet and "very small" not in quiet
+    named = plan(n=300, d=6, epsilon=1.0, algorithms=["rpdp_sgd"], exact=False)
+    assert named.best.research and "research" in " ".join(named.notes)
+
+
+def test_nothing_private_is_asked_for() -> None:
+    """The planner takes numbers and public rows only: there is no argument for private ones."""
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        plan(n=10, d=2, epsilon=1.0, X=np.ones((10, 2)))
+
+
+def test_a_plan_in_a_fresh_process(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.perf_counter()
+    code = "from isthmus.planner import plan; print(plan(n=30000, d=124, epsilon=1.0).table())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with capsys.disabled():
+        print(f"\na plan with its imports: {time.perf_counter() - began:.1f} s")
+    assert done.stdout.count("\n") > 10
