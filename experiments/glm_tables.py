@@ -166,10 +166,13 @@ def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray
             found.setdefault(method, {}).setdefault(epsilon.split()[1], []).append(cell["score"])
     grid = {method: found.pop(method) for method in list(found) if "/L" in method}
     if grid:
-        grid["default"] = found["DP-SGD"]
+        few = {len(scores[epsilon]) for scores in grid.values() for epsilon in scores}
+        first = {method: {e: v[: max(few)] for e, v in found[method].items()} for method in ("DP-SGD", "auto")}
+        grid["default"] = first["DP-SGD"]
         found["DP-SGD, oracle"] = {
             epsilon: max((scores[epsilon] for scores in grid.values()), key=np.mean) for epsilon in found["DP-SGD"]
         }
+        found["auto, on the oracle's seeds"] = first["auto"]
     return {method: {e: np.array(v) for e, v in scores.items()} for method, scores in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""The cells of `regret.py`: real sets, cut to what every algorithm can afford, and a regime for each algorithm.
+"""The cells of `regret.py`: real sets, whole and cut to 4,000 rows or fewer, and a regime for each algorithm.
 
 A cell is data and what is public about it.  `facts` go to the planner as they are: at most so many passes
 (`max_passes`), at most so many numbers of a gradient in a round (`max_dims`), a bound of the entries, the smoothness of
@@ -143,6 +143,10 @@ def cells() -> list[Cell]:
     ranks = tuple((0.25 * 0.01 * often).tolist())
     signed = {"bound": 500**-0.5}
     return [
+        Cell("a9a, all rows", real("a9a", 32300)),
+        Cell("california, all rows", real("california_housing", 15200), None),
+        Cell("lending, all rows", real("lending_club", 31600), None),
+        Cell("IMDB, all rows", real("imdb", 24800)),
         Cell("a9a", real("a9a", 4000)),
         Cell("IMDB, 1000 words", real("imdb", 4000, words=WORDS)),
         Cell("california", real("california_housing", 4000), None),

@@ -1,7 +1,7 @@
 """The planner's regret: what `algorithm="auto"` loses against the best algorithm, in hindsight, on each of many cells.
 
 Every algorithm is run as the planner fills it (`algorithm=name`), at epsilon 0.1 and 1 (delta = 1e-5), 2 seeds, on real
-sets (rows and words cut to what all methods can afford) and on a constructed problem or two for the regime that each
+sets (whole, and cut to what all methods can afford) and on a constructed problem or two for the regime that each
 algorithm is meant for (`regimes.py`).  Regret is in points: 100 times the accuracy or R2 of the best minus that of
 auto's pick, means over seeds; an R2 below 0 counts as 0, for a constant is always at hand.  The best is chosen on test,
 so a regret holds some luck of the winner too.

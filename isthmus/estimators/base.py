@@ -36,7 +36,7 @@ DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
 """Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
-DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public and true without it"
+DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public, not read off it"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
