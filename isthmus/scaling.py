@@ -45,7 +45,8 @@ FAR = 1e150
 class Scaled:
     """X seen through public maps of its rows; products are done in float64.
 
-    `upper` bounds the l2 norm of each row from above, in floating point too.
+    `upper` bounds the l2 norm of each row from above, in floating point too; `far` says that rows are small differences
+    of long vectors, `unit` that a map made them no longer than 1.
 
     >>> centred = RowMap(shift=torch.tensor([1.0, 0.0]), weight=torch.tensor([2.0, 1.0]), limit=2.0, bias=1.0)
     >>> centred([[2.0, 0.0]]).dense()
@@ -63,8 +64,9 @@ class Scaled:
         B: Tensor,
         upper: Tensor | None = None,
         far: bool = False,
+        unit: bool = False,
     ) -> None:
-        self.far = far
+        self.far, self.unit = far, unit
         self.X, self.weight, self.r, self.U, self.B = canonical(X) if is_sparse(X) else X, weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
@@ -121,7 +123,7 @@ class Scaled:
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
-        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far)
+        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far, self.unit)
 
     def detach(self) -> Scaled:
         """Itself: nothing here has a gradient."""
@@ -267,7 +269,9 @@ class RowMap:
         length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
         factor = 1 / (length * UP)
         upper = (view.upper * factor * UP).clamp(max=1.0)
-        return Scaled(view.X, inner, base.r * factor, U * factor[:, None], B, upper, base.far or self._far(weight))
+        return Scaled(
+            view.X, inner, base.r * factor, U * factor[:, None], B, upper, base.far or self._far(weight), unit=True
+        )
 
     def _far(self, weight: Tensor) -> bool:
         """Whether what is subtracted is much longer than what is left: a public fact."""

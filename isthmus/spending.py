@@ -109,8 +109,10 @@ class Spending:
         return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline) -> str:
-        """What one round of each stage costs, as text: a run may only be resumed on the terms it began with."""
-        return _events.canonical({name: _events.to_json(event) for name, event in self._events(pipe).items()})
+        """What was bought and what a round of each stage costs, as text: a run goes on on the terms it began with."""
+        rounds = {name: _events.to_json(event) for name, event in self._events(pipe).items()}
+        bought = [_events.to_json(event) for event in self._before]
+        return _events.canonical({"rounds": rounds, "before": bought, "n": self.promise.n, "sound": self.promise.sound})
 
     def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
         """What this run promises: its own releases, those before the loop included."""

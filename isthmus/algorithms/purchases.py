@@ -38,8 +38,8 @@ BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
 USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
-SLACK = 1 + 1e-9
-"""Rounding of sums whose rows have norm at most 1."""
+SLACK = 1 + 1e-6
+"""Rounding of sums whose rows have norm at most 1: some 1e-9 for a million of them, growing with their number."""
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,9 @@ def default_tau(objective: Any) -> float:
 
 
 def unit_rows(X: Any) -> Scaled:
-    """X with rows of norm at most 1: itself where that is known, else shortened rows."""
+    """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
     view = Scaled.of(X)
-    return view if bool((view.upper <= 1).all()) else RowMap()(view)
+    return view if view.unit else RowMap()(view)
 
 
 def octaves(x: Tensor) -> Tensor:
@@ -389,8 +389,8 @@ def scaled_targets(objective: Any, low: float, high: float) -> Any:
 
 def _unit(prepared: Prepared) -> Prepared:
     """The problem with rows of norm at most 1, and the map that made them so."""
-    if bool((Scaled.of(prepared.objective.X).upper <= 1).all()) and prepared.transform is not None:
-        return prepared
+    if Scaled.of(prepared.objective.X).unit:
+        return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
     return _seen(prepared, RowMap())
 
 

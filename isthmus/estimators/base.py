@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,8 @@ from isthmus import _validate, algorithms
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
-from isthmus.estimators.leaks import warn_of_repeated_fits
+from isthmus.estimators.leaks import learned_before, warn_of_large_delta, warn_of_repeated_fits
+from isthmus.estimators.tally import Tally
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
@@ -77,7 +78,7 @@ class PrivateLinear(BaseEstimator):
         self._check_parameters()
         if self._private:
             warn_of_repeated_fits(self.epsilon)
-        for name in ("_calls", "_partial_state", "_first", "_declared"):  # a fit begins anew
+        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged"):  # a fit begins anew
             self.__dict__.pop(name, None)
         X, y = self._read(X, y, reset=True)
         self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
@@ -90,15 +91,23 @@ class PrivateLinear(BaseEstimator):
         self._first = self._records(X.shape[0])
         state = None if first else self._partial_state
         done = 0 if first else self._calls
+        charged = self.ledger is not None or bool(getattr(self, "_charged", False))
+        remedy = "earlier calls were charged to a ledger: give it again, set_params(ledger=...)"
+        _validate.check(not charged or self.ledger is not None, "ledger", None, remedy)
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
         _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
         self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done)
-        self._calls, self._partial_state = done + 1, self.result_.state
+        kept = {**self.result_.state.parts, "assumptions": list(self._assumed)}
+        self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
+        self._charged = charged
         return self
 
     def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
+        earlier = () if state is None else state.parts.get("assumptions", ())
+        assumed = tuple(dict.fromkeys((*earlier, *problem.assumptions)))  # rounds already made rest on theirs
+        problem = replace(problem, assumptions=assumed)
         found = self._planned(problem)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
         if self.algorithm == "auto" and choice.batch_size is not None:  # its noise was known to first order only
@@ -118,11 +127,11 @@ class PrivateLinear(BaseEstimator):
                 seed=self._seed(),
                 resume=state,
                 record=1,
-                callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint)],
+                callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint, assumed)],
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
-        self.plan_, self.choice_, self.result_ = found, choice, result
+        self.plan_, self.choice_, self.result_, self._assumed = found, choice, result, assumed
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
@@ -148,8 +157,9 @@ class PrivateLinear(BaseEstimator):
         ledger = self.ledger
         if isinstance(ledger, (str, os.PathLike)):
             ledger = Ledger.open(ledger, adjacency=self._adjacency)
-        if ledger is None and self.checkpoint is not None:
-            ledger = Ledger.open(f"{self.checkpoint}.ledger", adjacency=self._adjacency)
+        if self._tallied:
+            own = Ledger.open(f"{self.checkpoint}.ledger", adjacency=self._adjacency)
+            ledger = own if ledger is None else Tally(ledger, own)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, problem: Problem, names: list[str] | None = None) -> Plan:
@@ -198,8 +208,10 @@ class PrivateLinear(BaseEstimator):
         if public is not None:
             assumptions = (PUBLIC, *assumptions)
         if self._private:
-            assumptions = (DECLARED, *assumptions)
+            assumptions = (DECLARED, *learned_before(), *assumptions)
         n = self._records(X.shape[0])
+        if self._private and self.delta is not None:
+            warn_of_large_delta(self.delta, n)
         facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given = None
@@ -211,6 +223,8 @@ class PrivateLinear(BaseEstimator):
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
+        if self.scale == "auto" and self._private and not self.fit_intercept:
+            return "none"  # centred columns have an intercept
         if self.scale != "auto" or public is None or not self._private:
             return self.scale
         free = self.constraint is None and not (self.l1 or self.l2)
@@ -252,17 +266,26 @@ class PrivateLinear(BaseEstimator):
         if statement is not None:
             statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
             statement = self._with_lost_rounds(statement)
+            if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
+                told = "the number of records of the first call is public, and stands for the later ones"
+                statement = replace(statement, n=problem.facts["n"], assumptions=(told, *statement.assumptions))
         self.privacy_ = statement
 
     def _with_lost_rounds(self, statement: PrivacyStatement) -> PrivacyStatement:
         """The statement of a resumed run: rounds that a killed process had paid for are in its own ledger."""
-        if self.checkpoint is None or self.ledger is not None or not statement.private:
+        if not self._tallied or not statement.private:
             return statement
         ledger = Ledger.open(f"{self.checkpoint}.ledger")
         charged = epsilon_of(ledger.event(), statement.delta, statement.adjacency)
         if charged <= statement.epsilon:
             return statement
         return replace(statement, event=_events.to_json(ledger.event()), epsilon=charged, nominal=charged)
+
+    @property
+    def _tallied(self) -> bool:
+        """Whether the run keeps a ledger of its own beside its checkpoint."""
+        plain = self.ledger is None or isinstance(self.ledger, (str, os.PathLike)) or type(self.ledger) is Ledger
+        return self.checkpoint is not None and plain
 
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -343,6 +366,8 @@ class PrivateLinear(BaseEstimator):
         _validate.check(
             self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
         )
+        centred = self.scale in ("moments", "public") and not self.fit_intercept
+        _validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
         for name in ("clip", "step", "max_weight"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
@@ -373,14 +398,23 @@ class PrivateLinear(BaseEstimator):
         from sklearn.utils.validation import _check_sample_weight
 
         values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        _validate.check(bool((values >= 0).all()), "sample_weight", float(values.min()), "give weights >= 0")
+        _validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
         return np.minimum(values, self.max_weight) / self.max_weight
 
 
 class _Watcher:
     """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
 
-    def __init__(self, seen: list[dict[str, Any]], choice: Choice, until: int, rounds: int, checkpoint: Any) -> None:
+    def __init__(
+        self,
+        seen: list[dict[str, Any]],
+        choice: Choice,
+        until: int,
+        rounds: int,
+        checkpoint: Any,
+        assumed: Sequence[str],
+    ) -> None:
+        self.assumed = list(assumed)
         self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
         self.last: Any = None
 
@@ -397,7 +431,7 @@ class _Watcher:
         self.seen.append(note)
         every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
         if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
-            state.save(self.path)
+            state.replace(parts={**state.parts, "assumptions": self.assumed}).save(self.path)
         return state.t >= self.until and state.t < self.rounds
 
 

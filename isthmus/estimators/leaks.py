@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
+
+from sklearn.frozen import FrozenEstimator
+from sklearn.utils import get_tags
+
+REPEATING = ("model_selection", "ensemble", "calibration", "multiclass", "multioutput", "feature_selection")
+"""Parts of scikit-learn that fit an estimator several times."""
 
 
 class PrivacyLeakWarning(RuntimeWarning):
@@ -27,13 +34,51 @@ def warn_of_repeated_fits(epsilon: float) -> None:
     """Warn when a fit is one of many of a model selection: each of them spends."""
     frame = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("sklearn.model_selection"):
+        if _part(frame) in REPEATING:
             warnings.warn(
-                f"each fit of a search or cross-validation spends epsilon={epsilon:g} on the rows it sees, and the "
-                "scores it is judged by are not private: choose with isthmus.PrivateSearch, on public data, or share "
-                "a ledger= that refuses what exceeds it",
+                f"each fit of a search, cross-validation or ensemble spends epsilon={epsilon:g} on the rows it sees, "
+                "and scores that it is judged by are not private: choose with isthmus.PrivateSearch, on public data, "
+                "or share a ledger= that refuses what exceeds it",
                 PrivacyBudgetWarning,
                 stacklevel=3,
             )
             return
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def warn_of_large_delta(delta: float, n: int) -> None:
+    """Warn of a delta that allows publishing whole records."""
+    if delta * n >= 1:
+        text = f"delta={delta:g} is at least 1/n: it would allow publishing a record of {n}; give far less than 1/n"
+        warnings.warn(text, PrivacyBudgetWarning, stacklevel=2)
+
+
+def learned_before() -> tuple[str, ...]:
+    """Warn of steps of a Pipeline around this fit that learn from the rows; what the statement then rests on."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        around = frame.f_locals.get("self")
+        if _part(frame) == "pipeline" and hasattr(around, "steps"):
+            names = [name for name, step in around.steps[:-1] if _learns(step)]
+            remedy = "scale by bounds= or public rows, or use steps that look at one row at a time"
+            return tuple(leak(f"what the step {name!r} of the Pipeline learned was", remedy) for name in names)
+        frame = frame.f_back
+    return ()
+
+
+def _part(frame: Any) -> str:
+    """Which part of scikit-learn a frame runs in."""
+    words = str(frame.f_globals.get("__name__", "")).split(".")
+    return words[1] if words[0] == "sklearn" and len(words) > 1 else ""
+
+
+def _learns(step: Any) -> bool:
+    """Whether a transformer takes something from the rows it is fitted on."""
+    if step is None or isinstance(step, (str, FrozenEstimator)):  # "passthrough", "drop", or fitted elsewhere
+        return False
+    for inner in ("transformers", "transformer_list", "steps"):  # ColumnTransformer, FeatureUnion, Pipeline
+        if hasattr(step, inner):
+            return any(_learns(each[1]) for each in getattr(step, inner))
+    if hasattr(step, "categories"):  # an encoder with given words learns nothing
+        return isinstance(step.categories, str)
+    return bool(get_tags(step).requires_fit)

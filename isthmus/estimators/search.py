@@ -160,6 +160,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         self.privacy_ = self._statement(
             split, (*told, *(each for trial in trials for each in trial.privacy_.assumptions))
         )
+        self.best_estimator_.privacy_ = self.privacy_  # its parameters were chosen on the same records
         return self
 
     def _candidates(self) -> list[dict[str, Any]]:
@@ -233,7 +234,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         else:
             low, high = self.estimator.target_bounds
             error = (np.clip(found, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
-            good = 1 - np.minimum(error**2, 1)
+            good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
         return torch.from_numpy((good if weight is None else good * weight).sum(1))
 
     def _statement(self, split: Split, told: tuple[str, ...]) -> PrivacyStatement:

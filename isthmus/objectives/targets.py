@@ -130,7 +130,7 @@ class CountTargets:
         counts = _numbers(y)
         if counts.numel():
             low = float(counts.min())
-            _validate.check(low >= 0, "min(y)", low, "give counts >= 0")
+            _validate.check(low >= 0, "y", "(a negative number)", "give counts >= 0")
         return self, counts
 
     def predict(self, z: Tensor) -> Tensor:
@@ -188,5 +188,5 @@ def _positions(labels: np.ndarray, classes: Any) -> np.ndarray:
     for position, label in enumerate(classes):
         found[labels == label] = position
     if (found < 0).any():
-        _validate.refuse("y", labels[found < 0][0].item(), f"labels must be among classes={list(classes)}")
+        _validate.refuse("y", "(a label)", f"labels must be among classes={list(classes)}")  # whose it is stays unsaid
     return found

@@ -93,9 +93,11 @@ def test_coefficients_give_the_margins_of_rows_that_no_map_shortens(scaled: str)
         np.testing.assert_allclose(fitted.predict(rows), np.exp(linear) if loss == "poisson" else linear, rtol=1e-8)
 
 
-def test_no_intercept_leaves_the_origin_alone() -> None:
+@pytest.mark.parametrize("scale", ["auto", "none", "columns"])
+@pytest.mark.parametrize("bounds", [(-2, 2), None])
+def test_no_intercept_leaves_the_origin_alone(bounds: Any, scale: str) -> None:
     X, y = labelled()
-    model = classifier(fit_intercept=False).fit(X, y)
+    model = classifier(fit_intercept=False, scale=scale, step=None, bounds=bounds).fit(X, y)
     assert model.intercept_.tolist() == [0.0] and model.decision_function(np.zeros((1, 4))).tolist() == [0.0]
 
 

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
+from sklearn.ensemble import BaggingClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer, StandardScaler
 
-from isthmus import PrivateClassifier
+from isthmus import (
+    InvalidInput,
+    Logistic,
+    PrivacyBudgetWarning,
+    PrivacyLeakWarning,
+    PrivateClassifier,
+    PrivateRegressor,
+    PrivateSearch,
+    algorithms,
+    minimize,
+)
 from isthmus.algorithms.purchases import ranged
-from isthmus.estimators import load
+from isthmus.estimators import base, load
 from isthmus.matrix import rmatmul
+from isthmus.objectives.linear import top_eigenvalue
+from isthmus.penalties import NoPenalty
+from isthmus.privacy import Ledger
+from isthmus.sets import Whole
+from isthmus.solve import Binding
+
+
+def data(n: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(0).uniform(-1, 1, (n, 3))
+    return X, (X[:, 0] > 0).astype(int)
+
+
+def model(**more: Any) -> PrivateClassifier:
+    options = {"bounds": (-1, 1), "classes": [0, 1], "algorithm": "dp_gd", "max_iter": 5, "partial_calls": 2}
+    return PrivateClassifier(**options | more)
 
 
 @pytest.mark.parametrize("way", ["set_params", "load"])
 def test_rounds_with_seeded_noise_stay_not_private(tmp_path: Path, way: str) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, (500, 3))
-    y = (X[:, 0] > 0).astype(int)
-    options = {"algorithm": "dp_gd", "max_iter": 5, "partial_calls": 2}
-    model = PrivateClassifier(bounds=(-1, 1), classes=[0, 1], noise_seed=0, **options).partial_fit(X, y)
-    assert not model.privacy_.private
+    X, y = data()
+    made = model(noise_seed=0).partial_fit(X, y)
+    assert not made.privacy_.private
     if way == "load":
-        model.save(tmp_path / "m")
-        model = load(tmp_path / "m")
+        made.save(tmp_path / "m")
+        made = load(tmp_path / "m")
     else:
-        model.set_params(noise_seed=None)
-    model.partial_fit(X, y)
-    assert not model.privacy_.private  # whoever knows the seed can subtract the noise of the first five rounds
+        made.set_params(noise_seed=None)
+    made.partial_fit(X, y)
+    assert not made.privacy_.private  # whoever knows the seed can subtract the noise of the first five rounds
 
 
 def test_one_record_moves_a_badly_centred_sum_by_no_more_than_its_bound() -> None:
@@ -41,3 +69,110 @@ def test_one_record_moves_a_badly_centred_sum_by_no_more_than_its_bound() -> Non
     for i in range(20):
         rest = torch.arange(n) != i
         assert (whole - rmatmul(seen(X[rest]), v[rest])).norm() <= 1 + 1e-9
+
+
+def test_a_run_goes_on_only_with_what_it_had_bought() -> None:
+    X = torch.from_numpy(np.random.default_rng(0).normal(size=(500, 3)))
+    objective = Logistic(X, (X[:, 0] > 0).numpy().astype(int))
+    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step="auto", precondition=True, n="exact")
+    begun = minimize(objective, recipe, steps=10, record=1, callbacks=[lambda record, state: state.t >= 5])
+    pipe = recipe.bind(Binding(Whole(), NoPenalty(), objective.space, objective.n, 10, None))
+    with pytest.raises(InvalidInput, match="resume"):
+        minimize(objective, replace(pipe, prepare=None, step=lambda t: 1.0), steps=10, resume=begun.state)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    X, y = data()
+    path = tmp_path / "shared.ledger" if shared else None
+    made = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
+    watch = base._Watcher.__call__
+
+    def killed(self: Any, record: Any, state: Any) -> bool:
+        if state.t == 5:
+            raise KeyboardInterrupt
+        return watch(self, record, state)
+
+    monkeypatch.setattr(base._Watcher, "__call__", killed)
+    for _ in range(10):
+        with pytest.raises(KeyboardInterrupt):
+            made.fit(X, y)
+    monkeypatch.setattr(base._Watcher, "__call__", watch)
+    made.fit(X, y)
+    spent = Ledger.open(path or f"{tmp_path / 'c'}.ledger").spent(1e-5)
+    assert made.privacy_.epsilon >= spent - 1e-9 > 1.05
+
+
+def test_a_loaded_model_goes_on_with_its_ledger_only(tmp_path: Path) -> None:
+    X, y = data()
+    ledger = Ledger.open(tmp_path / "l", budget=(1.0, 1e-5))
+    model(ledger=ledger).partial_fit(X, y).save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    with pytest.raises(InvalidInput, match="ledger"):
+        again.partial_fit(X, y)
+    again.set_params(ledger=ledger).partial_fit(X, y)
+    assert ledger.spent() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_partial_fit_says_that_the_number_of_records_is_public() -> None:
+    assert "number of records is not published" not in model().partial_fit(*data()).privacy_.words()
+    assert "number of records is not published" in model(n=600).partial_fit(*data()).privacy_.words()
+
+
+def test_leaks_of_earlier_calls_stay_stated() -> None:
+    X, y = data()
+    made = model(bounds="data", classes=None)
+    with pytest.warns(PrivacyLeakWarning):
+        made.partial_fit(X, y)
+    leaks = {each for each in made.privacy_.assumptions if "were read off" in each}
+    made.set_params(bounds=(-1, 1)).partial_fit(X, y, classes=[0, 1])
+    assert len(leaks) == 2 and leaks <= set(made.privacy_.assumptions)
+
+
+def test_errors_do_not_quote_private_values() -> None:
+    X, y = data()
+    y = np.where(y == 1, 77, y)
+    for fit in (lambda: model().fit(X, y), lambda: Logistic(X, y, classes=(0, 1))):
+        with pytest.raises(InvalidInput, match="labels must be among") as error:
+            fit()
+        assert "77" not in str(error.value)
+    with pytest.raises(InvalidInput, match="sample_weight") as error:
+        model().fit(*data(), sample_weight=np.full(500, -77.0))
+    assert "77" not in str(error.value)
+
+
+def test_a_step_that_learns_before_the_model_is_warned_of() -> None:
+    X, y = data()
+    make_pipeline(Normalizer(), model()).fit(X, y)  # looks at one row at a time: a warning would be an error here
+    with pytest.warns(PrivacyLeakWarning, match="standardscaler"):
+        fitted = make_pipeline(StandardScaler(), model()).fit(X, y)[-1]
+    assert any("standardscaler" in each for each in fitted.privacy_.assumptions)
+
+
+def test_several_fits_of_an_ensemble_are_warned_of() -> None:
+    with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
+        BaggingClassifier(model(), n_estimators=2).fit(*data())
+
+
+def test_a_delta_that_allows_publishing_a_record_is_warned_of() -> None:
+    with pytest.warns(PrivacyBudgetWarning, match="delta=0.01"):
+        model(delta=0.01).fit(*data())
+
+
+def test_the_best_estimator_states_the_whole_search(tmp_path: Path) -> None:
+    search = PrivateSearch(model(), {"max_iter": [1, 20]}, epsilon=1.0).fit(*data(1000))
+    search.best_estimator_.save(tmp_path / "m")
+    assert load(tmp_path / "m").privacy_.epsilon == pytest.approx(1.0)
+
+
+def test_a_prediction_that_is_no_number_counts_as_wrong() -> None:
+    class Diverged:
+        def predict(self, X: Any) -> np.ndarray:
+            return np.array([np.inf, np.nan])
+
+    search = PrivateSearch(PrivateRegressor(target_bounds=(-1, 1)), {"step": [1, 2]})
+    assert search._scores([Diverged()], np.zeros((2, 1)), np.zeros(2), None).tolist() == [0.0]
+
+
+def test_the_top_eigenvalue_of_nothing_is_zero() -> None:
+    assert top_eigenvalue(sp.csr_matrix((900, 400))) == 0.0
