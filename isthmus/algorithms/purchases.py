@@ -32,7 +32,7 @@ from isthmus.spending import Prepared
 
 SMALL = 300
 """Up to this many columns moments are centred and sufficient statistics are affordable."""
-LEAST, MOST = -20, 30
+LEAST, MOST = -40, 64
 """Powers of two that ranges tell apart."""
 BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
@@ -101,7 +101,7 @@ class Ranges(_Any):
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
 
     >>> octaves(torch.tensor([0.0, 1.0, 1.5, -3.0])) - BINS // 2
-    tensor([  0,  22,  22, -23])
+    tensor([  0,  42,  42, -43])
     """
 
     low: Tensor | None = None

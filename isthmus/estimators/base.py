@@ -108,10 +108,11 @@ class PrivateLinear(BaseEstimator):
         earlier = () if state is None else state.parts.get("assumptions", ())
         assumed = tuple(dict.fromkeys((*earlier, *problem.assumptions)))  # rounds already made rest on theirs
         problem = replace(problem, assumptions=assumed)
-        found = self._planned(problem)
+        told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
+        found = self._planned(problem.facts, exact=self.algorithm != "auto", **told)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
         if self.algorithm == "auto" and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem, [choice.name]).best
+            choice = self._planned(problem.facts, True, [choice.name], **told).best
         self._check_scale(choice)
         rounds = choice.rounds * calls
         if choice.algorithm not in DIRECT and not problem.buys:
@@ -162,22 +163,20 @@ class PrivateLinear(BaseEstimator):
             ledger = own if ledger is None else Tally(ledger, own)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
-    def _planned(self, problem: Problem, names: list[str] | None = None) -> Plan:
+    def _planned(self, facts: dict[str, Any], exact: bool, names: list[str] | None = None, **more: Any) -> Plan:
         if names is None and self.algorithm != "auto":
             names = [self.algorithm]
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
-        before = sum(item.share for item in problem.buys)
         return plan(
             epsilon=self.epsilon,
             delta=self.delta,
             constraint=self.constraint,
-            public=problem.public,
             adjacency=self._adjacency.value,
             penalty=bool(self.l1 or self.l2),
             algorithms=names,
-            before=before,
-            exact=names is not None,
-            **problem.facts,
+            exact=exact,
+            **more,
+            **facts,
             **dict(self.facts or {}),
             **{key: value for key, value in fixed.items() if value is not None},
         )
@@ -186,6 +185,7 @@ class PrivateLinear(BaseEstimator):
 
     def _problem(self, X: Any, y: Any, weight: Any) -> Problem:
         """Objective, maps and purchases."""
+        guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
         chosen = self._scale(X, public)
         inputs = inputs_of(
@@ -193,7 +193,7 @@ class PrivateLinear(BaseEstimator):
             bounds=self.bounds,
             data_norm=self.data_norm,
             public=None if public is None else public[0],
-            intercept=self.fit_intercept and chosen != "public" and not (self._private and chosen == "moments"),
+            intercept=self.fit_intercept and chosen != "public" and not self._centred(X, chosen),
             private=self._private,
         )
         shown = None if public is None else inputs.maps(public[0])
@@ -208,7 +208,7 @@ class PrivateLinear(BaseEstimator):
         if public is not None:
             assumptions = (PUBLIC, *assumptions)
         if self._private:
-            assumptions = (DECLARED, *learned_before(), *assumptions)
+            assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
         n = self._records(X.shape[0])
         if self._private and self.delta is not None:
             warn_of_large_delta(self.delta, n)
@@ -220,6 +220,14 @@ class PrivateLinear(BaseEstimator):
             labelled = rows is not None and public is not None and public[1] is not None
             given = (rows, self._targets(public[1])) if labelled and public is not None else rows
         return Problem(objective, inputs, (*inputs.buys, *buys), (*inputs.assumptions, *assumptions), facts, given)
+
+    def _centred(self, X: Any, chosen: str) -> bool:
+        """Whether moments will be bought: centred columns bring an intercept of their own."""
+        if not self._private or chosen != "auto" or self.algorithm not in ("auto", "dp_gd"):
+            return self._private and chosen == "moments"
+        facts = {"n": self._records(X.shape[0]), "d": X.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
+        found = self._planned(facts, exact=False)
+        return bool(found.choices) and found.best.arguments.get("scale") == "moments"
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""

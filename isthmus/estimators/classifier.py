@@ -164,7 +164,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     # ------------------------------------------------------------ the problem
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
-        told = self._set_classes(y)
+        told: tuple[str, ...] = ()
         weights, buys = self._class_weights(y, self._checked_weights(weight, X.shape[0]))
         common: dict[str, Any] = {"classes": tuple(self.classes_.tolist()), "l1": self.l1, "l2": self.l2}
         common["weights"] = weights
@@ -175,7 +175,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         model = {"logistic": Logistic, "hinge": Hinge, "smooth_hinge": SmoothHinge}[self.loss]
         return model(X, y, **common), buys, told
 
-    def _set_classes(self, y: Any) -> tuple[str, ...]:
+    def _learn_targets(self, y: Any) -> tuple[str, ...]:
         check_classification_targets(y)
         declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
         if declared is not None:

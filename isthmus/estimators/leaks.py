@@ -6,11 +6,12 @@ import sys
 import warnings
 from typing import Any
 
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags
 
-REPEATING = ("model_selection", "ensemble", "calibration", "multiclass", "multioutput", "feature_selection")
-"""Parts of scikit-learn that fit an estimator several times."""
+ONCE = ("", "pipeline", "base", "utils", "compose", "frozen", "_config", "externals")
+"""Parts of scikit-learn that fit an estimator once; all others try it several times, or feed its errors back."""
 
 
 class PrivacyLeakWarning(RuntimeWarning):
@@ -34,7 +35,7 @@ def warn_of_repeated_fits(epsilon: float) -> None:
     """Warn when a fit is one of many of a model selection: each of them spends."""
     frame = sys._getframe(1)
     while frame is not None:
-        if _part(frame) in REPEATING:
+        if _part(frame) not in ONCE:
             warnings.warn(
                 f"each fit of a search, cross-validation or ensemble spends epsilon={epsilon:g} on the rows it sees, "
                 "and scores that it is judged by are not private: choose with isthmus.PrivateSearch, on public data, "
@@ -55,15 +56,17 @@ def warn_of_large_delta(delta: float, n: int) -> None:
 
 def learned_before() -> tuple[str, ...]:
     """Warn of steps of a Pipeline around this fit that learn from the rows; what the statement then rests on."""
+    names: dict[str, None] = {}
     frame: Any = sys._getframe(1)
-    while frame is not None:
+    while frame is not None:  # a Pipeline may be the last step of another
         around = frame.f_locals.get("self")
         if _part(frame) == "pipeline" and hasattr(around, "steps"):
-            names = [name for name, step in around.steps[:-1] if _learns(step)]
-            remedy = "scale by bounds= or public rows, or use steps that look at one row at a time"
-            return tuple(leak(f"what the step {name!r} of the Pipeline learned was", remedy) for name in names)
+            names |= dict.fromkeys(f"the step {name!r}" for name, step in around.steps[:-1] if _learns(step))
+        if isinstance(around, TransformedTargetRegressor) and _learns(around.transformer):
+            names["the transformer of the target"] = None
         frame = frame.f_back
-    return ()
+    remedy = "scale by bounds=, target_bounds= or public rows, or use steps that look at one row at a time"
+    return tuple(leak(f"what {name} before the model learned was", remedy) for name in names)
 
 
 def _part(frame: Any) -> str:

@@ -152,6 +152,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
         return scaled_targets(model, *self.target_bounds_), (), told
 
+    def _learn_targets(self, y: Any) -> tuple[str, ...]:
+        return ()
+
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self.loss}
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.ensemble import BaggingClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
@@ -147,6 +148,23 @@ def test_a_step_that_learns_before_the_model_is_warned_of() -> None:
     with pytest.warns(PrivacyLeakWarning, match="standardscaler"):
         fitted = make_pipeline(StandardScaler(), model()).fit(X, y)[-1]
     assert any("standardscaler" in each for each in fitted.privacy_.assumptions)
+
+
+def test_outer_steps_and_targets_are_warned_of_too() -> None:
+    X, y = data()
+    with pytest.warns(PrivacyLeakWarning, match="standardscaler"):
+        make_pipeline(StandardScaler(), make_pipeline(Normalizer(), model())).fit(X, y)
+    numbers = PrivateRegressor(bounds=(-1, 1), target_bounds=(-3, 3), algorithm="dp_gd", max_iter=5)
+    with pytest.warns(PrivacyLeakWarning, match="transformer"):
+        TransformedTargetRegressor(numbers, transformer=StandardScaler()).fit(X, X[:, 0])
+
+
+def test_an_intercept_is_learned_once() -> None:
+    """Moments bring an intercept of their own: the rows get no second constant."""
+    X, y = data(20_000)
+    made = model(algorithm="auto", max_iter=None).fit(X, y)
+    assert made.choice_.arguments["scale"] == "moments" and made.result_.x.shape == (4,)
+    assert model(algorithm="auto", max_iter=None, fit_intercept=False).fit(X, y).result_.x.shape == (3,)
 
 
 def test_several_fits_of_an_ensemble_are_warned_of() -> None:
