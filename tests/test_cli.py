@@ -5,6 +5,7 @@ Training and prediction are tested in tests/runs.
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import resource
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -120,6 +122,17 @@ def test_a_plan_from_public_facts() -> None:
     assert len(invoke(*arguments, "--quiet").output) < len(shown)
     assert "epsilon=-1.0" in invoke("plan", "-n", "10", "-d", "5", "--epsilon", "-1", code=2).output
     assert "give l1:RADIUS" in invoke(*arguments, "--constraint", "cube", code=2).output
+    assert gc.isenabled() and gc.get_freeze_count()
+    gc.unfreeze()
+
+
+def test_a_plan_learns_from_public_rows_of_numbers(tmp_path: Path) -> None:
+    common = ["plan", "-n", "3000", "-d", "4", "--epsilon", "inf", "--json", "--public"]
+    np.savez(tmp_path / "p.npz", X=np.random.default_rng(0).uniform(-1, 1, (40, 4)))
+    found = json.loads(invoke(*common, str(tmp_path / "p.npz")).stdout)
+    assert found["facts"]["public"]["rows"] == 40
+    (tmp_path / "p.csv").write_text("a,b,c,d\n1,2,3,4\n")
+    assert "give numbers: an npz or libsvm file" in invoke(*common, str(tmp_path / "p.csv"), code=2).output
 
 
 def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:

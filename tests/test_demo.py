@@ -84,6 +84,7 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["epsilon"] for each in record.comparison] == [0.0, 4.0, 4.0, math.inf]
     assert record.metrics[0]["on"] == "540 held-out records, declared public"
     assert record.energy is not None and record.plan is not None and len(record.budget["curve"]) > 3
+    assert record.energy["chosen"] is None
     assert f"epsilon = {together:g}" in record.warnings[0]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert out.endswith(f"report: {tmp_path / 'out' / 'report.html'}\n")

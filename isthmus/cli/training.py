@@ -257,7 +257,7 @@ def predict(run: str, data: str, output: str, proba: bool, as_json: bool, quiet:
     folder = RunFolder.open(run)
     found = model.load(folder)
     reading = Settings.from_dict(folder.settings["settings"]).reading
-    table = tables.read(data, part="test", text=found.schema.text, reading=reading)
+    table = tables.read(data, part="test", reading=reading)
     columns = found.predict(found.encode(table), proba)
     tables.write(output, columns)
     rows = len(columns["prediction"])

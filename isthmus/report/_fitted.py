@@ -35,7 +35,7 @@ def described(estimator: Any, data: Mapping[str, Any], warnings: tuple[str, ...]
         "warnings": warnings,
         "budget": _budget(estimator),
         "history": _history(estimator.history_, estimator.choice_),
-        "energy": plan.energy or _energy(plan, estimator.choice_),
+        "energy": _energy(plan, estimator.choice_, estimator.options),
         "plan": plan.to_dict(),
     }
 
@@ -77,12 +77,12 @@ def _history(rows: Sequence[Mapping[str, Any]], choice: Any) -> list[dict[str, A
     ]
 
 
-def _energy(plan: Any, choice: Any) -> dict[str, Any] | None:
+def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """The energy curve of public rows, and the number of directions where the run kept only so many."""
     public = plan.facts.public
     if public is None or public.curve is None:
         return None
-    kept = choice.arguments.get("k") if choice.algorithm == "pdp_sgd" else None
+    kept = (options or {}).get("k", choice.arguments["k"]) if choice.algorithm == "pdp_sgd" else None
     source = f"{public.rows:,} public records, half of them to learn from and half to judge"
     return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": kept, "source": source}
 

@@ -114,7 +114,7 @@ class Settings:
     @property
     def reading(self) -> Reading:
         """How files are read."""
-        return Reading(self.separator, self.encoding, self.decimal, self.features, self.zero_based)
+        return Reading(self.separator, self.encoding, self.features, self.zero_based)
 
     @property
     def measure_epsilon(self) -> float | None:
@@ -164,6 +164,7 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
         for key, value in (("target", found.name), ("task", found.task), ("classes", found.classes)):
             told.setdefault(key, value)
         told.setdefault("target_bounds", found.bounds)
+        told.setdefault("decimal", found.decimal)
     return Settings(**{**told, **given}), replace(declared, target=None)
 
 

@@ -1,6 +1,7 @@
 """From a table to numbers, row by row and by public rules only.
 
-Every row is encoded by itself: no mean, vocabulary or range of the rows enters, so encoding costs no privacy.
+Every row is encoded by itself: no mean, vocabulary or range of the rows enters, so encoding costs no privacy.  Nor does
+the type that a reader would give a column: text is parsed entry by entry, and comes to what the number itself would.
 A missing number becomes a public constant (and, if asked, a mark in a column of its own), a missing word has its own
 column, an unknown word goes to "(other)" or into one of a fixed number of buckets by a fixed hash.
 """
@@ -9,6 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,8 @@ ABSENT = frozenset({"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na
 """Entries that count as missing, in lower case; the csv reader has some more of its own."""
 MOST_BYTES = 1 << 33
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_CLOCK = re.compile(r"\D*|\d{1,2}:\d.*")
+"""No date, though pandas would take "now" and "12:30" for one of today."""
 
 
 def encode(frame: Any, schema: Schema) -> np.ndarray:
@@ -81,8 +87,8 @@ def _fill(out: np.ndarray, values: Any, column: Column) -> None:
         absent = ~np.isfinite(numbers)
         _check_readable(values, absent, column)
         numbers = np.where(absent, column.filled, numbers)
-        if column.bounds is not None:
-            numbers = np.clip(numbers, *column.bounds)
+        bounds = (0.0, 1.0) if column.type == "bool" else column.bounds
+        numbers = numbers if bounds is None else np.clip(numbers, *bounds)
         out[:, 0] = numbers
         if column.missing == "indicator":
             out[:, 1] = absent
@@ -131,12 +137,14 @@ def _distinct(values: Any) -> tuple[list[str], np.ndarray]:
     """The different words of a column, the empty one first, and which of them each entry is."""
     if hasattr(values, "factorize"):
         codes, found = values.factorize()  # -1 where nothing is
-        return ["", *map(_word, found)], codes + 1
+        return ["", *map(_word, found.tolist())], codes + 1
     found, codes = np.unique([_word(value) for value in values], return_inverse=True)
     return ["", *map(str, found)], codes.reshape(-1) + 1
 
 
 def _word(value: Any) -> str:
+    if isinstance(value, str):
+        return "" if value in ("<NA>", "NaT") else value.strip()
     if value is None or value is False or value is True:
         return "" if value is None else str(value).lower()
     if isinstance(value, (float, np.floating)):
@@ -158,17 +166,25 @@ def as_numbers(values: Any, column: Column) -> np.ndarray:
 
 
 def _boolean(word: str, column: Column) -> float:
-    return BOOLEANS.get(word.lower(), np.nan)
+    found = BOOLEANS.get(word.lower())
+    return _number(word, column) if found is None else found
 
 
 def _number(word: str, column: Column) -> float:
     """A number in text; signs of currency and per cent are ignored, and so is a comma between thousands."""
+    if "_" in word:  # Python's own way to group digits
+        return np.nan
+    try:
+        if column.decimal == "." and column.thousands != ".":
+            return float(word)
+    except ValueError:
+        pass
     bare = word.strip("$€£¥% ").replace("\u2212", "-")
     if column.thousands or (column.decimal == "." and _GROUPED.fullmatch(bare)):
         bare = bare.replace(column.thousands or ",", "")
     bare = bare.replace(column.decimal, ".") if column.decimal != "." else bare
     try:
-        return float(bare) if "_" not in bare else np.nan
+        return float(bare)
     except ValueError:
         return np.nan
 
@@ -177,19 +193,37 @@ def as_days(values: Any) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text must be ISO (2024-12-31) or have the day before the month."""
     import pandas
 
+    if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
+        distinct, codes = _distinct(values)
+        return np.array([_day(word, pandas) for word in distinct], dtype=np.float64)[codes]
     series = pandas.Series(values)
-    if series.dtype.kind != "M":
-        text = series.astype("str").str.strip()
-        dates = pandas.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
-        other = dates.isna()
-        if bool(other.any()):
-            rest = pandas.to_datetime(text.where(other), errors="coerce", dayfirst=True, format="mixed", utc=True)
-            dates = dates.where(~other, rest)
-        series = dates
     if getattr(series.dt, "tz", None) is not None:
         series = series.dt.tz_convert("UTC").dt.tz_localize(None)
     days = (series - pandas.Timestamp("1970-01-01")) / pandas.Timedelta(days=1)
     return days.to_numpy(np.float64, na_value=np.nan)
+
+
+def _day(word: str, pandas: Any) -> float:
+    """One date in text, in days; read alone, for pandas takes the unit of many from the finest of them."""
+    if word.lower() in ABSENT or _CLOCK.fullmatch(word):
+        return np.nan
+    try:
+        found = datetime.fromisoformat(word)
+    except ValueError:
+        found = pandas.to_datetime(word, errors="coerce", format="ISO8601")
+    if found is pandas.NaT:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a month that cannot be a day
+            found = pandas.to_datetime(word, errors="coerce", dayfirst=True, format="mixed")
+    if found is pandas.NaT:
+        return np.nan
+    away = found.utcoffset()
+    seconds = 3600 * found.hour + 60 * found.minute + found.second + found.microsecond / 1e6
+    seconds -= 0.0 if away is None else away.total_seconds()
+    return found.toordinal() - _EPOCH + seconds / 86400
+
+
+_EPOCH = datetime(1970, 1, 1).toordinal()
 
 
 # ---------------------------------------------------------------- the target
@@ -211,10 +245,17 @@ def encode_target(values: Any, target: Target) -> tuple[np.ndarray, np.ndarray]:
         _validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         kept = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][kept], kept
-    numbers = as_numbers(values, Column(target.name, "number"))
+    numbers = as_numbers(values, Column(target.name, "number", decimal=target.decimal))
     kept = np.isfinite(numbers)
     found = numbers[kept]
     return (found if target.bounds is None else np.clip(found, *target.bounds)), kept
+
+
+def as_labels(words: Iterable[str]) -> set[str]:
+    """The different labels among words; where all are numbers, 1 and 1.0 are one."""
+    found = set(words)
+    numbers = all(np.isfinite(_number(word, Column("y", "number"))) for word in found)
+    return {_plain(word) for word in found} if numbers else found
 
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:

@@ -21,8 +21,8 @@ from isthmus import _validate
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
 MODEL, METRICS, RUN = "model.safetensors", "metrics.json", "run.json"
-TRAINED = "training.json"
-"""Between training and the record only."""
+TRAINED, SECRET = "training.json", "split.secret"
+"""Until the record is written only: what the record needs of the training, and the salt that tells test rows apart."""
 FORMATS = {TRAINED: "isthmus-training-1", SETTINGS: "isthmus-settings-1", METRICS: "isthmus-metrics-1"}
 
 
@@ -50,8 +50,15 @@ class RunFolder:
     # ------------------------------------------------------------ making and finding
 
     @staticmethod
-    def create(path: Path, settings: Mapping[str, Any], *, schema: str, plan: Mapping[str, Any] | None) -> RunFolder:
-        """A new folder with its settings, schema and plan: all of them or none."""
+    def create(
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        schema: str,
+        plan: Mapping[str, Any] | None,
+        secret: str | None = None,
+    ) -> RunFolder:
+        """A new folder with its settings, schema, plan and secret: all of them or none."""
         _validate.check(not path.exists(), "out", str(path), "it exists: give another folder, or go on with --resume")
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
@@ -61,6 +68,9 @@ class RunFolder:
             half.write_sealed(SETTINGS, {"settings": dict(settings), "schema_sha256": digest(schema.encode())})
             if plan is not None:
                 half.write(PLAN, _json(plan))
+            if secret is not None:
+                half.write(SECRET, secret.encode())
+                (partial / SECRET).chmod(0o600)
             partial.rename(path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)

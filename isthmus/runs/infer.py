@@ -72,7 +72,7 @@ def _kind_of_text(name: str, known: Any, decimal: str) -> Guess:
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
     words = [str(value).strip() for value in known.iloc[:LOOK]]
-    if all(word.lower() in BOOLEANS for word in words):
+    if all(word.lower() in BOOLEANS for word in words) and not all(word in ("0", "1") for word in words):
         return Guess(Column(name, "bool"))
     if _share(words, lambda word: bool(_DATE.fullmatch(word))) >= MOSTLY:
         return Guess(Column(name, "date"))
@@ -137,7 +137,8 @@ def _is_id(name: str, known: Any) -> bool:
     """Named like an identifier and different in every row (numbers: whole ones)."""
     if not _ID.search(name.strip()) or not known.is_unique:
         return False
-    return known.dtype.kind not in "f" or bool((known % 1 == 0).all())
+    numbers = as_numbers(known, Column(name, "number"))
+    return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 
 def _share(words: list[str], test: Any) -> float:

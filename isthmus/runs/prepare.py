@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
 from isthmus import _validate
 from isthmus.runs.config import Settings
-from isthmus.runs.encode import as_numbers, as_words, bounds_of, encode, encode_target
+from isthmus.runs.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
 from isthmus.runs.infer import infer
 from isthmus.runs.schema import Column, Schema, Target
 from isthmus.runs.tables import Table, check_numbers, columns_of, read
@@ -70,8 +69,8 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     names = columns_of(settings.data, settings.reading)
     if names is not None:
         _check_names(settings, declared, names)
-    public = None if settings.public is None else _read(settings, settings.public, declared)
-    table = _read(settings, settings.data, declared)
+    public = None if settings.public is None else read(settings.public, reading=settings.reading)
+    table = read(settings.data, reading=settings.reading)
     _validate.check(table.n > 0, "data", settings.data, "it has no rows")
     leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
     if table.frame is not None:
@@ -82,11 +81,15 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     target, more, told = _settle_target(settings, schema, table, public)
     schema, leaks, notes = replace(schema, target=target), leaks + more, notes + told
     _validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
-    x, y = rows_of(table, schema)
+    fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
+    x, y = rows_of(table, schema, all_have=fixed)
     _validate.check(len(y) > 0, "target", target.name, "no row has a target")
-    test = None if settings.test is None else rows_of(_read(settings, settings.test, schema, "test"), schema, "test")
+    test = None
+    if settings.test is not None:
+        rows = read(settings.test, part="test", reading=settings.reading)
+        test = rows_of(rows, schema, "test", all_have=fixed and settings.measure_epsilon is not None)
     if settings.test_fraction is not None:
-        (x, y), test = split(x, y, settings.test_fraction, settings.adjacency, salt)
+        (x, y), test = split(x, y, settings.test_fraction, salt)
     bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
     features = schema.features if table.frame is not None else None
     return Problem(
@@ -94,19 +97,22 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     )
 
 
-def rows_of(table: Table, schema: Schema, what: str = "data") -> tuple[Any, np.ndarray]:
-    """The encoded rows that have a target, and their targets."""
+def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool = False) -> tuple[Any, np.ndarray]:
+    """The encoded rows that have a target, and their targets; refused if `all_have` one and some have not."""
     target = schema.target
     assert target is not None
     if table.frame is None:
         _validate.check(table.y is not None, what, table.name, "it has no targets y")
         check_numbers(table, what)
-        y, kept = encode_target(table.y, target)
-        return (table.x if bool(kept.all()) else table.x[kept]), y
-    _validate.check(target.name in table.frame.columns, what, table.name, f"it has no column {target.name!r}")
-    y, kept = encode_target(table.frame[target.name], target)
-    frame = table.frame if bool(kept.all()) else table.frame[kept]
-    return encode(frame, schema), y
+    else:
+        _validate.check(target.name in table.frame.columns, what, table.name, f"it has no column {target.name!r}")
+    y, kept = encode_target(_targets(table, target.name), target)
+    whole = bool(kept.all())
+    remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
+    _validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
+    if table.frame is None:
+        return (table.x if whole else table.x[kept]), y
+    return encode(table.frame if whole else table.frame[kept], schema), y
 
 
 # ---------------------------------------------------------------- names
@@ -122,11 +128,6 @@ def _check_names(settings: Settings, declared: Schema, names: list[str]) -> None
             near = difflib.get_close_matches(str(name), names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"the columns are {shown}"
             _validate.refuse(where, name, hint)
-
-
-def _read(settings: Settings, path: str, schema: Schema, part: str = "train") -> Table:
-    labels = [settings.target] if settings.target and settings.classes is not None else []
-    return read(path, part=part, text=[*schema.text, *labels], reading=settings.reading)
 
 
 def _about(settings: Settings, table: Table) -> Iterable[str]:
@@ -204,13 +205,13 @@ def _settle_target(
     task = settings.task or ("classification" if settings.classes is not None else None)
     task = task or ("regression" if settings.target_bounds is not None else None)
     if task is None:
-        task = _guess_task(source)
+        task = _guess_task(source, settings.decimal)
         told = f"the task, {task}, was guessed from the target column {name!r}"
         leaks += [] if free else [f"{told}: give --task {task}"]
     classes = settings.classes
     if task == "classification" and classes is None:
         words, absent = as_words(source)
-        classes = tuple(sorted(set(words[~absent]), key=_label_order))
+        classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
         remedy = "that is too many: give --task regression, or --classes"
         _validate.check(2 <= len(classes) <= MOST_CLASSES, "classes", f"{len(classes)} labels", remedy)
         told = f"the classes {list(classes)} were read off the target column {name!r}"
@@ -219,15 +220,16 @@ def _settle_target(
     _validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
     if task == "regression":
         _validate.check(classes is None, "classes", classes, "--task regression has none")
-        ranged = _range_of(shown) if ranged is None and shown is not None else ranged
+        ranged = _range_of(shown, settings.decimal) if ranged is None and shown is not None else ranged
     if table.frame is not None:
         notes.append("rows without a target are left out")
-    return Target(name, task, classes if task == "classification" else None, ranged), leaks, notes
+    kept = classes if task == "classification" else None
+    return Target(name, task, kept, ranged, settings.decimal if kept is None else "."), leaks, notes
 
 
-def _range_of(values: Any) -> tuple[float, float] | None:
+def _range_of(values: Any, decimal: str) -> tuple[float, float] | None:
     """The range of public targets, where they have one."""
-    numbers = as_numbers(values, Column("y", "number"))
+    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
     numbers = numbers[np.isfinite(numbers)]
     return (float(numbers.min()), float(numbers.max())) if len(np.unique(numbers)) > 1 else None
 
@@ -238,9 +240,9 @@ def _targets(table: Table, name: str) -> Any:
     return table.frame[name] if name in table.frame.columns else None
 
 
-def _guess_task(values: Any) -> str:
+def _guess_task(values: Any, decimal: str) -> str:
     """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
-    numbers = as_numbers(values, Column("y", "number"))
+    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
     _, absent = as_words(values)
     worded = bool((~np.isfinite(numbers) & ~absent).any())
     return "classification" if worded or len(np.unique(numbers[np.isfinite(numbers)])) <= 2 else "regression"
@@ -273,28 +275,15 @@ def _matrix_bounds(settings: Settings, x: Any) -> tuple[np.ndarray, np.ndarray] 
     return np.full(x.shape[1], low), np.full(x.shape[1], high)
 
 
-def split(
-    x: Any, y: np.ndarray, fraction: float, adjacency: str, salt: str
-) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
-    """Training and test rows, told apart so that one record more or less moves no other record.
+def split(x: Any, y: np.ndarray, fraction: float, salt: str) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
+    """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
 
-    With add-remove a row's own content, salted, decides: equal rows stay together.  With replace-one its place does.
+    The coins are independent and alike, so a record more or less, or another in its place, leaves the law of the sides
+    of all others as it was, and the sizes tell nothing but the public number of rows.
     """
-    if adjacency == "replace-one":
-        keys: Iterable[bytes] = (str(i).encode() for i in range(len(y)))
-    else:
-        keys = (_content(x, i) + b"\x00" + str(label).encode() for i, label in enumerate(y))
-    bound = int(fraction * 2**64)
-    secret = salt.encode()
-    digests = (hashlib.blake2b(key, digest_size=8, key=secret).digest() for key in keys)
+    bound, secret = int(fraction * 2**64), salt.encode()
+    digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in range(len(y)))
     held = np.fromiter((int.from_bytes(each, "big") < bound for each in digests), dtype=bool, count=len(y))
     sizes = int((~held).sum()), int(held.sum())
     _validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
     return (x[~held], y[~held]), (x[held], y[held])
-
-
-def _content(x: Any, i: int) -> bytes:
-    if sp.issparse(x):
-        ends = slice(x.indptr[i], x.indptr[i + 1])
-        return x.indices[ends].astype(np.int64).tobytes() + x.data[ends].astype(np.float64).tobytes()
-    return np.ascontiguousarray(x[i], dtype=np.float64).tobytes()

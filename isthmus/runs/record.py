@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.runs import folder as files
+from isthmus.runs import model
 from isthmus.runs.budget import RunLedgers
 from isthmus.runs.config import Settings
 from isthmus.runs.folder import RunFolder
@@ -72,20 +73,27 @@ def trained(estimator: Any, settings: Settings, problem: Problem) -> dict[str, A
 def write(
     run: RunFolder,
     settings: Settings,
+    fitted: Any,
     figures: list[Figure],
     ledger: RunLedgers | None,
     heard: list[str],
 ) -> None:
-    """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger."""
+    """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
+
+    The model is written again with that statement: whoever gets the model alone gets the whole of it.
+    """
     from isthmus.report import Record
 
     trained = run.read_sealed(files.TRAINED)
-    record, told = trained["record"], list(heard)
+    record, bare = trained["record"], []
     if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
-        told.append("The figures of the held-out rows were published without noise: epsilon does not cover them.")
+        bare = ["The figures of the held-out rows were published without noise: epsilon does not cover them."]
+    told = [*heard, *bare]
     if ledger is not None and trained["statement"] is not None:
-        statement, lost = _statement(ledger, trained["statement"], run.settings["leaks"])
+        statement, lost = _statement(ledger, trained["statement"], [*run.settings["leaks"], *bare])
         record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
+        fitted.privacy_ = statement
+        model.save(run, fitted)
         told += (
             [f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost."] if lost else []
         )
@@ -98,7 +106,12 @@ def write(
         "metrics": [{"name": f.name, "value": f.value, "on": f.on, "noise": f.noise or None} for f in figures],
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
-    for name in (files.TRAINED, files.CHECKPOINT):
+    tidy(run)
+
+
+def tidy(run: RunFolder) -> None:
+    """Remove what only an unfinished run needs; the secret first."""
+    for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
         (run.path / name).unlink(missing_ok=True)
 
 
@@ -111,9 +124,12 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
     lost = _releases(_events.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
     assumptions = [*own.assumptions, "names of columns, and the rules of schema.toml, are public"]
     assumptions += [f"this may be public: {leak}" for leak in leaks]
+    if own.n is not None:
+        assumptions.append("how many rows have a target is public")
     if measured:
         assumptions.append(
-            "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on"
+            "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many "
+            "test rows there are is public"
         )
     if not own.private:
         return own, 0

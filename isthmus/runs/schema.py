@@ -108,12 +108,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: its column (or "y"), the task, and the public classes or range."""
+    """What is predicted: its column (or "y"), the task, the public classes or range, the decimal sign of numbers."""
 
     name: str
     task: str | None = None
     classes: tuple[str, ...] | None = None
     bounds: tuple[float, float] | None = None
+    decimal: str = "."
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,6 @@ class Schema:
     def names(self) -> list[str]:
         """The names of the table's columns that it speaks of."""
         return [column.name for column in self.columns]
-
-    @property
-    def text(self) -> list[str]:
-        """Columns that must be read as they are written."""
-        kept = [c.name for c in self.columns if c.type in ("category", "hash", "date") or c.thousands]
-        labels = [self.target.name] if self.target is not None and self.target.classes is not None else []
-        return kept + labels
 
     def get(self, name: str) -> Column | None:
         """A column by its name."""
@@ -223,6 +217,7 @@ def read_target(data: Any) -> Target:
         data.get("task"),
         None if classes is None else read_words("target.classes", classes),
         None if bounds is None else read_bounds("target.bounds", bounds),
+        _sign("target.decimal", data.get("decimal", ".")),
     )
 
 
@@ -264,10 +259,14 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
         found["fill"] = _number(f"{where}.fill", value["fill"])
     for sign in ("thousands", "decimal"):
         if sign in value:
-            ok = isinstance(value[sign], str) and len(value[sign]) <= 1
-            _validate.check(ok, f"{where}.{sign}", value[sign], "give one character")
-            found[sign] = value[sign]
+            found[sign] = _sign(f"{where}.{sign}", value[sign])
     return Column(**found)
+
+
+def _sign(where: str, value: Any) -> str:
+    ok = isinstance(value, str) and (len(value) == 1 or (value == "" and where.endswith("thousands")))
+    _validate.check(ok, where, value, "give one character")
+    return str(value)
 
 
 def read_words(where: str, value: Any) -> tuple[str, ...]:

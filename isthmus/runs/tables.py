@@ -2,7 +2,9 @@
 
 A `Table` has either named columns (`frame`, pandas) or a matrix with its targets (`x`, `y`).  How a file is read
 depends on its name, its header line and what the caller declares, never on the values: names of columns are public,
-values are not.  pandas and pyarrow are the extra `table`; npz and libsvm files need neither.
+values are not.  The entries of a csv are kept as they are written: a type for the whole column would let one entry
+decide how all others are read.  Lines that are too long and quotes that do not close, which would move other rows, are
+refused.  pandas and pyarrow are the extra `table`; npz and libsvm files need neither.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import io
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -56,18 +58,14 @@ class Reading:
 
     separator: str | None = None
     encoding: str = "utf-8"
-    decimal: str = "."
     features: int | None = None
     zero_based: bool = False
 
 
-def read(
-    path: str | Path, *, part: str = "train", text: Iterable[str] = (), reading: Reading | None = None, rows: int = 0
-) -> Table:
+def read(path: str | Path, *, part: str = "train", reading: Reading | None = None, rows: int = 0) -> Table:
     """The table in a file.
 
     part   "train" or "test": which arrays of an npz file with both are meant
-    text   columns that are kept as they are written (categories, dates, labels)
     rows   at most so many of a csv (0: all)
 
     >>> read("people.xls")
@@ -80,7 +78,7 @@ def read(
     _validate.check(file.is_file(), "data", str(path), "there is no such file")
     name = file.name.split(".")[0] or file.name
     if kind == "text":
-        return Table(name, _read_text(file, set(text), reading, rows))
+        return Table(name, _read_text(file, reading, rows))
     if kind == "parquet":
         return Table(name, _read_parquet(file))
     if kind == "npz":
@@ -183,7 +181,7 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     )
 
 
-def _read_text(file: Path, text: set[str], reading: Reading, rows: int) -> Any:
+def _read_text(file: Path, reading: Reading, rows: int) -> Any:
     pandas = import_pandas(str(file))
     header = _header(file, reading)
     _validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
@@ -191,21 +189,41 @@ def _read_text(file: Path, text: set[str], reading: Reading, rows: int) -> Any:
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True))]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     _validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
-    common = {"sep": separator, "encoding": _codec(reading), "skipinitialspace": True}
+    if not rows:
+        _check_quotes(file, separator, reading)
     try:
-        written = pandas.read_csv(file, nrows=0, **common).columns
-        kept = {name: str for name in written if str(name).strip() in text}
         frame = pandas.read_csv(
-            file, decimal=reading.decimal, dtype=kept, nrows=rows or None, low_memory=False, **common
+            file, sep=separator, encoding=_codec(reading), skipinitialspace=True, dtype=str, nrows=rows or None
         )
     except UnicodeDecodeError:
         _bad_encoding(file, reading)
     except pandas.errors.ParserError as error:
-        where = str(error).split("C error:")[-1].strip()
-        _validate.refuse(
-            "data", str(file), f"a line does not fit the header ({where}): check --separator and the quotes around text"
-        )
+        _bad_line(file, str(error).split("C error:")[-1].strip())
+    if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
+        _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
     return _named(frame)
+
+
+def _bad_line(file: Path, where: str) -> NoReturn:
+    _validate.refuse(
+        "data", str(file), f"a line does not fit the header ({where}): check --separator and the quotes around text"
+    )
+
+
+def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
+    """Refuse quotes that do not close where their field ends: their row would swallow those after it."""
+    with _open(file) as stream:
+        if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
+            return
+    with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines:
+        found = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+        try:
+            for _ in found:
+                pass
+        except UnicodeDecodeError:
+            _bad_encoding(file, reading)
+        except csv.Error as error:
+            _bad_line(file, f"{error} in line {found.line_num}")
 
 
 def _read_parquet(file: Path) -> Any:
@@ -260,12 +278,12 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
 
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
-    except ValueError as error:
+    except ValueError:  # its words quote the entry, which is private
         remedy = (
             "give lines `label index:value ...` with indices from 1; --zero-based where they begin with 0, and "
             "--features at least as large as the largest"
         )
-        _validate.refuse("data", str(file), f"{remedy} ({error})")
+        _validate.refuse("data", str(file), remedy)
     notes = (
         () if reading.features else (f"the number of columns ({x.shape[1]}) is the largest index found: --features",)
     )

@@ -45,15 +45,16 @@ class Interrupted(RuntimeError):
 def start(settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False) -> Outcome:
     """Begin a run and carry it through."""
     shared = None if settings.budget is None else open_shared(settings.budget)
-    public: dict[str, Any] = {"salt": secrets.token_hex(16), "seed": secrets.randbits(31)}
-    problem = prepare(settings, declared, salt=public["salt"])
+    salt = secrets.token_hex(16)
+    problem = prepare(settings, declared, salt=salt)
     for note in problem.notes:
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
     settled = _settled(settings, problem)
     path = Path(settings.out) if settings.out else next_folder(problem.name)
-    stored = {**public, "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
-    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(), plan=None)
+    stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
+    secret = salt if settings.test_fraction is not None else None
+    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(), plan=None, secret=secret)
     for leak in leaks:
         warn(leak)
     try:
@@ -72,11 +73,13 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
     settings = Settings.from_dict(run.settings["settings"])
     if run.has(files.RUN):
         say(f"{run.path} is done: there is nothing left to do")
+        record.tidy(run)
         return record.outcome(run, settings, None if not settings.private else RunLedgers(run.path / files.LEDGER))
     schema = Schema.from_toml(run.read(files.SCHEMA).decode(), files.SCHEMA)
     shared = None if settings.budget is None else open_shared(settings.budget)
     say(f"going on with {run.path}")
-    problem = prepare(settings, schema, salt=run.settings["salt"], settled=True)
+    salt = "" if settings.test_fraction is None else run.read(files.SECRET).decode()
+    problem = prepare(settings, schema, salt=salt, settled=True)
     return _carry(run, settings, problem, shared, say=say, warn=warn, progress=progress)
 
 
@@ -141,7 +144,7 @@ def _carry(
             if not run.has(files.RUN):
                 fitted = _train(run, settings, problem, ledger, progress)
                 figures = _measured(run, settings, problem, fitted, ledger)
-                record.write(run, settings, figures, ledger, heard)
+                record.write(run, settings, fitted, figures, ledger, heard)
         return record.outcome(run, settings, ledger)
 
 

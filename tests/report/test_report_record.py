@@ -217,6 +217,8 @@ def test_the_energy_of_public_rows_is_shown(rng: np.random.Generator) -> None:
     narrow = plan(n=577, d=4, epsilon=1.0, delta=1e-5, public=x[:40], algorithms=["pdp_sgd"])
     told = _energy(narrow, narrow.best)
     assert told is not None and told["chosen"] == narrow.best.arguments["k"] >= 1
+    asked = _energy(narrow, narrow.best, {"k": told["chosen"] + 1})  # the user's own number of directions
+    assert asked is not None and asked["chosen"] == told["chosen"] + 1
     assert _energy(plan(n=577, d=4, epsilon=1.0, algorithms=["dp_gd"]), narrow.best) is None
 
 

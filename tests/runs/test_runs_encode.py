@@ -102,6 +102,8 @@ def test_a_schema_survives_toml() -> None:
         ('[columns.a]\ntype = "hash"\nbuckets = 0', "columns.a.buckets=0"),
         ('[columns.a]\ntype = "bool"\nbounds = [0, 1]', "columns.a.bounds=.* choose from"),
         ('[target]\nname = "y"\ntask = "ranking"', "target.task='ranking'"),
+        ('[target]\nname = "y"\ndecimal = ""', "target.decimal='' is not allowed: give one character"),
+        ('[columns.a]\nthousands = ".."', "columns.a.thousands='..' is not allowed: give one character"),
         ("[colums]\na = 1", "did you mean 'columns'"),
         ("a = [", "it is not TOML"),
     ],
@@ -127,6 +129,10 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
         ([1.5, None, 2], "number", {"missing": "indicator"}),
         ([True, False, True], "bool", {}),
         (["yes", "No", None], "bool", {"missing": "indicator"}),
+        (["yes", "0", "1"], "bool", {}),
+        (["0", "1", "1"], "number", {}),
+        (["1", "2.5", "-3e4"], "number", {}),
+        (["1", "", "2"], "number", {"missing": "indicator"}),
         (["a", "b", "a"], "hash", {}),
         (["1,200", "12", "7,000,000.5"], "number", {"thousands": ","}),
         (["1.200,5", "12,1", "7.000.000"], "number", {"thousands": ".", "decimal": ","}),
@@ -153,7 +159,10 @@ def test_a_decimal_comma_is_no_thousand() -> None:
 def test_identifiers_are_left_out(name: str) -> None:
     assert infer(name, pandas.Series([5, 9, 3])).column.type == "drop"
     assert infer(name, pandas.Series(["x1", "x2", "x3"])).column.type == "drop"
+    assert infer(name, pandas.Series(["5", "9", "3"])).column.type == "drop"
     assert infer(name, pandas.Series([5, 5, 3])).column.type == "number"  # not one of its own for every row
+    assert infer(name, pandas.Series([0.5, 9, 3])).column.type == "number"
+    assert infer(name, pandas.Series(["0.5", "9", "3"])).column.type == "number"
     assert infer("paid", pandas.Series([5, 9, 3])).column.type == "number"
 
 
@@ -201,6 +210,23 @@ def test_dates_with_and_without_a_zone() -> None:
     assert np.isnan(as_days(pandas.Series(text))[4:]).all()
     zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
     assert as_days(zoned)[0] == first and np.isnan(as_days(zoned)[1])
+
+
+def test_dates_are_read_one_by_one() -> None:
+    """pandas takes the unit of a column from its finest entry, and the range with it."""
+    text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "1.2.2024", "2024/01/02", "05/31/2024"]
+    days = as_days(pandas.Series(text))
+    assert days[[0, 2, 3, 4, 5]].tolist() == [2932896, -719162, 19754, 19724, 19874]
+    assert days[1] == pytest.approx(19723 + 0.123456 / 86400, abs=1e-12)
+    assert all(as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
+    assert np.isnan(as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
+    assert as_days(pandas.Series([20240102.0, None]))[0] == 19724
+
+
+def test_truth_values_are_numbers_between_0_and_1() -> None:
+    schema = Schema((Column("a", "bool"),))
+    for values in (["2", "0.0", "1", "-3", "yes"], [2.0, 0.0, 1.0, -3.0, 1.0]):
+        assert encode(pandas.DataFrame({"a": values}), schema)[:, 0].tolist() == [1, 0, 1, 0, 1]
 
 
 def test_missing_integers_and_truth_values_of_parquet() -> None:

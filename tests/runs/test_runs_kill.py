@@ -16,7 +16,7 @@ from isthmus.privacy import Ledger
 
 CHILD = Path(__file__).with_name("train_child.py")
 SIGNALS = ["SIGKILL", "SIGTERM", "SIGKILL", "SIGKILL", "SIGINT", "SIGKILL"]
-ROUNDS, CHECKPOINT, RESERVED = 1000, 1, 100
+ROUNDS, CHECKPOINT, RESERVED = 600, 1, 60
 """Of the child's runs: rounds in all, between checkpoints, and at most charged at a time."""
 
 Stops = tuple[Path, list[dict[str, Any]]]

@@ -72,9 +72,9 @@ def test_the_schema_that_a_run_leaves_guesses_nothing_more(people: Path, tmp_pat
     assert again.leaks == () and (again.x == first.x).all() and (again.y == first.y).all()
 
 
-@pytest.mark.parametrize("labels", [["1.0", "0.0", ""], ["True", "False", ""], ["b", "a", ""]])
+@pytest.mark.parametrize("labels", [["1.0", "0", ""], ["True", "False", ""], ["b", "a", ""], ["01", "1", "x"]])
 def test_a_settled_run_reads_the_same_labels(tmp_path: Path, labels: list[str]) -> None:
-    """Guessed classes are stored, and the labels then read as text: it must come to the same."""
+    """Guessed classes are stored, and the labels then looked up: it must come to the same."""
     path = tmp_path / "t.csv"
     path.write_text("x,y\n" + "".join(f"{i},{labels[i % 3]}\n" for i in range(9)))
     settings, declared = load(None, {"data": str(path), "target": "y", "decimal": "."})
@@ -83,7 +83,8 @@ def test_a_settled_run_reads_the_same_labels(tmp_path: Path, labels: list[str]) 
         None, {"data": str(path), "target": "y", "classes": first.target.classes, "task": "classification"}
     )
     again = prepare(settled, first.schema, salt="", settled=True)
-    assert again.y.tolist() == first.y.tolist() and len(first.y) == 6
+    assert again.y.tolist() == first.y.tolist() and len(first.y) == (9 if labels[2] else 6)
+    assert first.target.classes == {"1.0": ("0", "1"), "01": ("01", "1", "x")}.get(labels[0], tuple(sorted(labels[:2])))
 
 
 def test_what_a_schema_says_of_another_target_is_left(people: Path, tmp_path: Path) -> None:
@@ -136,30 +137,117 @@ def test_a_matrix_must_be_of_numbers(tmp_path: Path, x: Any, words: str) -> None
         prepare(settings, declared, salt="")
 
 
-def test_held_out_rows_do_not_depend_on_other_rows(rng: np.random.Generator) -> None:
-    """With add-remove one row more or less moves no other row to the other side; dense and CSR agree."""
-    x, y = rng.standard_normal((500, 3)), rng.choice(["a", "b"], 500)
-    (train, _), (test, _) = split(x, y, 0.3, "add-remove", "salt")
-    assert abs(len(test) - 150) < 5 * np.sqrt(500 * 0.3 * 0.7) and len(train) + len(test) == 500
-    (fewer, _), (held, _) = split(x[1:], y[1:], 0.3, "add-remove", "salt")
-    whole = {row.tobytes() for row in train} - {row.tobytes() for row in fewer}
-    gone = {row.tobytes() for row in test} - {row.tobytes() for row in held}
-    assert whole | gone == {x[0].tobytes()}
-    (sparse, _), _ = split(sp.csr_matrix(x), y, 0.3, "add-remove", "salt")
-    assert sparse.shape[0] + held.shape[0] > 400
-    (other, _), _ = split(x, y, 0.3, "add-remove", "pepper")
-    assert {row.tobytes() for row in other} != {row.tobytes() for row in train}
+def test_the_split_is_independent_of_what_the_rows_hold(rng: np.random.Generator) -> None:
+    """Coins by place and salt alone: neither equal rows nor another record move a size that is published."""
+    same, y = np.ones((1000, 2)), np.array(["a"] * 1000)
+    other, label = same.copy(), y.copy()
+    other[0], label[0] = 0, "b"
+    sizes = []
+    for k in range(20):
+        held = [len(split(x, z, 0.3, f"{k:032x}")[1][1]) for x, z in ((same, y), (other, label))]
+        assert held[0] == held[1]
+        sizes.append(held[0])
+    deviation = np.sqrt(1000 * 0.3 * 0.7)
+    assert max(abs(size - 300) for size in sizes) < 5 * deviation and np.std(sizes) > deviation / 3  # coins, no quota
 
 
-def test_held_out_places_stay_with_replace_one(rng: np.random.Generator) -> None:
-    x, y = rng.standard_normal((100, 2)), np.arange(100)
-    changed = x.copy()
-    changed[7] = 0
-    (_, first), (_, held) = split(x, y, 0.4, "replace-one", "salt")
-    (_, second), (_, kept) = split(changed, y, 0.4, "replace-one", "salt")
-    assert first.tolist() == second.tolist() and held.tolist() == kept.tolist()
+def test_one_record_less_moves_a_size_by_one(rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((500, 3)), np.arange(500)
+    (train, kept), (test, held) = split(x, y, 0.3, "salt")
+    assert sorted([*kept, *held]) == list(range(500)) and (train == x[kept]).all() and (test == x[held]).all()
+    (_, fewer), _ = split(x[:-1], y[:-1], 0.3, "salt")
+    assert set(kept) - set(fewer) <= {499} and set(fewer) <= set(kept)
+    (sparse, also), _ = split(sp.csr_matrix(x), y, 0.3, "salt")
+    assert (sparse.toarray() == train).all() and (also == kept).all()
+    assert set(split(x, y, 0.3, "pepper")[1][1]) != set(held)
     with pytest.raises(InvalidInput, match="no row is left on one side"):
-        split(x[:1], y[:1], 0.5, "replace-one", "salt")
+        split(x[:1], y[:1], 0.5, "salt")
+
+
+@pytest.mark.parametrize(("given", "blank"), [({"classes": ["1", "2"]}, ""), ({"target_bounds": [0, 9]}, "none")])
+def test_with_replace_one_no_record_changes_the_number_of_rows(tmp_path: Path, given: Any, blank: str) -> None:
+    """A row without a target would be left out, and the published n show it."""
+
+    def rows(last: str, **more: Any) -> int:
+        lines = [f"{k % 7},{1 + k % 2}" for k in range(100)] + [f"3,{last}"]
+        (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]) + "\n")
+        return prepared(tmp_path / "t.csv", target="y", columns={"x": [0, 7]}, **given, **more).n
+
+    assert rows("1", adjacency="replace-one") == rows("1") == 101 and rows(blank) == 100
+    with pytest.raises(InvalidInput, match="some rows have no target, .* remove them first, or use add-remove"):
+        rows(blank, adjacency="replace-one")
+    (tmp_path / "test.csv").write_text(f"x,y\n1,1\n2,{blank}\n")
+    assert rows("1", adjacency="replace-one", test=str(tmp_path / "test.csv")) == 101  # public test rows
+    with pytest.raises(InvalidInput, match="some rows have no target"):
+        rows("1", adjacency="replace-one", test=str(tmp_path / "test.csv"), test_epsilon=0.1)
+
+
+COMPANY = {
+    "truth": ({"a": "bool", "b": [0, 3]}, [f"{k % 3},{k % 2}" for k in range(100)], "yes,1"),
+    "truths as numbers": ({"a": [0, 1], "b": [0, 3]}, [f"{k % 2 or 'True'},1" for k in range(100)], "0.5,1"),
+    "words": ({"a": ["7", "007"], "b": [0, 3]}, [f"{'007' if k % 2 else '7'},1" for k in range(100)], "x,1"),
+    "thousands": ({"a": [0, 2000], "b": [0, 3]}, ["1233,1", '"1,234",1'] * 50, "?,1"),
+    "decimal": ({"a": [0, 3], "b": [0, 3]}, ['"1,5",1', '"0,5",0'] * 50, "much,1"),
+    "dates": (
+        {"a": {"type": "date", "bounds": ["2000-01-01", "2099-12-31"]}, "b": [0, 3]},
+        ["2024-01-02,1", "9999-12-31,0", "1.2.2003,1", "2024-01-02T12:00:00+02:00,1"] * 25,
+        "2024-01-01T00:00:00.123456789,1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPANY)
+@pytest.mark.parametrize("first", [True, False])
+def test_one_row_does_not_change_how_others_are_read(tmp_path: Path, name: str, first: bool) -> None:
+    columns, rows, extra = COMPANY[name]
+
+    def read(lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        sign = "," if name == "decimal" else "."
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *(f'{line},"{k % 4}{sign}5"' for k, line in lines)]) + "\n")
+        options = {"decimal": sign, "task": "regression", "target_bounds": [0, 60]}
+        found = prepared(tmp_path / "t.csv", columns=columns, target="y", **options)
+        assert found.leaks == ()
+        return found.x, found.y
+
+    usual = list(enumerate(rows))
+    alone, targets = read(usual)
+    whole, told = read([(9, extra), *usual] if first else [*usual, (9, extra)])
+    kept = slice(1, None) if first else slice(-1)
+    assert (whole[kept] == alone).all() and (told[kept] == targets).all() and len(np.unique(alone[:, 0])) > 1
+
+
+@pytest.mark.parametrize("extra", ["x,a", "1.5,b", "True,a"])
+def test_types_of_public_rows_are_read_as_written(tmp_path: Path, extra: str) -> None:
+    (tmp_path / "p.csv").write_text("z,y\n" + "007,a\n012,b\nx,a\n007,b\n" * 5)
+    found = []
+    for more in ("", f"{extra}\n"):
+        (tmp_path / "t.csv").write_text("z,y\n" + "007,a\n012,b\n" * 50 + more)
+        problem = prepared(tmp_path / "t.csv", public=str(tmp_path / "p.csv"), target="y", classes=["a", "b"])
+        assert problem.leaks == () and problem.features is not None
+        found.append(problem.x[:100])
+    assert (found[0] == found[1]).all() and found[0][:, problem.features.index("z=007")].sum() == 50
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_numbers_are_read_to_the_last_bit(tmp_path: Path, rng: np.random.Generator, decimal: str) -> None:
+    """Once guessed and once with the schema that was guessed: as Python reads each of them."""
+    numbers = [*map(float, rng.standard_normal(300) * 10.0 ** rng.integers(-9, 9, 300)), 2.0**60 + 1, 0.1, -0.0]
+    lines = [f"{value!r};{k % 2}".replace(".", decimal) for k, value in enumerate(numbers)]
+    (tmp_path / "t.csv").write_text("\n".join(["a;y", *lines]) + "\n")
+    options = {"target": "y", "classes": ["0", "1"], "decimal": decimal}
+    guessed = prepared(tmp_path / "t.csv", **options)
+    (tmp_path / "s.toml").write_text(guessed.schema.to_toml())
+    told = prepared(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), **options)
+    assert guessed.x[:, 0].tolist() == told.x[:, 0].tolist() == numbers and told.leaks == () != guessed.leaks
+
+
+def test_the_decimal_sign_of_the_target(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a;y\n1;1,5\n2;2,25\n3;-\n")
+    found = prepared(tmp_path / "t.csv", target="y", task="regression", decimal=",", columns={"a": [0, 3]})
+    assert found.y.tolist() == [1.5, 2.25] and found.target.decimal == ","
+    (tmp_path / "s.toml").write_text(found.schema.to_toml())
+    again = prepared(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), target=None)
+    assert again.y.tolist() == [1.5, 2.25]
 
 
 def test_a_settled_schema_guesses_nothing(people: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from isthmus import estimators
 from isthmus.cli import main
 from isthmus.privacy import Ledger
 
@@ -75,6 +76,9 @@ def test_a_newcomers_table(people: str) -> None:
         "schema.toml",
         "settings.json",
     ]
+    own = estimators.load(run / "model.safetensors").privacy_  # the model is what gets passed on: it says the same
+    assert own.epsilon == found["epsilon"] and list(own.assumptions) == record["privacy"]["assumptions"]
+    assert "salt" not in (run / "settings.json").read_text()
     kept = "".join(path.read_text() for path in run.iterdir() if path.suffix in (".json", ".toml"))
     assert "Zürich" not in kept and "female" not in kept  # no word of a private column is kept
     invoke("predict", str(run), people, "-o", "out.csv", "--proba")
@@ -105,6 +109,8 @@ def test_regression(people: str) -> None:
         "4",
         "--algorithm",
         "dp_gd",
+        "--max-iter",
+        "60",
     ]
     found = trained(*common, "--target-bounds", "0,15", "--test-fraction", "0.4", "--test-epsilon", "2")
     figures = {each["name"]: each for each in found["metrics"]}
@@ -133,6 +139,29 @@ def test_figures_of_held_out_rows_can_be_published_bare_with_words(matrix: str) 
     )
     assert any("epsilon does not cover them" in each for each in found["warnings"])
     assert "published without noise" in found["metrics"][0]["on"]
+    own = estimators.load(Path(found["run"], "model.safetensors")).privacy_
+    assert any("may be public: The figures of the held-out rows" in each for each in own.assumptions)
+
+
+def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run stopped before its record keeps it, to measure the same rows; a finished one has forgotten it."""
+    run, secret = Path("runs/m-1"), Path("runs/m-1/split.secret")
+    with monkeypatch.context() as patch:
+        patch.setattr("isthmus.runs.record.write", _interrupted)
+        invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", "--test-fraction", "0.3", *QUICK, code=4)
+    assert len(secret.read_text()) == 32 and secret.stat().st_mode & 0o077 == 0
+    assert secret.read_text() not in "".join(path.read_text() for path in run.glob("*.json"))
+    on = json.loads((run / "metrics.json").read_text())["metrics"][0]["on"]
+    (run / "metrics.json").unlink()  # as if killed before: the same rows are held out again
+    found = json.loads(invoke("train", "--resume", str(run), "--json").stdout)
+    assert found["metrics"][0]["on"] == on and not secret.exists() and found["epsilon"] > 1
+    secret.write_text("as if killed after the record was written")
+    invoke("train", "--resume", str(run))
+    assert not secret.exists()
+
+
+def _interrupted(*arguments: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_hidden_number_of_rows_is_not_published(matrix: str) -> None:

@@ -1,8 +1,8 @@
 """Trains in forks of itself and kills them: arguments `data folder seed signals...`.
 
-A run that nobody stops is made first.  Each fork then begins the run, or goes on with it where its folder is there, and
-is stopped at a random moment; the last one is left to finish.  After each a line of JSON says what the ledgers hold.
-Forks need no second import of torch.
+A short run that nobody stops is made first.  Each fork then begins the run, or goes on with it where its folder is
+there, and is stopped at a random moment; the last one is left to finish.  After each a line of JSON says what the
+ledgers hold.  Forks need no second import of torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-COMMON = "--classes 0,1 --bounds=-1,1 --algorithm dp_gd --scale none --step 4 --max-iter 1000 --delta 1e-5 --quiet"
+COMMON = "--classes 0,1 --bounds=-1,1 --algorithm dp_gd --scale none --step 4 --max-iter 600 --delta 1e-5 --quiet"
 
 
 def child(arguments: list[str], log: Path) -> None:
@@ -52,7 +52,7 @@ def state(run: Path, budget: Path) -> dict[str, Any]:
 def main(data: str, folder: str, seed: int, signals: list[int]) -> None:
     from isthmus.cli import main as command
 
-    command(["train", data, *COMMON.split(), "--out", f"{folder}/whole"], standalone_mode=False)
+    command(["train", data, *COMMON.split(), "--max-iter", "5", "--out", f"{folder}/whole"], standalone_mode=False)
     run, budget = Path(folder) / "run", Path(folder) / "budget"
     moments = random.Random(seed)
     for number in (*signals, 0):
