@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from isthmus.planner.facts import Facts
-from isthmus.privacy import Charge, Poisson, PrivacyPlan, noise_multiplier
+from isthmus.privacy import Charge, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 
 NUMBER = 8
@@ -29,13 +29,7 @@ LOOKS = 3
 
 def poisson_multiplier(facts: Facts, rate: float, rounds: int) -> float:
     """Noise multiplier of `rounds` Poisson batches, calibrated once for each (rate, rounds)."""
-    assert facts.delta is not None
-    if facts.before or not facts.exact:
-        return split(facts, Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
-    relation = Adjacency(facts.adjacency)
-    return noise_multiplier(
-        epsilon=facts.epsilon, delta=facts.delta, sampling_rate=rate, steps=rounds, adjacency=relation
-    )
+    return split(facts, Charge("gradient", rounds=rounds, sampler=Poisson(rate)))["gradient"]
 
 
 def full_multiplier(facts: Facts, rounds: int, share: float = 1.0) -> float:

@@ -201,6 +201,9 @@ class PrivacyPlan:
         return {item.name: item.number_at(scale) for item in self.items}
 
     def _calibrate(self) -> dict[str, float]:
+        key = (self.epsilon, self._delta, self.adjacency, tuple(_cost(item) for item in self.items))
+        if key in _SCALES:
+            return self._numbers_at(_SCALES[key])
         guess = dpa.get_sigma_gaussian(self.epsilon, self._delta) * self.adjacency.factor
         smallest = min((item.number_at(guess) for item in self.items if not item.selects), default=1.0)
         scale = accounting.calibrate(
@@ -210,7 +213,20 @@ class PrivacyPlan:
             self.adjacency,
             guess * max(1.0, 0.4 / smallest),
         )
+        if len(_SCALES) >= 1024:
+            _SCALES.clear()
+        _SCALES[key] = scale
         return self._numbers_at(scale)
+
+
+_SCALES: dict[Any, float] = {}
+"""Calibrated scales by what they cost: planning and running, or fitting again, asks the accountant once."""
+
+
+def _cost(item: Charge) -> tuple[Any, ...]:
+    """Everything about an item that its price depends on."""
+    sampled = repr(item.sampler.event(dpa.GaussianDpEvent(1.0)))
+    return item.mechanism, item.rounds, item.share, sampled, item.sampler.rate, item.stage, item.k, item.grid
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> Any:
