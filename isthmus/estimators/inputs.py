@@ -47,7 +47,9 @@ def check_bounds(bounds: Any, data_norm: Any) -> None:
         _validate.positive(data_norm=data_norm)
 
 
-def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bool, private: bool) -> Inputs:
+def inputs_of(
+    X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bool, private: bool, origin: bool = False
+) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
@@ -63,7 +65,7 @@ def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bo
         data_norm = max(float(row_norms(X).max()), 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
-        return _ranged(d, bounds, data_norm, public, intercept, told)
+        return _ranged(d, bounds, data_norm, public, intercept, origin, told)
     bias = DENSE_BIAS if intercept else 0.0
     if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
         short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
@@ -73,7 +75,7 @@ def inputs_of(X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bo
         return Inputs(RowMaps([RowMap(limit=math.hypot(limit, bias * limit), bias=bias * limit)]), (), tuple(told))
     if public is not None:
         return Inputs(_from_rows(public, intercept), (), tuple(told))
-    return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0),), tuple(told))
+    return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0, origin=origin),), tuple(told))
 
 
 def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
@@ -97,7 +99,7 @@ def standardised(public: Scaled) -> RowMap:
     return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0)
 
 
-def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, told: list[str]) -> Inputs:
+def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, told: list[str]) -> Inputs:
     low, high = (_column(side, d) for side in bounds)
     bias = 1.0 if intercept else 0.0
     if public is not None:
@@ -105,9 +107,9 @@ def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, t
         unknown = low.isnan() | high.isnan()
         low, high = torch.where(unknown, shown[0], low), torch.where(unknown, shown[1], high)
     if bool((low.isnan() | high.isnan()).any()):
-        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias),), tuple(told))
+        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin),), tuple(told))
     limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)
-    return Inputs(RowMaps([ranged(low, high, bias, limit=limit)]), (), tuple(told))
+    return Inputs(RowMaps([ranged(low, high, bias, limit=limit, origin=origin)]), (), tuple(told))
 
 
 def _column(side: Any, d: int) -> Tensor:

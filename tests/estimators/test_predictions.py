@@ -22,7 +22,7 @@ from isthmus.privacy import Ledger
 LOSSES = ("logistic", "softmax", "hinge", "smooth_hinge")
 SCALED: dict[str, dict[str, Any]] = {
     "plain": {},
-    "bought ranges": {"bounds": None},
+    "bought ranges": {"bounds": None, "epsilon": 20.0},
     "moments": {"scale": "moments", "step": None},
     "columns": {"scale": "columns", "step": None},
     "norm": {"bounds": None, "data_norm": 1.5},
