@@ -378,7 +378,8 @@ def ranged(
     origin: bool = False,
 ) -> RowMap:
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
-    shift, half = centre(low.clamp(max=0), high.clamp(min=0)) if origin else centre(low, high)
+    low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
+    shift, half = centre(low, high)
     usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01) + bias**2)
     return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else math.hypot(limit, bias), bias)
 
