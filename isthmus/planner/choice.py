@@ -115,8 +115,9 @@ class Plan:
         for choice in self.choices:
             if name in (choice.algorithm, choice.name):
                 return choice
+        reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
         known = sorted({choice.algorithm for choice in self.choices})
-        _validate.refuse("algorithm", name, self.refused.get(name, f"choose one of {known}"))
+        _validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
 
     def words(self) -> str:
         """The plan in plain sentences."""

@@ -77,7 +77,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
 def test_picks(facts: dict[str, Any], picked: str) -> None:
     found = plan(**facts, exact=False)
     assert found.best.name == picked
-    assert "rule: " in found.best.why and not found.best.research
+    assert "rule: " in found.best.why
+    assert found.facts.narrow or not found.best.research  # where few numbers may leave, something narrow must run
 
 
 def test_public_directions_are_picked_where_they_hold_the_energy() -> None:
