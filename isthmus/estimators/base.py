@@ -23,12 +23,12 @@ from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
 from isthmus.estimators.leaks import learned_before, warn_of_large_delta, warn_of_repeated_fits
-from isthmus.estimators.tally import Tally
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.pair import RunLedgers
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
 from isthmus.state import State
@@ -159,14 +159,17 @@ class PrivateLinear(BaseEstimator):
         if isinstance(ledger, (str, os.PathLike)):
             ledger = Ledger.open(ledger, adjacency=self._adjacency)
         if self._tallied:
-            own = Ledger.open(f"{self.checkpoint}.ledger", adjacency=self._adjacency)
-            ledger = own if ledger is None else Tally(ledger, own)
+            own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
+            ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[str] | None = None, **more: Any) -> Plan:
         if names is None and self.algorithm != "auto":
             names = [self.algorithm]
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
+        known = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
+        twice = sorted(known & set(self.facts or {}))
+        _validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -232,8 +235,8 @@ class PrivateLinear(BaseEstimator):
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
-        if self.scale == "auto" and self._private and not self.fit_intercept:
-            return "none"  # centred columns have an intercept
+        if self.scale == "auto" and self._private and not self.fit_intercept and not is_sparse(X):
+            return "none"  # centred columns have an intercept; those of CSR rows are scaled, not centred
         if self.scale != "auto" or public is None or not self._private:
             return self.scale
         free = self.constraint is None and not (self.l1 or self.l2)

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.privacy.pair import RunLedgers
 from isthmus.runs import folder as files
 from isthmus.runs import model
-from isthmus.runs.budget import RunLedgers
 from isthmus.runs.config import Settings
 from isthmus.runs.folder import RunFolder
 from isthmus.runs.measure import Figure

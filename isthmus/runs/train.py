@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isthmus.privacy.pair import RunLedgers
 from isthmus.runs import folder as files
 from isthmus.runs import measure, model, record
-from isthmus.runs.budget import RunLedgers, open_shared
+from isthmus.runs.budget import open_shared
 from isthmus.runs.config import Settings, read_constraint
 from isthmus.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.runs.measure import Figure

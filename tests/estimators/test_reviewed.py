@@ -167,6 +167,18 @@ def test_an_intercept_is_learned_once() -> None:
     assert model(algorithm="auto", max_iter=None, fit_intercept=False).fit(X, y).result_.x.shape == (3,)
 
 
+def test_sparse_columns_are_scaled_without_an_intercept_too() -> None:
+    """Weights of CSR columns centre nothing: leaving the intercept out must not leave them out."""
+    rows = sp.random(400, 50, density=0.1, format="csr", random_state=0)
+    made = model(bounds=None, algorithm="auto", max_iter=3, fit_intercept=False)
+    assert made.fit(rows, np.arange(400) % 2).choice_.arguments["scale"] == "columns"
+
+
+def test_facts_that_the_estimator_has_parameters_for_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="facts"):
+        model(facts={"clip": 1.0}).fit(*data())
+
+
 def test_several_fits_of_an_ensemble_are_warned_of() -> None:
     with pytest.warns(PrivacyBudgetWarning, match="ensemble"):
         BaggingClassifier(model(), n_estimators=2).fit(*data())

@@ -9,7 +9,8 @@ from dp_accounting import dp_event
 
 from isthmus._validate import InvalidInput
 from isthmus.privacy import BudgetExceeded, Ledger
-from isthmus.runs.budget import RunLedgers, open_shared, spenders
+from isthmus.privacy.pair import RunLedgers
+from isthmus.runs.budget import open_shared, spenders
 
 EVENT = dp_event.GaussianDpEvent(10.0)
 

@@ -39,7 +39,7 @@ def charges(path: Path) -> int:
 
 def state(run: Path, budget: Path) -> dict[str, Any]:
     from isthmus.privacy import Ledger
-    from isthmus.runs.budget import RunLedgers
+    from isthmus.privacy.pair import RunLedgers
 
     found: dict[str, Any] = {"charged": {}, "epsilon": 0.0, "done": (run / "run.json").exists()}
     if (run / "ledger").exists():
