@@ -43,7 +43,7 @@ $(PY):
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
-	$(PIP) -e .
+	$(PIP) -e ".[table]"
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
