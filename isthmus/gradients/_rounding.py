@@ -117,7 +117,7 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
 
 def _seen_bounds(x: Matrix, ord: float) -> Bounds:
     """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
-    if ord == 2:
+    if ord == 2 or not x.shape[0]:
         return torch.zeros_like(x.upper), x.upper
     parts = [matrix_bounds(rows.clone(), ord) for _, _, rows in x.chunks()]
     low, high = (torch.cat([part[side] for part in parts]) for side in (0, 1))

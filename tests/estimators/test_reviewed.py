@@ -28,6 +28,7 @@ from isthmus import (
 )
 from isthmus.algorithms.purchases import ranged
 from isthmus.estimators import base, load
+from isthmus.gradients._rounding import matrix_bounds
 from isthmus.matrix import rmatmul
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.penalties import NoPenalty
@@ -206,3 +207,9 @@ def test_a_prediction_that_is_no_number_counts_as_wrong() -> None:
 
 def test_the_top_eigenvalue_of_nothing_is_zero() -> None:
     assert top_eigenvalue(sp.csr_matrix((900, 400))) == 0.0
+
+
+def test_a_batch_of_nothing_has_norms_too() -> None:
+    seen = ranged(torch.zeros(2).double(), torch.ones(2).double(), 1.0)(torch.rand(5, 2).double())
+    for ord in (1, 2, float("inf")):
+        assert [len(side) for side in matrix_bounds(seen[:0], ord)] == [0, 0]
