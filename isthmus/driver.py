@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus import _validate
+from isthmus.bounded import Rounding, part_of_error
 from isthmus.gradients.module import Layers, captured, merged
 from isthmus.gradients.stack import Stack
 from isthmus.lifts import Lifted
@@ -106,7 +107,7 @@ class TorchDriver:
         self._round: Round | None = None
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
-        self._batch, self._busy, self._idle = 0, False, False
+        self._batch, self._parts, self._busy, self._idle = 0, 0, False, False
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._rows: dict[str, list[Any]] = {}
@@ -141,7 +142,7 @@ class TorchDriver:
         self._finish_backward()
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
-        self._rows, self._codes, self._sum, self._idle = {}, {}, None, False
+        self._rows, self._codes, self._sum, self._parts, self._idle = {}, {}, None, 0, False
         if self._ticket is not None:
             self._ticket = Ticket(0)
             self._spend()
@@ -149,7 +150,7 @@ class TorchDriver:
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
         self._rows, self._codes, self._sum, self._round, self._directions = {}, {}, None, None, []
-        self._idle = False
+        self._parts, self._idle = 0, False
 
     def detach(self) -> None:
         """Take the hooks off; the parameters ask for gradients again."""
@@ -183,7 +184,7 @@ class TorchDriver:
         message = self._reduce(replace(_counted(message), divisor=divisor))
         close_stage(round, self.stage, message, self.keys, self.ledger)
         self.state = advance(round, self.state, [message])
-        self._round = self._sum = None
+        self._round, self._sum, self._parts = None, None, 0
         for observe in self.observers:
             observe(round)
 
@@ -270,7 +271,10 @@ class TorchDriver:
                 pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
                 codes[release.name] = round.sketches[slot].join(pieces)
         self._rows, self._codes = {}, {}
-        message = fragment(round, self.stage, rows, codes)
+        self._parts += 1
+        share = part_of_error(self._parts, self._ticket is not None and self._ticket.last)
+        rounding = Rounding(self.stage.sampler.divisor(self.n, round.t), share)
+        message = fragment(round, self.stage, rows, codes, rounding)
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
 
@@ -283,7 +287,8 @@ class TorchDriver:
 
     def _nothing(self, round: Round) -> Message:
         """The message of a batch with no records."""
-        return fragment(round, self.stage, self.layers.no_rows())
+        rounding = Rounding(self.stage.sampler.divisor(self.n, round.t))
+        return fragment(round, self.stage, self.layers.no_rows(), rounding=rounding)
 
     def _check_seen(self, ticket: Ticket) -> None:
         """A batch with records that left no gradient is a mistake, found before anything is charged."""

@@ -89,6 +89,16 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     return torch.cat(parts) if parts else w.new_zeros((0, *w.shape[1:]))
 
 
+def margins(x: Matrix, w: Tensor) -> Tensor:
+    """X w, each row by itself: to the bit the same whatever other rows there are.
+
+    A float32 product with one vector rounds the last rows of a thread's share in another way than the rest: one record
+    more or less would change a few others.  With two columns every row goes the same way.
+    """
+    plain = is_lazy(x) or sp.issparse(x) or w.ndim > 1 or w.dtype == torch.float64
+    return matmul(x, w) if plain else matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+
+
 def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     """X' r, for a vector or a matrix r, in the dtype of r.
 
@@ -170,6 +180,36 @@ def _numpy(w: Tensor) -> np.ndarray:
     """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
     w = w.detach().cpu()
     return (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+
+
+class Total:
+    """A float64 accumulator of chunk sums; `exact` also keeps what each addition loses (Neumaier).
+
+    >>> total = Total((1,), exact=True)
+    >>> for part in (1.0, 1e-17, -1.0):
+    ...     total.add(torch.tensor([part], dtype=torch.float64))
+    >>> float(total.result())
+    1e-17
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device | None = None, exact: bool = False) -> None:
+        self.value = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._lost = torch.zeros_like(self.value) if exact else None
+
+    def add(self, part: Tensor) -> None:
+        """One more chunk."""
+        if self._lost is None:
+            self.value += part
+            return
+        part = part.to(torch.float64)
+        total = self.value + part
+        shown = total - self.value
+        self._lost += (self.value - (total - shown)) + (part - shown)
+        self.value = total
+
+    def result(self) -> Tensor:
+        """What was added."""
+        return self.value if self._lost is None else self.value + self._lost
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Message:
     def map(self, total: Callable[[Tensor], Tensor]) -> Message:
         """Every number through `total` (an all-reduce)."""
         counts = total(torch.tensor([self.divisor, self.dims, self.bytes], dtype=torch.float64))
-        values = {name: replace(b, value=total(b.value)) for name, b in self.values.items()}
+        values = {name: replace(b, value=total(b.precise().value)) for name, b in self.values.items()}
         return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
 
 

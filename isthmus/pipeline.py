@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.bounded import Bounded, weighted_sum
+from isthmus.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.lifts import pinv
 from isthmus.matrix import exact_products
 from isthmus.message import Keys, Message, Wire
@@ -241,7 +241,9 @@ class Round:
 # ---------------------------------------------------------------- the five functions
 
 
-def measure(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any = None) -> Bounded:
+def measure(
+    release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any = None, rounding: Rounding | None = None
+) -> Bounded:
     """The only code that reads per-example values: the clipped sum of codes, with its bound.
 
     With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).
@@ -251,19 +253,22 @@ def measure(release: Release, sketch: Sketch, bound: float, rows: Any, codes: An
         return Bounded(sketch.forward_sum(rows), 2, math.inf)
     whole = codes if rows is None else rows
     with exact_products(whole.device):  # a bound means nothing in reduced precision
-        return _clipped(release, sketch, bound, rows, codes)
+        return _clipped(release, sketch, bound, rows, codes, rounding or Rounding())
 
 
-def _clipped(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any) -> Bounded:
+def _clipped(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any, rounding: Rounding) -> Bounded:
     clip = release.clip
-    share = clip.total(bound)
-    if release.between:  # stays in R^d: encoded when the stage closes
-        return Bounded(weighted_sum(rows, clip.weights(rows, bound)), clip.ord, share, radius=share)
-    if clip.before:
-        total = Bounded(weighted_sum(rows, clip.weights(rows, bound)), clip.ord, share)
-        return total.through(sketch.forward(total.value), sketch.gain(clip.ord))
-    codes = sketch.encode(rows) if codes is None else codes
-    return Bounded(weighted_sum(codes, clip.weights(codes, bound)), clip.ord, share)
+    wide = bool(release.between) or clip.before
+    if not wide:
+        rows = sketch.encode(rows) if codes is None else codes
+    extra = rounding.kappa(rows, encoded=not wide and sketch.m < sketch.d)
+    share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
+    if clip.before and not release.between:
+        value = encoded_sum(sketch, rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
+        return Bounded(value, clip.ord, share * sketch.gain(clip.ord), dtype=rows.dtype)
+    value = weighted_sum(rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
+    # between: stays in R^d, encoded when the stage closes
+    return Bounded(value, clip.ord, share, radius=share if release.between else math.inf, dtype=rows.dtype)
 
 
 def open_round(
@@ -300,13 +305,16 @@ def contribute(
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n = client.problem.n
     index = stage.sampler.draw(n, round.t, keys, client.role)
-    total: Message | None = None
-    for part in _physical_batches(index, n, physical):
+    divisor, total = stage.sampler.divisor(n, round.t), None
+    batch = None if getattr(client.problem, "linear", False) else divisor
+    parts = _physical_batches(index, n, physical)
+    for number, part in enumerate(parts, start=1):
         rows = stage.source(client.problem, round.w, part, round.held)
-        message = fragment(round, stage, rows)
+        share = part_of_error(number, number == len(parts))
+        message = fragment(round, stage, rows, rounding=Rounding(batch, share))
         total = message if total is None else total + message
     assert total is not None
-    return _send(round, stage, replace(total, divisor=stage.sampler.divisor(n, round.t)), client, memory)
+    return _send(round, stage, replace(total, divisor=divisor), client, memory)
 
 
 def close_stage(
@@ -326,7 +334,8 @@ def close_stage(
             bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
         value = release.mechanism.release(bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
-        released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
+        mean = value.div_(message.divisor) if fresh else value / message.divisor
+        released[release.name] = mean.to(bounded.dtype)
         w = round.w if getattr(release.lift, "reads_w", True) else None
         result = release.lift(sketch, released[release.name], w, round.eta)
         lifted += [] if result is None else [result]
@@ -445,7 +454,13 @@ def slots(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Release, str]]:
             yield stage, release, f"{stage.name}/{release.name}"
 
 
-def fragment(round: Round, stage: Stage, rows: Any, codes: Mapping[str, Any] | None = None) -> Message:
+def fragment(
+    round: Round,
+    stage: Stage,
+    rows: Any,
+    codes: Mapping[str, Any] | None = None,
+    rounding: Rounding | None = None,
+) -> Message:
     """The message of one physical batch; its divisor is set once for the whole stage."""
     values = {}
     for _, release, slot in slots([stage]):
@@ -453,7 +468,8 @@ def fragment(round: Round, stage: Stage, rows: Any, codes: Mapping[str, Any] | N
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
             given = None if codes is None else codes.get(release.name)
-            values[release.name] = measure(release, round.sketches[slot], round.bounds.get(slot, math.inf), rows, given)
+            bound = round.bounds.get(slot, math.inf)
+            values[release.name] = measure(release, round.sketches[slot], bound, rows, given, rounding)
     return Message(values, 0.0)
 
 

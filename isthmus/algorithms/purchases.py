@@ -23,7 +23,10 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.matrix import is_sparse, rmatmul
+from isthmus.bounded import weighted_sum
+from isthmus.gradients import Glm
+from isthmus.gradients.adding import KAPPA
+from isthmus.matrix import is_sparse
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.objectives.targets import CountTargets
 from isthmus.parts.updates import Preconditioned
@@ -38,8 +41,12 @@ BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
 USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
-SLACK = 1 + 1e-6
-"""Rounding of sums whose rows have norm at most 1: some 1e-9 for a million of them, growing with their number."""
+SLACK = 1 + KAPPA
+"""What rounding may add to the bound of a record in these sums (see `isthmus.gradients.adding`)."""
+EXACT = 1 + 2.0**-50
+"""Counts are exact: only the square root of a bound is rounded."""
+CAPACITY = 1 << 27
+"""Sums of more records than this are not proven to be within `SLACK`."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +96,10 @@ class _Any:
         return SLACK
 
     def check(self, objective: Any) -> None:
-        """Linear models only."""
+        """Linear models of at most `CAPACITY` records only."""
         linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
         _validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+        _validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +128,7 @@ class Ranges(_Any):
 
     def bound(self, objective: Any) -> float:
         """sqrt of the columns: a record is in one octave of each."""
-        return math.sqrt(len(self._unknown(objective))) * SLACK
+        return math.sqrt(len(self._unknown(objective))) * EXACT
 
     def measure(self, objective: Any) -> Tensor:
         """One count a column and octave."""
@@ -156,6 +164,10 @@ class TargetRange(_Any):
     share: float = 0.02
     name: str = "targets"
 
+    def bound(self, objective: Any) -> float:
+        """1: a record is in one octave."""
+        return 1.0
+
     def measure(self, objective: Any) -> Tensor:
         """One count an octave."""
         counts = torch.bincount(octaves(objective.y.double()), minlength=BINS)
@@ -174,6 +186,10 @@ class ClassCounts(_Any):
 
     share: float = 0.02
     name: str = "classes"
+
+    def bound(self, objective: Any) -> float:
+        """1: a record has one class."""
+        return 1.0
 
     def measure(self, objective: Any) -> Tensor:
         """One count a class."""
@@ -238,8 +254,7 @@ class Moments(_Any):
     def measure(self, objective: Any) -> Tensor:
         """(sum x, sum x^2): each part of a record has norm at most 1."""
         X = unit_rows(objective.X)
-        first = rmatmul(X, torch.ones(X.shape[0], dtype=torch.float64))
-        return torch.cat([first, X.second_moments()])
+        return torch.cat([_unit_sum(X, torch.ones(X.shape[0], dtype=torch.float64)), X.second_moments()])
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
         """Centred and scaled columns and a bias."""
@@ -258,8 +273,8 @@ class Lambda(_Any):
     name: str = "lambda"
 
     def bound(self, objective: Any) -> float:
-        """1, and what Lanczos may be off by."""
-        return 1.0 + 1e-6
+        """1, and what rounding and Lanczos may be off by."""
+        return SLACK
 
     def measure(self, objective: Any) -> Tensor:
         """Rows have norm at most 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)."""
@@ -297,7 +312,7 @@ class Statistics(_Any):
     def measure(self, objective: Any) -> Tensor:
         """||x x'||_F <= 1 and ||x y|| <= 1 for targets in [-1, 1]."""
         X = unit_rows(objective.X)
-        cross = rmatmul(X, objective.y.double().clamp(-1, 1))
+        cross = _unit_sum(X, objective.y.double().clamp(-1, 1))
         return torch.cat([X.gram().reshape(-1), cross])
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
@@ -329,6 +344,11 @@ def unit_rows(X: Any) -> Scaled:
     """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
     view = Scaled.of(X)
     return view if view.unit else RowMap()(view)
+
+
+def _unit_sum(X: Scaled, factors: Tensor) -> Tensor:
+    """sum_i f_i x_i for rows of norm at most 1 and |f_i| <= 1, as exact as `SLACK` says."""
+    return weighted_sum(Glm(factors, X), torch.ones_like(factors), 1.0, KAPPA).to(torch.float64)
 
 
 def octaves(x: Tensor) -> Tensor:

@@ -36,10 +36,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.bounded import Bounded
+from isthmus.bounded import Bounded, weighted_sum
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
+from isthmus.gradients import Dense
+from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import (
     Adjacency,
     Gaussian,
@@ -72,7 +74,7 @@ FIXED = {
 SMALLEST = 30
 """Records that a part must be expected to have."""
 ROUNDING = 1 + 1e-9
-"""Room for the rounding of sums of scores."""
+"""Room for the rounding of a calibrated multiplier."""
 
 
 def _has(name: str) -> Any:
@@ -235,7 +237,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             low, high = self.estimator.target_bounds
             error = (np.clip(found, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
-        return torch.from_numpy((good if weight is None else good * weight).sum(1))
+        rows = Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
+        ones = torch.ones(rows.n, dtype=torch.float64)
+        return weighted_sum(rows, ones, 1.0, KAPPA, math.inf).to(torch.float64)
 
     def _statement(self, split: Split, told: tuple[str, ...]) -> PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
@@ -387,7 +391,7 @@ def choose(scores: Tensor, temperature: float, noise: Any) -> int:
     >>> choose(torch.tensor([0.0, 1e4]), 10.0, SeededSource(0))
     1
     """
-    bounded = Bounded(scores, math.inf, ROUNDING)
+    bounded = Bounded(scores, math.inf, 1 + KAPPA)
     return int(NoisyMax(2 / temperature, signed=False).release(bounded, noise).argmax())
 
 

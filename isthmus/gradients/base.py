@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.gradients import _rounding, adding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
-from isthmus.matrix import exact_products
+from isthmus.matrix import Total, exact_products
 from isthmus.sketches.base import Sketch
 from isthmus.space import Space
 
@@ -59,6 +59,26 @@ class Rows(ABC):
     @abstractmethod
     def dense(self) -> Tensor:
         """The n x d matrix: a slow reference, for tests, public data and small chunks."""
+
+    def mass(self, ord: float = 2) -> Tensor | None:
+        """M_i, not below the norm of the absolute sum of the terms of row i; None where that is the row's own norm.
+
+        A row that is a sum of terms may cancel: its norm says nothing about what its terms do to a sum.
+        """
+        return None
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        """sum_i c_i g_i, off by at most rho sum_i c_i M_i in the norm of `mass` (see `isthmus.gradients.adding`).
+
+        In the rows' own dtype where that can hold it, else in float64.
+        """
+        c = weights.to(device=self.device, dtype=torch.float64)
+
+        def add(lo: int, hi: int) -> Tensor:
+            return c[lo:hi] @ self.part(lo, hi).dense().to(torch.float64)
+
+        most = max(1, CHUNK_BYTES // (8 * self.d))
+        return self._room(rho, out).copy_(adding.in_float64(self.n, rho, (self.d,), self.device, add, most))
 
     def finite(self) -> Rows:
         """The same rows with 0 in place of what is not finite: such rows have weight 0, and 0 times 0 is 0."""
@@ -193,6 +213,13 @@ class Rows(ABC):
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
+    def _room(self, rho: float, out: Tensor | None) -> Tensor:
+        """Where a sum within rho is written."""
+        if out is not None:
+            return out
+        dtype = self.dtype if adding.holds(rho, self.dtype) else torch.float64
+        return torch.empty(self.d, dtype=dtype, device=self.device)
+
     @staticmethod
     def _into(out: Tensor | None, value: Tensor) -> Tensor:
         """The value, in `out` where one is given."""
@@ -234,6 +261,11 @@ class Dense(Rows):
             return self._into(out, self.values.sum(0, dtype=self.dtype))
         with exact_products(self.device):
             return self._into(out, self._weights(weights) @ self.dense())
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        room = self._room(rho, out)
+        adding.outer_sum(self.values, self._weights(weights)[:, None], rho, room.view(1, -1))
+        return room
 
     def part(self, lo: int, hi: int) -> Dense:
         return Dense(self.values[lo:hi])
@@ -307,6 +339,14 @@ class Lazy(Rows):
             for lo, hi in self.spans():
                 total += c[lo:hi] @ self._rows(lo, hi)
         return self._into(out, total)
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        c, exact = self._weights(weights), self.n > adding.roundings(rho, torch.float64) - adding.SPARE
+        total, piece = Total((1, self.d), self.device, exact), self._zeros(1, self.d).double()
+        for lo, hi in self.spans():
+            adding.outer_sum(self._rows(lo, hi), c[lo:hi, None], rho, piece)
+            total.add(piece)
+        return self._room(rho, out).copy_(total.result()[0])
 
     def part(self, lo: int, hi: int) -> Lazy:
         return self._derived(lambda i, j: self._rows(lo + i, lo + j), hi - lo, self.d, self.space)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.gradients import _rounding, adding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.outer import Outer
@@ -60,6 +60,29 @@ class BlockOuter(Rows):
         if self.ones:
             matrix[..., -1] = b.sum((0, 1))
         return total
+
+    def mass(self, ord: float = 2) -> Tensor | None:
+        """That of every block, combined."""
+        sizes = self._each().mass(ord)
+        return None if sizes is None else _rounding.matrix_bounds(sizes.view(self.n, self.blocks), ord)[1]
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        room, (n, positions) = self._room(rho, out), (self.n, max(1, self.positions))
+        few = (adding.roundings(rho, self.dtype) - adding.SPARE) // positions
+        if n <= few:
+            return room.copy_(self.sum(weights))
+        c, single = self._weights(weights), self.dtype == torch.float32 and few * positions >= adding.LEAST
+        work, most = (self.dtype, max(1, few)) if single else (torch.float64, max(1, CHUNK_BYTES // (8 * self._size())))
+
+        def add(lo: int, hi: int) -> Tensor:
+            part = BlockOuter(self.inputs[lo:hi].to(work), self.outputs[lo:hi].to(work), self.ones)
+            return part.sum(c[lo:hi])
+
+        return room.copy_(adding.in_float64(n, rho, (self.d,), self.device, add, most, 1 if single else positions))
+
+    def _size(self) -> int:
+        """The numbers that the factors of one row hold."""
+        return max(1, self.positions * self.blocks * (self.p + self.q))
 
     def part(self, lo: int, hi: int) -> BlockOuter:
         return BlockOuter(self.inputs[lo:hi], self.outputs[lo:hi], self.ones)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.gradients import _rounding, adding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
@@ -66,6 +66,29 @@ class Lookup(Rows):
         total = self._zeros(self.d) if out is None else out.zero_()
         total.view(self.vocabulary, self.width).index_add_(0, self.index.flatten(), values.flatten(0, 1))
         return total
+
+    def mass(self, ord: float = 2) -> Tensor:
+        """sum_t ||c_t||: the values of equal places may cancel."""
+        sizes = _rounding.matrix_bounds(self.values.flatten(0, 1), ord)[1]
+        return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        """Only the places that were read are added up in float64; the table is written once."""
+        room = self._room(rho, out)
+        if self.n * self.positions <= adding.roundings(rho, self.dtype) - adding.SPARE:
+            return room.copy_(self.sum(weights))
+        places, slots = torch.unique(self.index, return_inverse=True)
+        c, shape = self._weights(weights).to(torch.float64)[:, None, None], (len(places), self.width)
+
+        def add(lo: int, hi: int) -> Tensor:
+            values = (self.values[lo:hi].to(torch.float64) * c[lo:hi]).flatten(0, 1)
+            part = torch.zeros(shape, dtype=torch.float64, device=self.device)
+            return part.index_add_(0, slots[lo:hi].flatten(), values)
+
+        most = max(1, CHUNK_BYTES // (8 * max(1, self.positions * self.width)))
+        total = adding.in_float64(self.n, rho, shape, self.device, add, most, max(1, self.positions))
+        room.zero_().view(self.vocabulary, self.width)[places] = total.to(room.dtype)
+        return room
 
     def part(self, lo: int, hi: int) -> Lookup:
         return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary)

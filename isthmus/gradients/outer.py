@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.gradients import _products, _rounding
+from isthmus.gradients import _products, _rounding, adding
 from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
 from isthmus.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sparse, matmul, rmatmul, to_dense
@@ -88,6 +88,46 @@ class Outer(Rows):
             if self.ones:
                 torch.sum(b, 0, out=matrix[:, -1])
             return total
+
+    def mass(self, ord: float = 2) -> Tensor | None:
+        """sum_t ||a_t|| ||b_t|| where there are several terms, or one that is seen through a centring map."""
+        if is_lazy(self.a):
+            size = self.a.mass()
+            if size is None:
+                return None
+            size = size * (self.p**0.5 if ord == 1 else 1.0)
+            return size * _rounding.matrix_bounds(self._flat(self.b), ord)[1] * (1 + 2.0**-40)
+        if self.positions == 1:
+            return None
+        sizes = self._factor_bounds(ord)[1] * _rounding.matrix_bounds(self._flat(self.b), ord)[1]
+        return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        if is_sparse(self.a) or is_lazy(self.a):
+            return self._seen_sum(weights, rho, out)
+        b = self._wide(self.b) * self._weights(weights).view(-1, *[1] * (self.b.ndim - 1))
+        a, b = self._flat(self.a).to(self.dtype), self._flat(b)
+        room = self._room(rho, out)
+        matrix = room.view(self.q, self.p)
+        adding.outer_sum(a, b, rho, matrix[:, : a.shape[1]])
+        if self.ones:
+            adding.row_sum(b, rho, matrix[:, -1])
+        return room
+
+    def _seen_sum(self, weights: Tensor, rho: float, out: Tensor | None) -> Tensor:
+        """The same for sparse and mapped factors: in float64 unless they are few."""
+        if is_lazy(self.a):  # a map has roundings of its own
+            rho = max(0.0, rho - _rounding.gamma(2 * self.a.U.shape[1] + 16, torch.float64))
+        if not is_lazy(self.a) and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+            return self._room(rho, out).copy_(self.sum(weights))
+        b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
+
+        def add(lo: int, hi: int) -> Tensor:
+            a = self.a if (lo, hi) == (0, self.n) else self.a[lo:hi]
+            return rmatmul(a, b[lo:hi]).T.reshape(-1)
+
+        value = adding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
+        return self._room(rho, out).copy_(value)
 
     def part(self, lo: int, hi: int) -> Outer:
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)

@@ -71,6 +71,22 @@ class ResidualRows(Rows):
         total = self.rows.sum(weights, out)
         return total.sub_(self.sketch.pinv(self.codes.sum(weights)).to(self.dtype))
 
+    def mass(self, ord: float = 2) -> Tensor:
+        """A residual is small beside what it is the difference of: M(g) + 2 M(c) / norm (and more in other norms)."""
+        wide = 1.0 if ord == 2 else max(1.0, self.d**0.5)
+        sizes = (piece.norm_upper() if (size := piece.mass()) is None else size for piece in (self.rows, self.codes))
+        rows, codes = sizes
+        return (rows + 2 * codes / self.sketch.norm) * (wide * (1 + 2.0**-40))
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        """The rounding of the lift, in float64, is within rho too: sqrt(m) gamma_m of the codes' sum."""
+        lift = math.sqrt(self.sketch.m) * _rounding.gamma(self.sketch.m + 64, torch.float64)
+        if lift > rho:
+            return super().sum_to(weights, rho, out)
+        lifted = self.sketch.pinv(self.codes.sum_to(weights, rho).to(torch.float64))
+        total = self.rows.sum_to(weights, rho, out)
+        return total.copy_(lifted.neg_().add_(total)) if total.dtype != torch.float64 else total.sub_(lifted)
+
     def masked(self, keep: Tensor) -> ResidualRows:
         return ResidualRows(self.rows.masked(keep), self.codes.masked(keep), self.sketch)
 

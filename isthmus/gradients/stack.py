@@ -49,6 +49,18 @@ class Stack(Rows):
             lo += piece.d
         return total
 
+    def mass(self, ord: float = 2) -> Tensor | None:
+        """That of the leaves whose rows are several terms; the others are no longer than the rows."""
+        sizes = [size for _, piece in self.items if (size := piece.mass(ord)) is not None]
+        return torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0) * (1 + 2.0**-40) if sizes else None
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        room, lo = self._room(rho, out), 0
+        for _, piece in self.items:
+            piece.sum_to(weights, rho, room[lo : lo + piece.d])
+            lo += piece.d
+        return room
+
     def finite(self) -> Stack:
         return self._each(lambda piece: piece.finite())
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _validate
-from isthmus.gradients import _products, _rounding
+from isthmus.gradients import _products, _rounding, adding
 from isthmus.gradients._rounding import Bounds, gamma
 from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
@@ -73,6 +73,20 @@ class Sum(Rows):
         for more in rest:
             first += more
         return self._into(out, first)
+
+    def mass(self, ord: float = 2) -> Tensor:
+        """The sum of the pieces' own."""
+        sizes = (piece.norm_upper(ord) if (size := piece.mass(ord)) is None else size for piece in self.pieces)
+        return torch.stack(list(sizes)).sum(0) * (1 + 2.0**-40)
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        first, *rest = self.pieces
+        total = first.sum_to(weights, rho)
+        if len(rest) > adding.SPARE - 4:  # each addition is one more rounding
+            total = total.to(torch.float64)
+        for more in rest:
+            total += more.sum_to(weights, rho)
+        return self._into(out, total)
 
     def part(self, lo: int, hi: int) -> Sum:
         return self._each(lambda piece: piece.part(lo, hi))

@@ -16,7 +16,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.gradients import Glm, Rows
 from isthmus.gradients._rounding import matrix_bounds
-from isthmus.matrix import Matrix, as_matrix, dtype_of, is_lazy, is_sparse, matmul, rmatmul, take
+from isthmus.matrix import Matrix, as_matrix, dtype_of, is_lazy, is_sparse, margins, matmul, rmatmul, take
 from isthmus.objectives.base import Objective, as_index, check_point, choose_penalty
 from isthmus.objectives.targets import CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.penalties import ElasticNet, L2Penalty, Penalty
@@ -56,6 +56,8 @@ class LinearModel(Objective):
     """A bound of the second derivative of l in z; None when there is none."""
     slope_bound: float | None = None
     """A bound of |slope|; None when there is none."""
+    linear = True
+    """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class LinearModel(Objective):
         return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
 
     def _margins(self, X: Matrix, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        z = matmul(X, self._as_columns(check_point(w, self.d)))
+        z = margins(X, self._as_columns(check_point(w, self.d)))
         return z, y.to(device=z.device, dtype=self._target_dtype(z))
 
     def _decide(self, w: Tensor, X: Any) -> Tensor:

@@ -49,6 +49,10 @@ class Clip:
         """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
         return _weights(rows.norms(self.ord), bound)
 
+    def each(self, bound: float) -> float:
+        """The bound of every weighted row."""
+        return bound
+
     def total(self, bound: float) -> float:
         """The bound of one record's share in the sum."""
         return bound
@@ -86,6 +90,10 @@ class PerLeafClip:
         names = [name for name, _ in leaves]
         _validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
         return {name: _weights(leaf.norms(self.ord), self.bounds[name] * bound) for name, leaf in leaves}
+
+    def each(self, bound: float) -> dict[str, float]:
+        """The bound of every weighted leaf of a row."""
+        return {name: value * bound for name, value in self.bounds.items()}
 
     def total(self, bound: float) -> float:
         """The bound of one record's share in the stacked sum."""
@@ -144,6 +152,10 @@ class AdaptiveClip:
     def weights(self, rows: Any, bound: float) -> Tensor:
         """The weight of each row, `min(1, C / norm)`."""
         return _weights(rows.norms(self.ord), bound)
+
+    def each(self, bound: float) -> float:
+        """The bound of every weighted row."""
+        return bound
 
     def total(self, bound: float) -> float:
         """The bound of one record's share in the sum."""

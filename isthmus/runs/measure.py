@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from isthmus.bounded import Bounded
+from isthmus.bounded import Bounded, weighted_sum
+from isthmus.gradients import Dense
+from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Gaussian, SecretSource, noise_multiplier
-
-UP = 1 + 2.0**-40
-"""Sums of a few squares in float64 are rounded by less."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,9 @@ def noisy(
     terms, length = _terms(estimator.predict(x), y, bounds)
     adjacency: Adjacency = ledger.adjacency
     mechanism = Gaussian(noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency))
-    total = Bounded(torch.from_numpy(terms.sum(0)), 2, length * UP)
+    rows = Dense(torch.from_numpy(terms))
+    value = weighted_sum(rows, torch.ones(rows.n, dtype=torch.float64), length, KAPPA)
+    total = Bounded(value.to(torch.float64), 2, length * (1 + KAPPA))
     ledger.pay("test figures", mechanism.event(adjacency))
     sums = mechanism.release(total, SecretSource()).numpy()
     return _figures(sums, len(y), mechanism.multiplier * length, bounds, on)
@@ -83,11 +84,11 @@ def noisy(
 def _terms(found: np.ndarray, y: np.ndarray, bounds: tuple[float, float] | None) -> tuple[np.ndarray, float]:
     """The summands of the rows, and a bound of their lengths."""
     if bounds is None:
-        return (found == y).astype(np.float64)[:, None], 1.0
+        return np.asarray(found == y).astype(np.float64)[:, None], 1.0
     middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
     errors = np.nan_to_num(np.minimum(np.abs(found - y) / half, 1.0), nan=1.0) ** 2
     place = np.clip((y - middle) / half, -1.0, 1.0)
-    return np.stack([errors, place, place**2], axis=1), math.sqrt(3)
+    return np.stack([errors, place, place**2], axis=1), math.sqrt(3) * (1 + 2.0**-40)
 
 
 def _figures(sums: np.ndarray, n: int, noise: float, bounds: tuple[float, float] | None, on: str) -> list[Figure]:

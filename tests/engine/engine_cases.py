@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from isthmus import PrivacyEngine
+from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import GeneratorSource
 from isthmus.sketches.selection import SelectionMap
 
@@ -176,7 +177,7 @@ class Reference:
         ]
 
     def noise(self, size: int, scale: float) -> Tensor:
-        return scale * self.source.normal(size)
+        return scale * (1 + KAPPA) * self.source.normal(size)  # scaled to what rounding may add too
 
     def loop(self, direction: Callable[[int, list[Tensor]], Tensor]) -> nn.Module:
         """direction(t, rows by leaf) -> the flat gradient."""
