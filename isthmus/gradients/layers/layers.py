@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -82,11 +83,14 @@ class Layers:
         self.trusted: set[Any] = set()
         """The shapes of arguments that `apart.look` has tried out."""
 
-    def attach(self) -> list[Any]:
-        """Put taps on every layer and a watch on every weight; returns the hook handles."""
+    def attach(self, quietly: bool = False) -> list[Any]:
+        """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
         handles: list[Any] = [self._watch(name, parameter) for name, parameter in self._named()]
-        for site in self.sites:
-            handles += site.rule.install(site, self)
+        with warnings.catch_warnings():
+            if quietly:
+                warnings.simplefilter("ignore")
+            for site in self.sites:
+                handles += site.rule.install(site, self)
         return handles
 
     @contextmanager
