@@ -1,8 +1,8 @@
 """Per-example gradients of a torch module, as factors taken during the backward pass.
 
 A linear layer `z = W a + c` has the per-example gradient `sum_t b_t [a_t, 1]'` with `b = d loss / d z`: one
-leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; the weights themselves ask for no gradient,
-so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
+leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; in the layer's pass its weights ask for no
+gradient, so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
 """
 
 from __future__ import annotations

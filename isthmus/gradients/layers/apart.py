@@ -29,7 +29,7 @@ from isthmus import _validate
 from isthmus.gradients.layers.general import draws
 from isthmus.gradients.layers.layers import Layers, Site
 from isthmus.gradients.layers.tap import tap
-from isthmus.gradients.layers.twin import Dice, twin_of
+from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 
 EXAMPLES = 6
 """Examples of a first trial, at most."""
@@ -53,7 +53,7 @@ def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int |
     >>> layers = Layers(nn.Sequential(Centred(), nn.Linear(3, 1)))
     >>> look(layers, (torch.randn(8, 3),), {}, 8)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: examples meet in the module: with other examples beside it ...
+    isthmus._validate.InvalidInput: examples meet in the module: with other examples beside it, ...
     """
     if n is None or n < 2:
         return  # nobody to meet
@@ -195,7 +195,8 @@ class _Seen:
             *((f"the gradient at layer {s!r}", x, y) for s, x, y in zip(self.names, self.got, other.got, strict=True)),
         ]
         for where, x, y in pairs:
-            if x is not None and y is not None and not _same(x, y, rows):
+            # lengths that follow the longest example say nothing by themselves
+            if x is not None and y is not None and x.shape == y.shape and not _same(x, y, rows):
                 return where
         return None
 
@@ -203,8 +204,6 @@ class _Seen:
 def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
     """Equal on some examples, up to the rounding of sums of another length."""
     rows = rows.to(x.device)
-    if x.shape != y.shape:
-        return False
     x, y = x.index_select(0, rows), y.index_select(0, rows)
     size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
     return torch.allclose(x, y, rtol=0.0, atol=_rounding(x) * size, equal_nan=True)
@@ -329,6 +328,8 @@ class _Trial:
             except RuntimeError:  # so few examples cannot be run
                 return None
             pairs = [(x.select(cut, i), y.select(cut, 0)) for x, y, cut in zip(outputs, alone, cuts, strict=True)]
+            if any(x.shape != y.shape for x, y in pairs):
+                return None
             wrong = next(
                 (
                     what
@@ -346,10 +347,12 @@ class _Trial:
         probe = self._probe(module)
         pieces: dict[str, list[Tensor]] = {leaf.name: [] for leaf in self.layers.space.leaves}
         _quiet(probe.module)
+        before = generator_states(probe.module)
         with probe.listening(lambda name, rows: pieces[name].append(rows.part(0, 2).dense()), batch.n):
             outputs = [x for x in tree_flatten(self._run(probe, batch))[0] if _moves(x)]
             cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
-            if self.dice.drew() or not outputs or any(cut is None for cut in cuts):
+            drew = self.dice.drew() or before != generator_states(probe.module)
+            if drew or not outputs or any(cut is None for cut in cuts):
                 return None
             pulls = [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)]
             torch.autograd.backward(outputs, pulls)
@@ -412,8 +415,6 @@ def _none(probe: Layers, name: str) -> Tensor:
 def _near(x: Tensor, y: Tensor, slack: float) -> bool:
     """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
     x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
-    if x.shape != y.shape:
-        return False
     size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())
     return not size < float("inf") or gap <= slack * size + 1e-30
 

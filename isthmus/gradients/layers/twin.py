@@ -53,6 +53,12 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
     return twin
 
 
+def generator_states(module: nn.Module) -> list[bytes]:
+    """The states of the generators that a module's layers hold themselves."""
+    found = [value for layer in module.modules() for value in vars(layer).values()]
+    return [bytes(x.get_state().tolist()) for x in found if isinstance(x, torch.Generator)]
+
+
 def _ours(value: Any) -> bool:
     """Whether an attribute must be bound to the copy: a method of a module."""
     return isinstance(value, FunctionType) or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
