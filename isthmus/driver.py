@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from isthmus import _validate
 from isthmus.bounded import Rounding, part_of_error
+from isthmus.gradients.layers.apart import look
 from isthmus.gradients.module import Layers, captured, merged
 from isthmus.gradients.stack import Stack
 from isthmus.lifts import Lifted
@@ -229,6 +230,8 @@ class TorchDriver:
                 "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
                 "module.eval() for other data"
             )
+        if self.pipe.private:  # examples that meet are found before their gradients are
+            look(self.layers, args, kwargs, self.layers.batch)
 
     def _after_forward(self, module: nn.Module) -> None:
         """Listen again after a pass in eval mode; warn of buffers that a private pass has changed."""

@@ -32,7 +32,8 @@ from isthmus.privacy.statement import PrivacyStatement
 
 ASSUMPTIONS = (
     "one record belongs to one person",
-    "no layer mixes the examples of a batch, and the loss is a mean (or sum) over them",
+    "no code between the layers mixes the examples of a batch (tested on first and on random batches, not proven), and "
+    "the loss is a mean (or sum) over them",
     "whether a step is taken, and when training stops, does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )

@@ -1,8 +1,8 @@
 """Per-example gradients of a torch module, as factors taken during the backward pass.
 
 A linear layer `z = W a + c` has the per-example gradient `sum_t b_t [a_t, 1]'` with `b = d loss / d z`: one
-leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; the weights themselves ask for no gradient,
-so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
+leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; in the layer's pass its weights ask for no
+gradient, so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from isthmus import _validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.penalties import NoPenalty, Penalty
 
@@ -23,7 +24,8 @@ from isthmus.penalties import NoPenalty, Penalty
 class ModuleObjective:
     """The mean loss of a torch module on data, as an objective over its flat parameter vector.
 
-    `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.
+    `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.  A module
+    or a loss in which examples meet has none, and is refused (`isthmus.gradients.layers.apart`).
 
     >>> module, x, y = nn.Linear(3, 1), torch.randn(5, 3), torch.randn(5, 1)
     >>> objective = ModuleObjective(module, nn.functional.mse_loss, (x, y))
@@ -70,6 +72,7 @@ class ModuleObjective:
         """The per-example gradients of the loss."""
         self.layers.unpack(w)
         x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
         return captured(self.layers, self._loss, x, y, self.reduction)
 
     @torch.no_grad()

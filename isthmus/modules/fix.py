@@ -42,7 +42,8 @@ def validate(module: nn.Module, strict: bool = False) -> list[Problem]:
     """Every reason why a module cannot have (or has at a price) the gradient of each example, at once.
 
     Guarantee: a module without an entry of kind "error" mixes no examples in the layers torch itself supplies and keeps
-    no statistic of the data outside its trained parameters, in the modes (training or not) its layers have now.
+    no statistic of the data outside its trained parameters, in the modes (training or not) its layers have now.  Code
+    between the layers cannot be read here: private training tries it out (`isthmus.gradients.layers.apart`).
 
     Args:
         module: any module; it is read, not run.
@@ -204,6 +205,6 @@ def _rule_problem(name: str, layer: nn.Module) -> Iterator[Problem]:
         yield Problem(
             name,
             f"({type(layer).__name__}) owns parameters that no rule covers",
-            "its pass is done a second time, one example at a time; own them in a small module to make that cheap",
+            "it runs one example at a time, a second time for gradients; own them in a small module to make that cheap",
             kind="warning",
         )

@@ -84,6 +84,10 @@ class AttentionRule(Rule):
         """The projections and their input, as `_Pass` names them."""
         return Projected(*args)
 
+    def dim(self, layer: Any, output: Tensor) -> int:
+        """As the layer itself was told."""
+        return 0 if layer.batch_first else 1
+
     def rows(self, layer: Any, kept: Projected, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
         if kept.a is None:
@@ -127,10 +131,17 @@ def _replaced_forward(site: Any, layers: Any) -> list[Any]:
     """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self is not site.layer or not layers._listens():  # a copy of the layer, or nobody listens
+        if self is not site.layer:  # a copy of the layer
             return type(self).forward(self, query, key, value, *args, **kwargs)
-        return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
+        restore = layers.silence(self.parameters())  # the output projection's too: torch reads it here
+        try:
+            if not layers._listens():
+                return type(self).forward(self, query, key, value, *args, **kwargs)
+            return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
+        finally:
+            restore()
 
+    forward.tapped = True  # type: ignore[attr-defined]
     nested = [m for m in layers.module.modules() if isinstance(m, nn.TransformerEncoder) and m.use_nested_tensor]
     return [
         Replaced(site.layer, "forward", MethodType(forward, site.layer)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,12 @@ class Binding:
         """The parameters as one q x p matrix."""
         pieces = [self._matrix(self.weight)] + ([] if self.bias is None else [self._column(self.bias)])
         return torch.cat([piece.detach() for piece in pieces], 1)
+
+    def packed(self, values: Mapping[int, Tensor]) -> Tensor:
+        """The leaf, flat, of other values of its parameters, given by the parameters' ids."""
+        pieces = [self._matrix(values[id(self.weight)])]
+        pieces += [] if self.bias is None else [self._column(values[id(self.bias)])]
+        return torch.cat(pieces, 1).reshape(-1)
 
     @torch.no_grad()
     def write(self, leaf: Tensor) -> None:

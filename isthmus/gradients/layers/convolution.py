@@ -39,6 +39,10 @@ class ConvolutionRule(Rule):
         _validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
         return x.detach()
 
+    def dim(self, layer: Any, output: Tensor) -> int:
+        """Examples are always in front."""
+        return 0
+
     def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
         b = b.detach().flatten(2)

@@ -25,6 +25,10 @@ from isthmus.gradients.layers.rules import Rule, Trainable
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
 
 
+Autocast = tuple[str, torch.dtype, bool]
+"""The kind of a device, the dtype of its products, and whether they are shortened to it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One call of a layer: its arguments, which of their tensors hold examples, and one of its outputs."""
@@ -41,22 +45,24 @@ class Call:
     n: int
     versions: list[int]
     """How often each tensor among the arguments had been changed in place."""
-    autocast: tuple[str, torch.dtype, bool]
+    autocast: Autocast
     expected: Tensor | None
-    """The output itself, while this shape of call is yet to be checked against the second pass."""
-    settled: Callable[[], None]
+    """The output of the whole batch, where it was not computed one example at a time."""
 
     def part(self, lo: int, hi: int) -> list[Tensor]:
         """The tensors with examples, of examples lo, ..., hi - 1."""
         pairs = zip(self.leaves, self.split, strict=True)
         return [leaf.narrow(dim, lo, hi - lo) for leaf, dim in pairs if dim is not None]
 
-    def arguments(self, own: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of a batch of one: one example's tensors in their places, all else as it was."""
-        mine = iter(own)
-        pairs = zip(self.leaves, self.split, strict=True)
-        filled = [leaf if dim is None else next(mine).unsqueeze(dim) for leaf, dim in pairs]
-        return tree_unflatten(filled, self.spec)
+
+def arguments(
+    own: tuple[Tensor, ...], leaves: list[Any], split: list[int | None], spec: TreeSpec
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a batch of one: one example's tensors in their places, all else as it was."""
+    mine = iter(own)
+    pairs = zip(leaves, split, strict=True)
+    filled = [leaf if dim is None else next(mine).unsqueeze(dim) for leaf, dim in pairs]
+    return tree_unflatten(filled, spec)
 
 
 class _Bare(nn.Module):
@@ -80,8 +86,10 @@ class FunctionRule(Rule):
     output that receives a gradient costs a second pass, and the rows are their sum.
 
     Guarantees:
-      * the second pass gives the output of the first (checked once for every shape of call) or the layer is refused:
-        randomness, arguments changed in place and examples that meet inside the layer do not pass unnoticed;
+      * a layer without such children computes its output one example at a time (`torch.func.vmap`), in the first pass
+        too: what is handed on of an example depends on no other, whatever the layer's code does with a batch;
+      * the output of the whole batch is that of its examples alone, or the layer is refused (checked once for every
+        shape of call; at every call where children have rules of their own, and there up to rounding only);
       * never more than about `CHUNK_BYTES` of rows at once; larger ones are computed again each time they are read,
         with the weights of the time of the backward pass.
     """
@@ -90,9 +98,12 @@ class FunctionRule(Rule):
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__(batch_dim)
-        self._settled: set[Any] = set()
+        self._settled: dict[Any, list[bool]] = {}
+        """For shapes of calls that were checked: which of their outputs have one entry for every example."""
         self._layers: Any = None
         self._plain: Callable[..., Any] | None = None
+        self._whole = False
+        """Whether children have taps, which must see the whole batch."""
 
     def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
         """One leaf for every parameter the layer owns, under its name."""
@@ -113,6 +124,8 @@ class FunctionRule(Rule):
     def install(self, site: Any, layers: Any) -> list[Any]:
         """Replace the forward of this one object; say what it costs."""
         self._layers, self._plain = layers, site.layer.forward
+        below = {id(child) for child in site.layer.modules() if child is not site.layer}
+        self._whole = any(id(other.layer) in below for other in layers.sites)
         size = sum(binding.weight.numel() for binding in site.wanted.values())
         warnings.warn(
             f"layer {site.name!r} ({type(site.layer).__name__}) owns parameters ({', '.join(site.wanted)}) that no "
@@ -126,10 +139,13 @@ class FunctionRule(Rule):
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if self is not site.layer:  # a copy of the layer
                 return type(self).forward(self, *args, **kwargs)
-            if not layers._listens():
-                return plain(*args, **kwargs)
-            return rule._tapped(site, args, kwargs)
+            restore = layers.silence(site.parameters)
+            try:
+                return rule._tapped(site, args, kwargs) if layers._listens() else plain(*args, **kwargs)
+            finally:
+                restore()
 
+        forward.tapped = True  # type: ignore[attr-defined]
         return [Replaced(site.layer, "forward", MethodType(forward, site.layer))]
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -161,37 +177,86 @@ class FunctionRule(Rule):
     def _tapped(self, site: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output with a tap on every tensor in it."""
         self.check(site.name, site.layer)
-        leaves, spec = tree_flatten((args, kwargs))
-        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        versions = _versions(leaves)
-        assert self._plain is not None
-        output = self._plain(*args, **kwargs)
-        _refuse_unless(
-            versions == _versions(leaves), site.name, "changes its arguments in place; write it out of place"
-        )
-        outputs, shape = tree_flatten(output)
-        alone = isinstance(output, Tensor)
+        given, spec = tree_flatten((args, kwargs))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in given]
+        outputs, shape = self._outputs(site.name, given, spec)
         for index, piece in enumerate(outputs):
             if isinstance(piece, Tensor) and piece.is_floating_point():
                 call = self._call(site.name, leaves, spec, piece, index)
                 # an output of several may be used inside the layer or be an argument: a copy has its gradient alone
-                outputs[index] = self._layers.after(
-                    site, (call,), {}, piece if alone and _fresh(piece, leaves) else piece.clone()
-                )
+                fresh = len(outputs) == 1 and _fresh(piece, leaves)
+                outputs[index] = self._layers.after(site, (call,), {}, piece if fresh else piece.clone())
         return tree_unflatten(outputs, shape)
 
-    def _call(self, name: str, leaves: list[Any], spec: TreeSpec, output: Tensor, index: int) -> Call:
-        dim = self._dim(output)
-        n = output.shape[dim] if output.ndim else -1
-        batch = self._layers.batch
-        split = [
-            self._dim(leaf) if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[self._dim(leaf)] == n else None
-            for leaf in leaves
+    def _outputs(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+        """The pieces of the output: of every example alone, where no child has taps that must see the whole batch."""
+        n = self._count(leaves)
+        split = self._split(leaves, n)
+        if self._whole or not n or all(dim is None for dim in split):
+            return self._all(name, leaves, spec)
+        alone, shape = self._each(name, leaves, spec, split)
+        signature = tuple(_shape(x, cut) for x, cut in zip(leaves, split, strict=True))
+        apart = self._settled.get(signature)
+        if apart is None:
+            with torch.no_grad():  # nothing to remember: a recomputed pass finds the shape settled
+                whole, again = self._all(name, leaves, spec)
+            _refuse_unless(again == shape, name, "returns other things for an example alone than for the batch")
+            apart = _alike(name, whole, alone)
+            if n > 1:  # one example alone has nobody to meet
+                self._settled[signature] = apart
+        if all(apart):
+            return alone, shape
+        # what has no entry for every example is handed on as it is, and refused when a gradient comes back
+        whole, _ = self._all(name, leaves, spec)
+        return [x if mine else y for x, y, mine in zip(alone, whole, apart, strict=True)], shape
+
+    def _all(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+        """The pieces of the output of the whole batch at once."""
+        assert self._plain is not None
+        args, kwargs = tree_unflatten(leaves, spec)
+        with _unchanged(name, leaves):
+            return tree_flatten(self._plain(*args, **kwargs))
+
+    def _each(
+        self, name: str, leaves: list[Any], spec: TreeSpec, split: list[int | None]
+    ) -> tuple[list[Any], TreeSpec]:
+        """The pieces of the output, one example at a time, examples where the module keeps them."""
+        plain, seen = self._plain, []
+        assert plain is not None
+
+        def one(*examples: Tensor) -> tuple[Tensor, ...]:
+            args, kwargs = arguments(examples, leaves, split, spec)
+            seen.append(tree_flatten(plain(*args, **kwargs)))
+            return tuple(piece for piece in seen[-1][0] if isinstance(piece, Tensor))
+
+        pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
+        with _unchanged(name, leaves), _one_by_one(self._layers, name, _autocast(pairs[0][0])):
+            found = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
+        ((pieces, shape),) = seen
+        return [self._joined(next(found)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The outputs of batches of one, stacked in front, as the output of a batch (as they are if they are not)."""
+        dim = self._dim(x[0])
+        return x.squeeze(1 + dim).movedim(0, dim) if x.ndim > 1 + dim and x.shape[1 + dim] == 1 else x
+
+    def _count(self, leaves: list[Any]) -> int:
+        """The number of examples: as the pass was told, else as the first tensor has it."""
+        if self._layers.batch is not None:
+            return self._layers.batch
+        return next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), 0)
+
+    def _split(self, leaves: list[Any], n: int) -> list[int | None]:
+        """Where each tensor keeps its examples, if it has one entry for every example."""
+        return [
+            self._dim(x) if isinstance(x, Tensor) and x.ndim and x.shape[self._dim(x)] == n else None for x in leaves
         ]
-        known = n >= 0 and (batch is None or n == batch) and any(dim is not None for dim in split)
-        cuts = zip([*leaves, output], [*split, dim], strict=True)
-        signature = (index, *(_shape(x, cut) for x, cut in cuts))
-        kind = output.device.type
+
+    def _call(self, name: str, leaves: list[Any], spec: TreeSpec, output: Tensor, index: int) -> Call:
+        dim, batch = self._dim(output), self._layers.batch
+        n = output.shape[dim] if output.ndim else -1
+        split = self._split(leaves, n)
+        known = n >= 0 and (batch is None or n == batch) and any(cut is not None for cut in split)
         return Call(
             name,
             leaves,
@@ -201,13 +266,12 @@ class FunctionRule(Rule):
             dim,
             n,
             _versions(leaves),
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)),
-            None if signature in self._settled else output.detach().clone(),
-            lambda: self._settled.add(signature),
+            _autocast(output),
+            output.detach().clone() if self._whole else None,
         )
 
     def _dim(self, x: Tensor) -> int:
-        return 0 if x.ndim < 3 else self.batch_dim
+        return self.dim(None, x)
 
     def _pass(
         self,
@@ -235,7 +299,7 @@ class FunctionRule(Rule):
         def one(b: Tensor, *examples: Tensor) -> tuple[dict[str, Tensor], Tensor]:
             def function(parameters: dict[str, Tensor]) -> Tensor:
                 mine = {f"layer.{name}": value for name, value in parameters.items()}
-                args, kwargs = call.arguments(examples)
+                args, kwargs = arguments(examples, call.leaves, call.split, call.spec)
                 output = functional_call(bare, {**fixed, **mine}, args, kwargs, tie_weights=False)
                 return tree_flatten(output)[0][call.index]
 
@@ -243,9 +307,10 @@ class FunctionRule(Rule):
             output, pull = result
             return pull(b.unsqueeze(call.dim).to(output.dtype))[0], output
 
-        with _second_pass(self._layers, call):
+        with torch.no_grad(), _one_by_one(self._layers, call.name, call.autocast):
             rows, output = vmap(one, in_dims=(call.dim, *dims))(b.narrow(call.dim, lo, hi - lo), *call.part(lo, hi))
-        _compare(call, output, lo, hi)
+        if call.expected is not None:
+            _agree(call.name, call.expected.narrow(call.dim, lo, hi - lo), self._joined(output), call.autocast)
         return {name: value.reshape(hi - lo, -1) for name, value in rows.items()}
 
 
@@ -288,12 +353,26 @@ def _refuse_unless(ok: bool, name: str, why: str) -> None:
 
 
 @contextmanager
-def _second_pass(layers: Any, call: Call) -> Iterator[None]:
-    """Silent hooks, the precision of the first pass, attention in plain steps, and errors that say what to do."""
-    kind, dtype, enabled = call.autocast
+def _unchanged(name: str, leaves: list[Any]) -> Iterator[None]:
+    """Refuse a layer that changes what it is given."""
+    versions = _versions(leaves)
+    yield
+    _refuse_unless(versions == _versions(leaves), name, "changes its arguments in place; write it out of place")
+
+
+def _autocast(x: Tensor) -> Autocast:
+    kind = x.device.type
+    return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+
+@contextmanager
+def _one_by_one(layers: Any, name: str, autocast: Autocast) -> Iterator[None]:
+    """No taps, the precision of the first pass, attention in plain steps, and errors that say what to do."""
+    kind, dtype, enabled = autocast
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(layers.listening(None))
+        stack.enter_context(layers.untouched())
         stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         torch.backends.mha.set_fastpath_enabled(False)
@@ -303,34 +382,37 @@ def _second_pass(layers: Any, call: Call) -> Iterator[None]:
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().split("\n")[0]
             raise _validate.InvalidInput(
-                f"layer {call.name!r} owns trainable parameters and cannot be run one example at a time (control flow "
+                f"layer {name!r} owns trainable parameters and cannot be run one example at a time (control flow "
                 "or shapes that depend on data, random numbers, gradient checkpointing, or an operation that "
                 f"torch.func.vmap does not know): {REMEDY}. torch said: {reason}"
             ) from error
 
 
-def _slack(call: Call, output: Tensor) -> float:
+def _slack(output: Tensor, autocast: Autocast) -> float:
     """How far, relative to the largest entry, the two passes may differ by rounding alone."""
-    if call.autocast[2] or output.element_size() < 4:
+    if autocast[2] or output.element_size() < 4:
         return 3e-2
     if output.dtype == torch.float64:
         return 1e-6
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def _compare(call: Call, output: Tensor, lo: int, hi: int) -> None:
-    """Refuse a second pass that gave other numbers than the first; once for every shape of call."""
-    if call.expected is None:
-        return
-    first = call.expected.narrow(call.dim, lo, hi - lo)
-    second = output.squeeze(1 + call.dim).movedim(0, call.dim)
-    slack = _slack(call, first)
-    size = float(first.abs().nan_to_num(posinf=0.0).max()) if first.numel() else 0.0
+def _alike(name: str, whole: list[Any], alone: list[Any]) -> list[bool]:
+    """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
+    apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
+    for batch, one, mine in zip(whole, alone, apart, strict=True):
+        if mine and isinstance(one, Tensor) and one.is_floating_point():
+            _agree(name, batch.detach(), one.detach())
+    return apart
+
+
+def _agree(name: str, batch: Tensor, alone: Tensor, autocast: Autocast | None = None) -> None:
+    """Refuse a layer that gives other numbers for examples alone than for a batch of them."""
+    slack = _slack(batch, _autocast(batch) if autocast is None else autocast)
+    size = float(batch.abs().nan_to_num(posinf=0.0).max()) if batch.numel() else 0.0
     _refuse_unless(
-        torch.allclose(first, second.to(first.dtype), rtol=0.0, atol=slack * size, equal_nan=True),
-        call.name,
+        torch.allclose(batch, alone.to(batch.dtype), rtol=0.0, atol=slack * size, equal_nan=True),
+        name,
         "gives other numbers for an example alone than in the batch (random numbers, examples that meet, or an "
         "argument with as many entries as there are examples that is not one for each)",
     )
-    if call.n > 1:  # one example alone has nobody to meet
-        call.settled()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,12 +36,21 @@ class Site:
     wanted: dict[str, Binding]
     leaves: dict[str, str]
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients the layer's rule tells."""
+        return [parameter for binding in self.wanted.values() for parameter in binding.parameters]
+
 
 class Layers:
     """The trainable parameters of a module as one flat space, with taps on the layers that use them.
 
     A layer is one leaf [W | c]; tied weights are one leaf, fed from every layer that uses them.  Parameters that are
     frozen when this is made are left alone.
+
+    While a layer computes, its parameters ask for no gradient: the taps tell it.  Everywhere else they ask for one,
+    and a gradient that arrives is refused: whoever reads a weight outside its layer, in another module or in the loss,
+    is found in the backward pass of every batch.
 
     >>> layers = Layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False)))
     >>> [(leaf.name, leaf.shape) for leaf in layers.space.leaves]
@@ -49,7 +59,9 @@ class Layers:
 
     def __init__(self, module: nn.Module, *, batch_first: bool = True) -> None:
         self.module, self.batch_dim = module, 0 if batch_first else 1
-        asked = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        asked = {
+            id(parameter) for parameter in module.parameters() if parameter.requires_grad and not _watched(parameter)
+        }
         _validate.check(
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
@@ -66,14 +78,19 @@ class Layers:
         """Whose pass it is: a gradient that arrives when another has begun is refused."""
         self.batch: int | None = None
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
+        self.plain = False
+        """Whether weights are left as they are, as without taps."""
+        self.trusted: set[Any] = set()
+        """The shapes of arguments that `apart.look` has tried out."""
 
-    def attach(self) -> list[Any]:
-        """Put taps on every layer and silence the weights; returns the hook handles."""
-        for parameter in self.parameters():
-            parameter.requires_grad_(False)
-        handles: list[Any] = []
-        for site in self.sites:
-            handles += site.rule.install(site, self)
+    def attach(self, quietly: bool = False) -> list[Any]:
+        """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
+        handles: list[Any] = [self._watch(name, parameter) for name, parameter in self._named()]
+        with warnings.catch_warnings():
+            if quietly:
+                warnings.simplefilter("ignore")
+            for site in self.sites:
+                handles += site.rule.install(site, self)
         return handles
 
     @contextmanager
@@ -87,6 +104,15 @@ class Layers:
         finally:
             self.listener, self.batch, self.token, self.reduced = before
 
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Weights as they would be without taps, meanwhile: in and outside their layers."""
+        before, self.plain = self.plain, True
+        try:
+            yield
+        finally:
+            self.plain = before
+
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters the space is made of, each once."""
         seen: set[int] = set()
@@ -95,6 +121,18 @@ class Layers:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
+
+    def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
+        """Parameters that ask for no gradient until what is returned is called."""
+        asking = [] if self.plain else [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in asking:
+            parameter.requires_grad_(False)
+
+        def restore() -> None:
+            for parameter in asking:
+                parameter.requires_grad_(True)
+
+        return restore
 
     def pack(self) -> Tensor:
         """The parameters as one flat vector."""
@@ -169,8 +207,33 @@ class Layers:
             if self.listener is not None:
                 self.listener(site.leaves[suffix], piece)
 
+    def _named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters with the names the module gives them, each once."""
+        mine = {id(parameter) for parameter in self.parameters()}
+        return ((name, parameter) for name, parameter in self.module.named_parameters() if id(parameter) in mine)
+
+    def _watch(self, name: str, parameter: nn.Parameter) -> Any:
+        """Refuse every gradient that reaches a parameter itself: its layer's taps have told all they know by then."""
+
+        def touched(gradient: Tensor) -> None:
+            if not self.plain:
+                raise _validate.InvalidInput(
+                    f"the parameter {name!r} is used outside the pass of its own layer (by other code of the module, "
+                    "by a hook, or in the loss), where its gradient cannot be told example by example: call the layer "
+                    "itself, or tie a second layer to the same Parameter; write .detach() where no gradient is meant, "
+                    "let the optimiser do penalties (weight_decay=), or freeze it before training is made private"
+                )
+
+        touched.layers = self  # type: ignore[attr-defined]
+        return parameter.requires_grad_(True).register_hook(touched)
+
     def _listens(self) -> bool:
         return self.listener is not None and torch.is_grad_enabled()
+
+
+def _watched(parameter: nn.Parameter) -> bool:
+    """Whether other taps have this parameter already."""
+    return any(hasattr(hook, "layers") for hook in (parameter._backward_hooks or {}).values())
 
 
 def _keeps_batch_statistics(layer: nn.Module) -> bool:

@@ -71,6 +71,10 @@ class LayerNormRule(NormalisationRule):
         """Examples in front."""
         return self.first(x, 2 + len(layer.normalized_shape))
 
+    def dim(self, layer: Any, output: Tensor) -> int:
+        """As `examples` takes them."""
+        return 0 if output.ndim < 2 + len(layer.normalized_shape) else self.batch_dim
+
     def normal(self, layer: Any, x: Tensor) -> Tensor:
         """By mean and variance, or by the mean square alone."""
         if isinstance(layer, nn.RMSNorm):
@@ -93,6 +97,10 @@ class GroupNormRule(NormalisationRule):
     def examples(self, layer: Any, x: Tensor) -> Tensor:
         """Examples are always in front."""
         return x.detach()
+
+    def dim(self, layer: Any, output: Tensor) -> int:
+        """Examples are always in front."""
+        return 0
 
     def normal(self, layer: Any, x: Tensor) -> Tensor:
         """By groups of channels."""

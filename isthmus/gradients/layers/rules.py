@@ -1,7 +1,7 @@
 """What a kind of layer tells: its leaves, and their rows from its input and the gradient of its output.
 
 A `Rule` keeps what it needs of the forward pass and, when the gradient b of the layer's output arrives, answers with
-the rows of the layer's leaves, factored where they can be.  The weights themselves ask for no gradient.
+the rows of the layer's leaves, factored where they can be.  In its own pass the weights ask for no gradient.
 """
 
 from __future__ import annotations
@@ -49,13 +49,29 @@ class Rule(ABC):
         return None
 
     def install(self, site: Any, layers: Any) -> list[Any]:
-        """Put the hooks of a layer in place; returns their handles."""
+        """Put the hooks of a layer in place; returns their handles.
+
+        They stand as close to the layer's own forward as can be: what other hooks do with its output or its weights
+        is seen as done by others.
+        """
         mine = lambda layer: layer is site.layer  # noqa: E731  # a copy of the layer has its hooks too
         before = lambda layer, args: layers.before(site, args) if mine(layer) else None  # noqa: E731
         after = lambda layer, args, kwargs, out: layers.after(site, args, kwargs, out) if mine(layer) else out  # noqa: E731
+        passes: list[Any] = []
+
+        def enter(layer: nn.Module, args: tuple[Any, ...]) -> None:
+            if mine(layer):
+                passes.append(layers.silence(site.parameters))
+
+        def leave(layer: nn.Module, *_: Any) -> None:
+            if mine(layer) and passes:
+                passes.pop()()
+
         return [
             site.layer.register_forward_pre_hook(before),
-            site.layer.register_forward_hook(after, with_kwargs=True),
+            site.layer.register_forward_pre_hook(enter),
+            site.layer.register_forward_hook(leave, prepend=True, always_call=True),
+            site.layer.register_forward_hook(after, with_kwargs=True, prepend=True),
         ]
 
     def prepare(self, layer: Any, args: tuple[Any, ...], batch: int | None) -> tuple[Any, ...] | None:
@@ -69,6 +85,10 @@ class Rule(ABC):
     @abstractmethod
     def rows(self, layer: Any, kept: Any, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """The rows of the wanted leaves (those of `bindings`), by suffix."""
+
+    def dim(self, layer: Any, output: Tensor) -> int:
+        """Where an output of the layer keeps its examples."""
+        return 0 if output.ndim < 3 else self.batch_dim
 
     def first(self, x: Tensor, least: int = 3) -> Tensor:
         """Examples in front: a tensor with fewer than `least` dimensions has them there already."""

@@ -1,0 +1,438 @@
+"""Whether examples meet: a copy of a module is run on examples beside others, and beside what no example should be.
+
+A record's gradient is its own only if nothing of it comes from other records.  Layers with rules and layers of one's
+own keep examples apart by construction; the code between them, functions without parameters and hooks may not, and no
+reading of them tells.  So they are tried out, on a few examples of a batch that is about to be used:
+
+  * half of the examples (drawn from the operating system's generator) are replaced, in the arguments and in the output
+    of every trained layer, by NaN, by huge values of either sign, and by other examples: the other half must give the
+    outputs and the gradients it gave before, layer by layer;
+  * examples among copies of themselves must give the output and, by plain autograd, the gradient that the rows of the
+    batch say.
+
+This is a test, not a proof: code that waits for a value that no trial contains is not found.  The copy leaves the
+module's buffers, attributes and hooks, the state of every global random generator and all accounting as they were.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+
+from isthmus import _validate
+from isthmus.gradients.layers.general import draws
+from isthmus.gradients.layers.layers import Layers, Site
+from isthmus.gradients.layers.tap import tap
+from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
+
+EXAMPLES = 6
+"""Examples of a first trial, at most."""
+LATER = 16
+"""Examples of a later trial, at most."""
+AGAIN = 128
+"""One batch in this many, at random, is tried out again."""
+SHAPES = 4
+"""So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
+
+Run = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+"""What is run: the module on its arguments, and the loss of that where it is known."""
+
+
+def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int | None, run: Run | None = None) -> None:
+    """Refuse a module (or a loss) in which the n examples of a batch meet; nothing else is changed or kept.
+
+    >>> class Centred(nn.Module):
+    ...     def forward(self, x):
+    ...         return x - x.mean(0)
+    >>> layers = Layers(nn.Sequential(Centred(), nn.Linear(3, 1)))
+    >>> look(layers, (torch.randn(8, 3),), {}, 8)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    isthmus._validate.InvalidInput: examples meet in the module: with other examples beside it, ...
+    """
+    if n is None or n < 2:
+        return  # nobody to meet
+    batch = Batch.of(args, kwargs, n, layers.batch_dim)
+    shape = batch.shape()
+    first = shape not in layers.trusted and len(layers.trusted) < SHAPES
+    if not first and secrets.randbelow(AGAIN):
+        return
+    count = EXAMPLES if first else secrets.randbelow(min(LATER, n) - 1) + 2
+    with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
+        _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
+    layers.trusted.add(shape)
+
+
+def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module(*args, **kwargs)
+
+
+def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
+    """Few examples where the module takes them, else all; on an accelerator extremes only in a copy on the host."""
+    whole = replace(batch, only_first=True)
+    few = whole if batch.n < 4 else batch.take(_drawn(batch.n)[: min(count, batch.n - 1)].sort().values)
+    for host in [True, False] if trial.remote and thorough else [False]:
+        there = trial.on_host() if host else trial
+        for part in (few, whole):
+            part = part.to("cpu") if host else part
+            try:
+                there.prepare(part)
+            except Exception as error:
+                if isinstance(error, _validate.InvalidInput) and part is whole:
+                    raise
+                continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
+            there.exchange(part, extremes=host or not trial.remote)
+            there.alone(part)
+            return
+
+
+def _drawn(n: int) -> Tensor:
+    """A secret order."""
+    return torch.randperm(n, generator=torch.Generator().manual_seed(secrets.randbits(63)))
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The arguments of a module, and where each tensor among them keeps its examples."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+    cuts: list[int | None]
+    n: int
+    only_first: bool = False
+    """Whether only the first tensor with examples is altered: another may have n entries by chance."""
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], n: int, dim: int) -> Batch:
+        """Tensors with n entries where the module keeps its examples, or in front."""
+        leaves, spec = tree_flatten((args, kwargs))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return cls(leaves, spec, [examples_of(leaf, n, dim) for leaf in leaves], n)
+
+    def shape(self) -> Any:
+        """The shapes of one example's arguments."""
+        pairs = zip(self.leaves, self.cuts, strict=True)
+        return tuple(
+            (x.dtype, cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
+            for x, cut in pairs
+        )
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As the module takes them; copies, which it may change in place."""
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        return tree_unflatten(leaves, self.spec)
+
+    def take(self, index: Tensor) -> Batch:
+        """Some of the examples."""
+        pairs = zip(self.leaves, self.cuts, strict=True)
+        leaves = [x if cut is None else x.index_select(cut, index.to(x.device)) for x, cut in pairs]
+        return replace(self, leaves=leaves, n=len(index))
+
+    def to(self, device: str, dtype: torch.dtype | None = None) -> Batch:
+        """On another device, or in another precision."""
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(device, dtype if x.is_floating_point() else None)
+
+        return replace(self, leaves=tree_map_only(Tensor, moved, self.leaves))
+
+    def altered(self, rows: Tensor, value: float | None) -> Batch:
+        """Floats of some examples set to a value; None: those examples replaced by others of the batch."""
+        first = next((i for i, cut in enumerate(self.cuts) if cut is not None), None)
+        # an integer beside tensors that are not cut may say where in those an example begins
+        whole = all(cut is not None for x, cut in zip(self.leaves, self.cuts, strict=True) if isinstance(x, Tensor))
+        leaves = list(self.leaves)
+        for i, (x, cut) in enumerate(zip(self.leaves, self.cuts, strict=True)):
+            if cut is None or (self.only_first and i != first):
+                continue
+            if x.is_floating_point() or (value is None and whole):
+                leaves[i] = _altered(x, cut, rows, value)
+        return replace(self, leaves=leaves)
+
+
+def examples_of(x: Any, n: int, dim: int) -> int | None:
+    """The dimension in which a tensor has one entry for each of n examples, if it has one."""
+    if not isinstance(x, Tensor) or not x.ndim:
+        return None
+    for each in (dim, 0):
+        if x.ndim > each and x.shape[each] == n:
+            return each
+    return None
+
+
+def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
+    rows = rows.to(x.device)
+    if value is None:
+        return x.index_copy(dim, rows, x.index_select(dim, (rows + 1) % x.shape[dim]))
+    big = torch.finfo(x.dtype).max ** 0.5
+    return x.index_fill(dim, rows, value * big if abs(value) == 1 else value)
+
+
+@dataclass(eq=False)
+class _Seen:
+    """One pass: what each layer gave and got back, examples in front, and what the module returned."""
+
+    names: list[str] = field(default_factory=list)
+    given: list[Tensor | None] = field(default_factory=list)
+    got: list[Tensor | None] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+
+    def differs(self, other: _Seen, rows: Tensor) -> str | None:
+        """Where two passes differ on some examples."""
+        if self.names != other.names:
+            return "which layers are called"
+        pairs = [
+            *(
+                (f"the output of layer {s!r}", x, y)
+                for s, x, y in zip(self.names, self.given, other.given, strict=True)
+            ),
+            *(("the module's output", x, y) for x, y in zip(self.outputs, other.outputs, strict=True)),
+            *((f"the gradient at layer {s!r}", x, y) for s, x, y in zip(self.names, self.got, other.got, strict=True)),
+        ]
+        for where, x, y in pairs:
+            # lengths that follow the longest example say nothing by themselves
+            if x is not None and y is not None and x.shape == y.shape and not _same(x, y, rows):
+                return where
+        return None
+
+
+def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
+    """Equal on some examples, up to the rounding of sums of another length."""
+    rows = rows.to(x.device)
+    x, y = x.index_select(0, rows), y.index_select(0, rows)
+    size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
+    return torch.allclose(x, y, rtol=0.0, atol=_rounding(x) * size, equal_nan=True)
+
+
+def _rounding(x: Tensor) -> float:
+    if x.dtype == torch.float64:
+        return 1e-12
+    if x.element_size() < 4:
+        return 4 * torch.finfo(x.dtype).eps
+    return 1e-5 if x.device.type == "cpu" else 1e-3
+
+
+class _Probe(Layers):
+    """Taps that record what passes through them, with some examples exchanged for a value."""
+
+    seen: _Seen | None = None
+    rows: Tensor | None = None
+    value: float | None = None
+
+    def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        """The output with a tap that records."""
+        if self.seen is None or not self._listens():
+            return super().after(site, args, kwargs, output)
+        dim, seen, place = site.rule.dim(site.layer, output), self.seen, len(self.seen.given)
+        known = output.ndim > dim and output.shape[dim] == self.batch and output.is_floating_point()
+        if known and self.rows is not None and self.value is not None:
+            output = _altered(output, dim, self.rows, self.value)
+        seen.names.append(site.name)
+        seen.given.append(output.detach().movedim(dim, 0).clone() if known else None)
+        seen.got.append(None)
+
+        def push(b: Tensor) -> None:
+            seen.got[place] = b.detach().movedim(dim, 0).clone() if known else None
+
+        return tap(output, self._anchor, push)
+
+
+class _Trial:
+    """A module on trial: every pass runs in a fresh copy, from the same state of all random generators."""
+
+    def __init__(self, layers: Layers, run: Run, dice: Dice, module: nn.Module | None = None) -> None:
+        self.layers, self.run, self.dice = layers, run, dice
+        self.module = layers.module if module is None else module
+        self.trained = {name for name, _ in layers._named()}
+        self.remote = next(self.module.parameters()).device.type != "cpu"
+        self._key = secrets.randbits(63)
+        self._base = _Seen()
+
+    def on_host(self) -> _Trial:
+        """The same with a copy of the module on the CPU."""
+        return _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).cpu())
+
+    def prepare(self, batch: Batch) -> None:
+        """The pass that all others must equal."""
+        self._base = self._pass(batch)
+
+    def exchange(self, batch: Batch, extremes: bool) -> None:
+        """Half of the examples replaced, then the other half: whatever stays must give what it gave."""
+        values = (float("nan"), 1.0, -1.0, None) if extremes else (None,)
+        for value in values:
+            order = _drawn(batch.n)
+            half = batch.n // 2
+            for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
+                try:
+                    seen = self._pass(batch.altered(gone, value), gone, value)
+                except Exception:  # values that the module itself refuses
+                    continue
+                where = self._base.differs(seen, stays)
+                if where is not None:
+                    self._check_repeats(batch)
+                    _refuse(f"with other examples beside it, {where} changes for an example that stays")
+
+    def _check_repeats(self, batch: Batch) -> None:
+        """What differs at every pass says nothing of other examples."""
+        where = self._base.differs(self._pass(batch), torch.arange(batch.n))
+        if where is not None:
+            raise _validate.InvalidInput(
+                f"the same examples and the same state of all random generators give another result at every pass "
+                f"({where}), so that it cannot be seen whether examples meet in the module: draw random numbers from "
+                "torch's own generators, and keep no state from pass to pass"
+            )
+
+    def alone(self, batch: Batch) -> None:
+        """Two examples, each among copies of itself, by plain autograd, against the rows of the batch."""
+        device = next(self.module.parameters()).device.type
+        wrong = self._wrong(batch, self.module, 1e-3 if device == "cpu" else 1e-2)
+        if wrong is None:
+            return
+        try:  # large numbers leave float32 few digits: what is wrong is wrong in float64 too
+            wrong = self._wrong(batch.to(device, torch.float64), twin_of(self.module, self.trained).double(), 1e-6)
+        except Exception:
+            wrong = self._wrong(batch, self.module, 3e-2)
+        if wrong is not None:
+            _refuse(f"{wrong} of an example among copies of itself is another than in the batch")
+
+    def _pass(self, batch: Batch, rows: Tensor | None = None, value: float | None = None) -> _Seen:
+        """Forward and backward once, with some examples exchanged."""
+        probe = self._probe(self.module)
+        probe.seen, probe.rows, probe.value = (seen := _Seen()), rows, value
+        with probe.listening(lambda *_: None, batch.n):
+            outputs = tree_flatten(self._run(probe, batch))[0]
+            cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
+            pairs = list(zip(outputs, cuts, strict=True))
+            pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs if _moves(x)]
+            if pulls:
+                torch.autograd.backward([x for x in outputs if _moves(x)], pulls)
+        floats = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
+        seen.outputs = floats
+        return seen
+
+    def _wrong(self, batch: Batch, module: nn.Module, slack: float) -> str | None:
+        """What, output or gradient, is not that of the example alone; None where one of two examples is right."""
+        found = self._rows(batch, module)
+        if found is None:
+            return None
+        outputs, cuts, rows = found
+        wrong = None
+        for i in (0, 1):
+            try:
+                alone, gradient = self._plain(batch, module, i, cuts)
+            except RuntimeError:  # so few examples cannot be run
+                return None
+            pairs = [(x.select(cut, i), y.select(cut, 0)) for x, y, cut in zip(outputs, alone, cuts, strict=True)]
+            if any(x.shape != y.shape for x, y in pairs):
+                return None
+            wrong = next(
+                (
+                    what
+                    for what, x, y in [*(("the output", x, y) for x, y in pairs), ("the gradient", rows[i], gradient)]
+                    if not _near(x, y, slack)
+                ),
+                None,
+            )
+            if wrong is None:
+                return None
+        return wrong
+
+    def _rows(self, batch: Batch, module: nn.Module) -> tuple[list[Tensor], list[int], Tensor] | None:
+        """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
+        probe = self._probe(module)
+        pieces: dict[str, list[Tensor]] = {leaf.name: [] for leaf in self.layers.space.leaves}
+        _quiet(probe.module)
+        before = generator_states(probe.module)
+        with probe.listening(lambda name, rows: pieces[name].append(rows.part(0, 2).dense()), batch.n):
+            outputs = [x for x in tree_flatten(self._run(probe, batch))[0] if _moves(x)]
+            cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
+            drew = self.dice.drew() or before != generator_states(probe.module)
+            if drew or not outputs or any(cut is None for cut in cuts):
+                return None
+            pulls = [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)]
+            torch.autograd.backward(outputs, pulls)
+        leaves = [torch.stack(found).sum(0) if found else _none(probe, name) for name, found in pieces.items()]
+        return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat(leaves, 1)
+
+    def _plain(self, batch: Batch, module: nn.Module, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
+        """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
+        probe = self._probe(module)
+        _quiet(probe.module)
+        parameters, among = list(probe.parameters()), torch.full((3 if batch.n == 2 else 2,), i)
+        with probe.listening(None), probe.untouched():
+            outputs = [x for x in tree_flatten(self._run(probe, batch.take(among)))[0] if _moves(x)]
+            pulls = []
+            for x, cut in zip(outputs, cuts, strict=True):
+                size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
+                row = self._drawn_like(x, size).narrow(cut, i, 1)
+                pulls.append(torch.cat([row, *[torch.zeros_like(row)] * (len(among) - 1)], cut))
+            found = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True)
+        gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)}
+        return [x.detach() for x in outputs], torch.cat([b.packed(gradients) for b in probe.bindings.values()])
+
+    def _probe(self, module: nn.Module) -> _Probe:
+        probe = _Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
+        probe.attach(quietly=True)
+        return probe
+
+    def _run(self, probe: _Probe, batch: Batch) -> Any:
+        self.dice.rewind()
+        return self.run(probe.module, *batch.arguments())
+
+    def _cotangent(self, x: Tensor, cut: int | None, rows: Tensor | None = None, value: float | None = None) -> Tensor:
+        """The gradient that an output is told: the same at every pass, for examples that stay."""
+        if cut is None:
+            return torch.ones_like(x)
+        pull = self._drawn_like(x, x.shape)
+        if rows is None:
+            return pull
+        rows = rows.to(x.device)
+        other = pull.index_select(cut, rows) * (7.0 if value is None else value)
+        return pull.index_copy(cut, rows, other)
+
+    def _drawn_like(self, x: Tensor, shape: Any) -> Tensor:
+        draws = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(self._key), dtype=torch.float64)
+        return draws.to(x.device, x.dtype)
+
+
+def _floats(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _moves(x: Any) -> bool:
+    return _floats(x) and x.requires_grad
+
+
+def _none(probe: Layers, name: str) -> Tensor:
+    return next(probe.parameters()).new_zeros(2, probe.space[name].size)
+
+
+def _near(x: Tensor, y: Tensor, slack: float) -> bool:
+    """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
+    x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
+    size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())
+    return not size < float("inf") or gap <= slack * size + 1e-30
+
+
+def _quiet(module: nn.Module) -> None:
+    """No random draws of torch's own layers."""
+    for child in module.modules():
+        if draws(child):
+            for name in ("p", "dropout"):
+                if hasattr(child, name):
+                    setattr(child, name, 0.0)
+            if isinstance(child, nn.RReLU):
+                child.eval()
+
+
+def _refuse(what: str) -> None:
+    raise _validate.InvalidInput(
+        f"examples meet in the module: {what}, so that no record's gradient is its own. Take statistics of single "
+        "examples (GroupNorm, LayerNorm), compare no example with another, read weights only by calling their layers, "
+        "and keep tensors that all examples share in buffers, not among the arguments"
+    )

@@ -1,0 +1,112 @@
+"""A copy of a module to try things on, and the random generators put back as they were."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Set
+from types import FunctionType, MethodType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isthmus import _validate
+
+PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
+
+
+def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
+    """A copy that shares the memory of the parameters and nothing else that a pass may change, free of our taps.
+
+    The parameters named in `trained` ask for gradients, the others do not.  Objects that are neither tensors nor
+    modules nor Python's containers (a tokenizer, a logger) are shared.
+
+    >>> module = nn.Linear(2, 2)
+    >>> twin = twin_of(module, {"weight"})
+    >>> twin.weight.data_ptr() == module.weight.data_ptr(), twin.weight.requires_grad, twin.bias.requires_grad
+    (True, True, False)
+    """
+    memo: dict[int, Any] = {}
+    for name, parameter in module.named_parameters():
+        memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=name in trained)
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor):
+                memo.setdefault(id(value), value.detach().clone())  # what a pass has left behind has a history
+            elif isinstance(value, torch.Generator):
+                memo[id(value)] = value.clone_state()
+            elif not isinstance(value, PLAIN) and not _ours(value):
+                memo[id(value)] = value
+    try:
+        twin = copy.deepcopy(module, memo)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise _validate.InvalidInput(
+            f"module={type(module).__name__!r} is not allowed: a copy of it has to be tried out before it is trusted "
+            f"with private examples, and copy.deepcopy cannot make one; keep what cannot be copied out of it ({reason})"
+        ) from error
+    for layer in twin.modules():
+        if getattr(vars(layer).get("forward"), "tapped", False):
+            del layer.forward
+    return twin
+
+
+def generator_states(module: nn.Module) -> list[bytes]:
+    """The states of the generators that a module's layers hold themselves."""
+    found = [value for layer in module.modules() for value in vars(layer).values()]
+    return [bytes(x.get_state().tolist()) for x in found if isinstance(x, torch.Generator)]
+
+
+def _ours(value: Any) -> bool:
+    """Whether an attribute must be bound to the copy: a method of a module."""
+    return isinstance(value, FunctionType) or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
+
+
+class Dice:
+    """The global random generators of torch, numpy and Python: `rewind` makes them draw the same again.
+
+    >>> with Dice(torch.device("cpu")) as dice:
+    ...     a = torch.rand(1)
+    ...     dice.rewind()
+    ...     bool(torch.rand(1) == a), dice.drew()
+    (True, True)
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._generators: list[tuple[Callable[[], Any], Callable[[Any], None]]] = [
+            (torch.get_rng_state, torch.set_rng_state),
+            (random.getstate, random.setstate),
+            (np.random.get_state, np.random.set_state),
+        ]
+        if device.type != "cpu":
+            backend: Any = torch.get_device_module(device)
+            self._generators.append(
+                (lambda: backend.get_rng_state(device), lambda state: backend.set_rng_state(state, device))
+            )
+        self._states: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._states = [read() for read, _ in self._generators]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.rewind()
+
+    def rewind(self) -> None:
+        """As they were when this was entered."""
+        for (_, write), state in zip(self._generators, self._states, strict=True):
+            write(state)
+
+    def drew(self) -> bool:
+        """Whether anything was drawn since."""
+        return any(not _equal(read(), state) for (read, _), state in zip(self._generators, self._states, strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, tuple):
+        return all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(np.array_equal(a, b))
