@@ -244,19 +244,17 @@ class TorchDriver:
     def _push(self, name: str, rows: Any) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        scale = float(self._batch) if self.reduction == "mean" else 1.0
-        if self._ticket is not None and self._ticket.groups is not None:
-            rows = rows.regrouped(self._ticket.groups)
+        if self.reduction == "mean":  # before the sketch: what overflows must not depend on the size of the batch
+            rows = rows.scaled(float(self._batch))
         keep = False
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
-                code = round.sketches[slot].leaf(name, rows)  # codes are smaller than rows: they are scaled
                 pieces = self._codes.setdefault(release.name, {})
-                pieces.setdefault(name, []).append(None if code is None else code.scaled(scale))
+                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
             else:
                 keep = True
         if keep:
-            self._rows.setdefault(name, []).append(rows.scaled(scale))
+            self._rows.setdefault(name, []).append(rows)
 
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""
@@ -264,11 +262,14 @@ class TorchDriver:
             return
         round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
         rows = Stack([(name, merged(name, self._rows.get(name, []))) for name in names]) if self._rows else None
+        groups = None if self._ticket is None else self._ticket.groups
+        rows = rows if rows is None or groups is None else rows.regrouped(groups)
         codes = {}
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
                 pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
-                codes[release.name] = round.sketches[slot].join(pieces)
+                joined = round.sketches[slot].join(pieces)
+                codes[release.name] = joined if groups is None else joined.regrouped(groups)
         self._rows, self._codes = {}, {}
         message = fragment(round, self.stage, rows, codes)
         self._sum = message if self._sum is None else self._sum + message
