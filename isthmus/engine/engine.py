@@ -161,7 +161,7 @@ class PrivacyEngine:
             reduction=loss_reduction,
             seed=self.seed,
             noise=noise,
-            ledger=ledger.run({stage.name: event}),
+            ledger=ledger.run({stage.name: event}, seeded=noise.seeded),
             layers=layers,
         )
         driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
@@ -249,7 +249,10 @@ class PrivacyEngine:
         return Accountant(self.ledger, self._kind)
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at delta of everything released so far."""
+        """Epsilon at delta of everything released so far, as secret noise gives it.
+
+        Where `statement(delta).private` is False, some of the noise came from a seed, and no epsilon holds.
+        """
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:
@@ -261,7 +264,7 @@ class PrivacyEngine:
             self.ledger.event(),
             delta,
             promise.adjacency,
-            seeded=any(source.seeded for source in self._sources),
+            seeded=self._seeded,
             n=promise.n,
             sampler="; ".join(dict.fromkeys(self._samplers)),
             assumptions=promise.assumptions,
@@ -325,14 +328,15 @@ class PrivacyEngine:
     ) -> None:
         """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
         driver, agreed = self._run_of(module)
-        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict)
+        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict, self._seeded)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
     ) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, on the terms it was written with; returns its `checkpoint_dict`.
 
-        What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls.
+        What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls, and training
+        that was not private (seeded noise) never becomes so.
         """
         driver, agreed = self._run_of(module)
         return checkpoint.load(path, driver, self.ledger, agreed, module, optimizer)
@@ -374,6 +378,11 @@ class PrivacyEngine:
             "PrivacyEngine(adjacency=) or a ledger of its own",
         )
         return self._ledger
+
+    @property
+    def _seeded(self) -> bool:
+        """Whether any noise can be subtracted: of this engine, or of anything else that its ledger holds."""
+        return any(source.seeded for source in self._sources) or self.ledger.seeded
 
     def _run_of(self, module: nn.Module) -> tuple[TorchDriver, dict[str, Any]]:
         self._require_driver()
