@@ -28,6 +28,7 @@ from isthmus.gradients.layers import Layers
 from isthmus.pipeline import Pipeline, Promise, Stage
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import PrivacyStatement
 
 ASSUMPTIONS = (
@@ -36,6 +37,11 @@ ASSUMPTIONS = (
     "whether a step is taken, and when training stops, does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )
+RANDOM = (
+    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
+    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
+)
+KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
@@ -86,6 +92,7 @@ class PrivacyEngine:
         self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
         """Every training that was made private, with its terms."""
         self._sources: list[Any] = []
+        self._drivers: list[TorchDriver] = []
         self._samplers: list[str] = []
 
     # ------------------------------------------------------------ making things private
@@ -147,8 +154,16 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
+        for release in stage.releases:
+            scale = release.mechanism.multiplier * release.clip.total(release.clip.init())  # type: ignore[attr-defined]
+            check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
-        claims = (*ASSUMPTIONS, NORMALISER, *([PUBLIC] if public is not None or looks_at_public(sketch) else []))
+        claims = (
+            *ASSUMPTIONS,
+            *([] if noise.seeded else [RANDOM]),
+            NORMALISER,
+            *([PUBLIC] if public is not None or looks_at_public(sketch) else []),
+        )
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, claims)
         event = stage.event(promise.adjacency)
         driver = self.driver = TorchDriver(
@@ -170,6 +185,7 @@ class PrivacyEngine:
         agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
         self._sources.append(noise)
+        self._drivers.append(driver)
         self._samplers.append(sampler.describe())
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
@@ -260,6 +276,8 @@ class PrivacyEngine:
         driver = self._require_driver()
         promise = driver.pipe.promise
         assert promise is not None
+        kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
+        leaks = [f"{KEPT}: {list(kept)}"] if kept else []
         return PrivacyStatement.of(
             self.ledger.event(),
             delta,
@@ -267,7 +285,7 @@ class PrivacyEngine:
             seeded=self._seeded,
             n=promise.n,
             sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=promise.assumptions,
+            assumptions=(*promise.assumptions, *leaks),
             noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
         )
 
