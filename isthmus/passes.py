@@ -5,14 +5,14 @@ of every record after it, and the clipped sum would move by much more than C.  S
 in a state that nobody knows: torch's on the CPU and on the module's devices, Python's and NumPy's are set from the
 operating system's entropy when the pass begins, and are the user's own again when it ends.
 
-Why a secret suffices.  Let D' be D and one record r.  The draws of a pass are independent of the data, alike for every
-record and unknown to everyone; write M for those of the records of D (with what the whole batch shares) and m for those
-of r.  A record's gradient depends on its own draws and the shared ones only, so for fixed (M, m) the clipped sums of D
-and D' are S(M) and S(M) + c(r, m) with |c| <= C.  What is released about D has the law of S(M) + noise with M at
-random, what is released about D' that of S(M) + c(r, m) + noise with the SAME law of M, whatever places in the batch
-the records have.  For every (M, m) the two are as close as the accountant says, and a mixture of pairs that close is that
-close (the divergences behind (epsilon, delta) and zCDP are jointly convex).  With draws that someone knows the argument
-fails: the two sides are then compared for fixed draws by position, and these are shifted.
+Why a secret suffices.  Let D' be D and one record r.  The draws of a pass are independent of the data, alike for
+every record and unknown to everyone; write M for those of the records of D (with what the whole batch shares) and m
+for those of r.  A record's gradient depends on its own draws and the shared ones only, so for fixed (M, m) the
+clipped sums of D and D' are S(M) and S(M) + c(r, m) with |c| <= C.  What is released about D has the law of S(M) +
+noise with M at random, what is released about D' that of S(M) + c(r, m) + noise with the SAME law of M, whatever
+places in the batch the records have.  For every (M, m) the two are as close as the accountant says, and a mixture of
+pairs that close is that close (the divergences behind (epsilon, delta) and zCDP are jointly convex).  With draws that
+someone knows the argument fails: the two sides are then compared for fixed draws by position, and these are shifted.
 
 **Raw gradients.**  No tensor of a private module may ask for a gradient of its own: backward would write an unprotected
 sum of the data into its `.grad`.
