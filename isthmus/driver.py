@@ -286,7 +286,7 @@ class TorchDriver:
             "(requires_grad_(False)), or take off what computes a weight from them (remove_weight_norm)",
         )
         if self.guard.secret:
-            passes.check_public_draws(self.module)
+            passes.check_public_draws(passes.things(self.module))
 
     def _watch_gradients(self) -> list[Any]:
         """Hooks that take a raw gradient away the moment it is written."""

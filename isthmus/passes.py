@@ -32,12 +32,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from isthmus import _validate
 
 _MARK = secrets.randbits(63)
 """Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
+_NUMPY = np.random.MT19937()
+"""The generator that NumPy's functions draw from meanwhile."""
 _WORDS = slice(24, 24 + 8 * 624)
 """The words of the Mersenne twister in the state of torch's generator on the CPU, one in every eight bytes."""
 
@@ -66,7 +69,8 @@ def hide(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
     for generator in generators[1:]:
         generator.manual_seed(secrets.randbits(64))
     random.seed(secrets.token_bytes(64))
-    np.random.set_bit_generator(np.random.MT19937())  # type: ignore[attr-defined]  # started by the kernel's entropy
+    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
+    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
 
     def back() -> None:
         for generator, state in zip(generators, states, strict=True):
@@ -93,13 +97,18 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
+def _words() -> NDArray[np.uint32]:
+    """The words of a Mersenne twister, from the kernel."""
+    return np.frombuffer(os.urandom(4 * 624), np.uint32)
+
+
 def _secret_state(like: Tensor) -> Tensor:
     """A state of torch's Mersenne twister whose 624 words come from the kernel: its seeds have 32 bits only."""
     state = torch.Generator().get_state()
     assert state.shape == like.shape
     bytes_ = state.numpy()
     bytes_[:8].view(np.uint64)[:] = _MARK
-    bytes_[_WORDS].view(np.uint64)[:] = np.frombuffer(os.urandom(4 * 624), np.uint32)
+    bytes_[_WORDS].view(np.uint64)[:] = _words()
     return state
 
 
@@ -112,42 +121,50 @@ LOOKS = 3
 """Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
 
 
-def things(module: nn.Module) -> Iterator[tuple[str, Any]]:
+Things = dict[str, Any]
+"""Tensors and generators by name."""
+
+
+def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
+    found: Things = {}
     for path, layer in module.named_modules():
         dot = f"{path}." if path else ""
-        own = [*layer._parameters.items(), *layer._buffers.items()]
-        for name, value in [*own, *((k, v) for k, v in vars(layer).items() if k not in _TABLES)]:
-            for suffix, item in _inside(value):
-                if isinstance(item, (Tensor, torch.Generator)):
-                    yield f"{dot}{name}{suffix}", item
-
-
-_TABLES = ("_parameters", "_buffers", "_modules")
-
-
-def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{number}]", item) for number, item in enumerate(value))
-    else:
-        yield "", value
-
-
-def held(module: nn.Module, copies: bool = False) -> Held:
-    """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
-    found: Held = {}
-    for name, x in things(module):
-        if isinstance(x, Tensor):
-            numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
-            found[name] = x, _version(x), x.data_ptr(), numbers
+        own = layer.__dict__
+        for table in (own["_parameters"], own["_buffers"]):
+            found.update((dot + name, x) for name, x in table.items() if x is not None)
+        for name, value in own.items():
+            if name not in _OWN:
+                for suffix, item in _inside(value):
+                    if isinstance(item, (Tensor, torch.Generator)):
+                        found[f"{dot}{name}{suffix}"] = item
     return found
 
 
-def moved(module: nn.Module, before: Held) -> list[str]:
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{number}]", item) for number, item in enumerate(value)]
+    return (("", value),)
+
+
+def held(found: Things, copies: bool = False) -> Held:
+    """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
+    result: Held = {}
+    for name, x in found.items():
+        if isinstance(x, Tensor):
+            numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
+            result[name] = x, _version(x), x.data_ptr(), numbers
+    return result
+
+
+def moved(found: Things, before: Held) -> list[str]:
     """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
-    return [name for name, x in things(module) if isinstance(x, Tensor) and not _same(x, before.get(name))]
+    return [name for name, x in found.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
 
 
 def _same(x: Tensor, before: tuple[Tensor, int, int, Tensor | None] | None) -> bool:
@@ -171,9 +188,9 @@ def _version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def check_silent(module: nn.Module) -> None:
+def check_silent(found: Things) -> None:
     """Refuse tensors that backward() would write a raw gradient to."""
-    raw = [name for name, x in things(module) if isinstance(x, Tensor) and x.requires_grad and x.is_leaf]
+    raw = [name for name, x in found.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf]
     if raw:
         raise _validate.InvalidInput(
             f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
@@ -182,9 +199,9 @@ def check_silent(module: nn.Module) -> None:
         )
 
 
-def check_public_draws(module: nn.Module) -> None:
+def check_public_draws(found: Things) -> None:
     """Refuse generators of a module's own: whoever knows their seed knows its masks."""
-    own = [name for name, x in things(module) if isinstance(x, torch.Generator)]
+    own = [name for name, x in found.items() if isinstance(x, torch.Generator)]
     if own:
         raise _validate.InvalidInput(
             f"the module draws from generators of its own ({own}), whose seeds may be known: one record more would "
@@ -233,10 +250,11 @@ class Guard:
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        check_silent(self.module)
+        found = things(self.module)
+        check_silent(found)
         if self.secret:
-            check_public_draws(self.module)
-        self._outer, self._depth, self._before = layer, 1, held(self.module, copies=self._looks < LOOKS)
+            check_public_draws(found)
+        self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
         self._looks += 1
         if self.secret and not hidden():
             self._back = hide(x.device for x, *_ in self._before.values())
@@ -257,8 +275,9 @@ class Guard:
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
                 "leave the generator alone, it is secret during a private pass"
             )
-        check_silent(self.module)
-        self._warn(moved(self.module, before))
+        found = things(self.module)
+        check_silent(found)
+        self._warn(moved(found, before))
 
     def reset(self) -> None:
         """No pass is going on, as after one that was interrupted: the generators are the user's again."""
@@ -268,8 +287,8 @@ class Guard:
             back()
 
     def _warn(self, names: list[str]) -> None:
-        self.kept |= dict.fromkeys(names)
         if names:
+            self.kept |= dict.fromkeys(names)
             warnings.warn(
                 f"the forward pass changed the buffers or attributes {names}: what they keep of the data is not "
                 "protected, and buffers are part of state_dict()",
