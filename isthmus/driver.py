@@ -9,7 +9,8 @@ and encode them there; `step` releases what was summed and gives the lifted dire
 
 A loader that hands out *tickets* (`begin`) tells the driver which examples a pass may hold: then one record is
 clipped once however often a batch goes through the module, batches of another size are refused, and several logical
-batches before one optimiser step are rounds of their own, each with its own noise and its own charge.
+batches before one optimiser step are rounds of their own, each with its own noise and its own charge.  A batch must be
+used before the next one is read: a loop that reads ahead would carry a record into two sums of one round.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus import _validate
+from isthmus import _validate, passes
 from isthmus.bounded import Rounding, part_of_error
+from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.module import Layers, captured, merged
 from isthmus.gradients.stack import Stack
@@ -108,23 +110,40 @@ class TorchDriver:
         self._round: Round | None = None
         self._sum: Message | None = None
         self._ticket: Ticket | None = None
-        self._batch, self._parts, self._busy, self._idle = 0, 0, False, False
+        self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        self._turn: object = None
+        """The pass over the loader that batches are taken from."""
+        secret = pipe.private and not getattr(noise, "seeded", True)
+        self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._rows: dict[str, list[Any]] = {}
         self._codes: dict[str, dict[str, list[Any]]] = {}
         before, after = _hooks_of(self)
-        self.handles = [*self.layers.attach(), module.register_forward_pre_hook(before, with_kwargs=True)]
+        if pipe.private:
+            self._check_module()
+        self.handles = [
+            *self._watch_gradients(),
+            *self.layers.attach(),
+            module.register_forward_pre_hook(before, with_kwargs=True),
+        ]
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
         self.layers.reduced = reduction == "sum" or not pipe.private
-        self._buffers: dict[str, int] = {}
+        self.handles += self.guard.attach(self._takes_part) if pipe.private else []
 
     # ------------------------------------------------------------ what a loop calls
 
-    def begin(self, ticket: Ticket) -> None:
-        """The next physical batch is about to be handed out."""
+    def begin(self, ticket: Ticket, turn: object = None) -> None:
+        """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
+        if turn is not None and turn is not self._turn:
+            raise _validate.InvalidInput(
+                "another pass over the private loader has begun since: only the latest one hands out batches, or one "
+                "record could count twice in a round; read one pass to its end, or give each its own make_private"
+            )
+        self.guard.reset()
         self._finish_backward()
+        self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
             if self._sum is not None:  # several logical batches before one step: each is a round of its own
                 self._close()
@@ -138,8 +157,12 @@ class TorchDriver:
         self.layers.batch, self.layers.token = ticket.size, object()
         self._batch = ticket.size
 
-    def rest(self) -> None:
-        """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased."""
+    def rest(self) -> object:
+        """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased.
+
+        Returns the token of the pass over the loader that begins now.
+        """
+        self.guard.reset()
         self._finish_backward()
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
@@ -147,6 +170,8 @@ class TorchDriver:
         if self._ticket is not None:
             self._ticket = Ticket(0)
             self._spend()
+        self._turn, self._adrift = object(), False
+        return self._turn
 
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
@@ -214,10 +239,22 @@ class TorchDriver:
             return
         if not module.training:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-        if not (torch.is_grad_enabled() and module.training):
+        if not module.training:
             return
+        if torch.is_grad_enabled():
+            self._admit(args, kwargs)
+        if self.pipe.private:
+            self.guard.enter(module)
+
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let a private batch in, or refuse it."""
         self.layers.check_apart()
-        self._buffers = {name: buffer._version for name, buffer in module.named_buffers()}
+        if self._adrift:
+            raise _validate.InvalidInput(
+                "a batch of the private loader was read before the one before it was used: batches may be out of step, "
+                "and one record could count twice in a round; use every batch before you read the next (no reading "
+                "ahead, skipping or collecting), or begin a new pass over the loader"
+            )
         self._open()
         sizes = _batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
@@ -233,46 +270,65 @@ class TorchDriver:
         if self.pipe.private:  # examples that meet are found before their gradients are
             look(self.layers, args, kwargs, self.layers.batch)
 
-    def _after_forward(self, module: nn.Module) -> None:
-        """Listen again after a pass in eval mode; warn of buffers that a private pass has changed."""
+    def _after_forward(self, module: nn.Module, output: Any) -> None:
+        """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
-        then, self._buffers = self._buffers, {}
-        moved = [name for name, buffer in module.named_buffers() if name in then and then[name] != buffer._version]
-        if moved and self.pipe.private:
-            warnings.warn(
-                f"the forward pass changed the buffers {moved}: what they keep of the data is not protected, and they "
-                "are part of state_dict()",
-                stacklevel=3,
-            )
+        self.guard.leave(module, output)
+
+    def _takes_part(self, layer: nn.Module) -> bool:
+        """Whether a layer that is called by itself may see private data."""
+        return layer.training and self.layers._listens() and not self._busy
+
+    def _check_module(self) -> None:
+        """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
+        mine = {id(parameter) for parameter in self.layers.parameters()}
+        stray = [name for name, p in self.module.named_parameters() if p.requires_grad and id(p) not in mine]
+        _validate.check(
+            not stray,
+            "module",
+            stray,
+            "these parameters are trained by no layer that has per-example gradients: freeze them "
+            "(requires_grad_(False)), or take off what computes a weight from them (remove_weight_norm)",
+        )
+        if self.guard.secret:
+            passes.check_public_draws(passes.things(self.module))
+
+    def _watch_gradients(self) -> list[Any]:
+        """Hooks that take a raw gradient away the moment it is written."""
+        asked = [parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad]
+        return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in asked]
 
     def _push(self, name: str, rows: Any) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        scale = float(self._batch) if self.reduction == "mean" else 1.0
-        if self._ticket is not None and self._ticket.groups is not None:
-            rows = rows.regrouped(self._ticket.groups)
+        if self.reduction == "mean":  # before the sketch: what overflows must not depend on the size of the batch
+            rows = rows.scaled(float(self._batch))
         keep = False
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
-                code = round.sketches[slot].leaf(name, rows)  # codes are smaller than rows: they are scaled
                 pieces = self._codes.setdefault(release.name, {})
-                pieces.setdefault(name, []).append(None if code is None else code.scaled(scale))
+                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
             else:
                 keep = True
         if keep:
-            self._rows.setdefault(name, []).append(rows.scaled(scale))
+            self._rows.setdefault(name, []).append(rows)
 
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""
         if self._round is None or not (self._rows or self._codes):
             return
         round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
-        rows = Stack([(name, merged(name, self._rows.get(name, []))) for name in names]) if self._rows else None
-        codes = {}
+        groups = None if self._ticket is None else self._ticket.groups
+
+        def grouped(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
+            return rows if groups is None else rows.regrouped(groups)
+
+        stack = [(name, merged(name, self._rows.get(name, []))) for name in names] if self._rows else []
+        rows, codes = grouped(Stack(stack)) if stack else None, {}
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
                 pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
-                codes[release.name] = round.sketches[slot].join(pieces)
+                codes[release.name] = grouped(round.sketches[slot].join(pieces))
         self._rows, self._codes = {}, {}
         self._parts += 1
         share = part_of_error(self._parts, self._ticket is not None and self._ticket.last)
@@ -352,9 +408,9 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
         if module is driver.module:
             driver._before_forward(module, args, kwargs)
 
-    def after(module: nn.Module, *_: Any) -> None:
+    def after(module: nn.Module, args: Any, output: Any) -> None:
         if module is driver.module and not driver._busy:
-            driver._after_forward(module)
+            driver._after_forward(module, output)
 
     before.driver = driver  # type: ignore[attr-defined]
     return before, after
@@ -367,7 +423,7 @@ def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list
 
 def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
     """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
-    if type(optimizer) is not torch.optim.SGD:
+    if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
         return None
     quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
     if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):

@@ -139,7 +139,8 @@ def row_norms(x: Matrix, ord: float = 2) -> Tensor:
         return torch.from_numpy(_reduce_rows(np.add, magnitude, x.indptr))
     scale = np.where((largest > 1e-140) & (largest < 1e140) | (largest == 0), 1.0, largest)
     if (scale != 1.0).any():
-        magnitude = magnitude / np.repeat(scale, np.diff(x.indptr))
+        with np.errstate(invalid="ignore"):  # infinity by infinity is NaN, which is no finite norm either
+            magnitude = magnitude / np.repeat(scale, np.diff(x.indptr))
     return torch.from_numpy(scale * np.sqrt(_reduce_rows(np.add, magnitude * magnitude, x.indptr)))
 
 

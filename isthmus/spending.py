@@ -92,7 +92,7 @@ class Spending:
     def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
         """A value whose bound was proven elsewhere: charged, then released."""
         event = mechanism.event(self.promise.adjacency)
-        self.ledger.pay(name, event)
+        self.ledger.pay(name, event, **self._marks())
         self._before.append(event)
         return mechanism.release(bounded, self.noise)
 
@@ -106,7 +106,7 @@ class Spending:
             return self.ledger
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events})
+        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events}, **self._marks())
 
     def terms(self, pipe: Pipeline) -> str:
         """What was bought and what a round of each stage costs, as text: a run goes on on the terms it began with."""
@@ -138,6 +138,10 @@ class Spending:
     def _total(self, pipe: Pipeline, rounds: int) -> Any:
         looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
         return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
+
+    def _marks(self) -> dict[str, bool]:
+        """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
+        return {"seeded": True} if self.seeded else {}
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

@@ -36,6 +36,7 @@ LAYERS = [
     "solve",
     "audit",
     "theory",
+    "passes",
     "driver",
     "algorithms",
     "diagnostics",

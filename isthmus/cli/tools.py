@@ -108,6 +108,7 @@ def budget(
         "adjacency": ledger.adjacency.value,
         "spent": spent,
         "left": ledger.remaining(),
+        "seeded": ledger.seeded,
         "runs": [vars(run) for run in runs],
     }
     lines = [
@@ -116,6 +117,7 @@ def budget(
         f"left     {data['left']:.4f}",
         *(f"  {run.label:24} epsilon {run.epsilon:.4f} alone, {run.began[:19]}" for run in runs),
     ]
+    lines += ["NOT PRIVATE: some of the noise came from a seed and can be subtracted"] if data["seeded"] else []
     lines += [] if runs else ["no run has charged it yet"]
     Out(as_json, quiet).result(data, "\n".join(lines))
 

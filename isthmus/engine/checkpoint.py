@@ -57,8 +57,9 @@ def save(
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     extra: dict[str, Any] | None,
+    seeded: bool,
 ) -> None:
-    """Write one file, whole or not at all."""
+    """Write one file, whole or not at all; `seeded` says that noise which can be subtracted is in what it holds."""
     tensors: dict[str, torch.Tensor] = {}
     state = driver.state
     tree = {
@@ -69,6 +70,7 @@ def save(
         ),
         "terms": agreed,
         "spent": spent_by_run(ledger),
+        "seeded": seeded,
         "extra": pack(extra or {}, "extra", tensors),
     }
     target = Path(path)
@@ -85,9 +87,11 @@ def load(
     module: nn.Module,
     optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
-    """Restore, and charge again what the ledger does not show."""
+    """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
     tree = _read(path)
     _validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
+    if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
+        ledger.taint()
     _charge_again(ledger, tree["spent"])
     module.load_state_dict(tree["module"])
     if optimizer is not None:

@@ -28,6 +28,7 @@ from isthmus.gradients.layers import Layers
 from isthmus.pipeline import Pipeline, Promise, Stage
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import PrivacyStatement
 
 ASSUMPTIONS = (
@@ -37,6 +38,11 @@ ASSUMPTIONS = (
     "whether a step is taken, and when training stops, does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )
+RANDOM = (
+    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
+    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
+)
+KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"
 
@@ -87,6 +93,7 @@ class PrivacyEngine:
         self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
         """Every training that was made private, with its terms."""
         self._sources: list[Any] = []
+        self._drivers: list[TorchDriver] = []
         self._samplers: list[str] = []
 
     # ------------------------------------------------------------ making things private
@@ -148,8 +155,16 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
+        for release in stage.releases:
+            scale = release.mechanism.multiplier * release.clip.total(release.clip.init())  # type: ignore[attr-defined]
+            check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
-        claims = (*ASSUMPTIONS, NORMALISER, *([PUBLIC] if public is not None or looks_at_public(sketch) else []))
+        claims = (
+            *ASSUMPTIONS,
+            *([] if noise.seeded else [RANDOM]),
+            NORMALISER,
+            *([PUBLIC] if public is not None or looks_at_public(sketch) else []),
+        )
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, claims)
         event = stage.event(promise.adjacency)
         driver = self.driver = TorchDriver(
@@ -162,7 +177,7 @@ class PrivacyEngine:
             reduction=loss_reduction,
             seed=self.seed,
             noise=noise,
-            ledger=ledger.run({stage.name: event}),
+            ledger=ledger.run({stage.name: event}, seeded=noise.seeded),
             layers=layers,
         )
         driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
@@ -171,6 +186,7 @@ class PrivacyEngine:
         agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
         self._sources.append(noise)
+        self._drivers.append(driver)
         self._samplers.append(sampler.describe())
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
@@ -250,7 +266,10 @@ class PrivacyEngine:
         return Accountant(self.ledger, self._kind)
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at delta of everything released so far."""
+        """Epsilon at delta of everything released so far, as secret noise gives it.
+
+        Where `statement(delta).private` is False, some of the noise came from a seed, and no epsilon holds.
+        """
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:
@@ -258,14 +277,16 @@ class PrivacyEngine:
         driver = self._require_driver()
         promise = driver.pipe.promise
         assert promise is not None
+        kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
+        leaks = [f"{KEPT}: {list(kept)}"] if kept else []
         return PrivacyStatement.of(
             self.ledger.event(),
             delta,
             promise.adjacency,
-            seeded=any(source.seeded for source in self._sources),
+            seeded=self._seeded,
             n=promise.n,
             sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=promise.assumptions,
+            assumptions=(*promise.assumptions, *leaks),
             noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
         )
 
@@ -326,14 +347,15 @@ class PrivacyEngine:
     ) -> None:
         """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
         driver, agreed = self._run_of(module)
-        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict)
+        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict, self._seeded)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
     ) -> dict[str, Any]:
         """Restore what `save_checkpoint` wrote, on the terms it was written with; returns its `checkpoint_dict`.
 
-        What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls.
+        What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls, and training
+        that was not private (seeded noise) never becomes so.
         """
         driver, agreed = self._run_of(module)
         return checkpoint.load(path, driver, self.ledger, agreed, module, optimizer)
@@ -375,6 +397,11 @@ class PrivacyEngine:
             "PrivacyEngine(adjacency=) or a ledger of its own",
         )
         return self._ledger
+
+    @property
+    def _seeded(self) -> bool:
+        """Whether any noise can be subtracted: of this engine, or of anything else that its ledger holds."""
+        return any(source.seeded for source in self._sources) or self.ledger.seeded
 
     def _run_of(self, module: nn.Module) -> tuple[TorchDriver, dict[str, Any]]:
         self._require_driver()

@@ -1,6 +1,7 @@
 """The private loader: secret batches, cut to what memory holds, with a ticket for each.
 
-Membership is drawn from the operating system's generator in the main process; workers only fetch.
+Membership is drawn from the operating system's generator in the main process; workers only fetch.  What a dataset draws
+while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.passes`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from isthmus import _validate
 from isthmus.driver import Ticket, TorchDriver
 from isthmus.message import Keys
+from isthmus.passes import hiding
 
 
 class Draws(Sampler[list[int]]):
@@ -68,16 +70,21 @@ class PrivateLoader(DataLoader):
             batch_sampler=draws,
             collate_fn=Collate(loader.collate_fn, loader.dataset),
             multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
+            generator=None if driver.guard.secret else loader.generator,
             **options,
         )
 
     def __iter__(self) -> Any:
-        self._driver.rest()
-        batches = super().__iter__()
+        turn, secret = self._driver.rest(), self._driver.guard.secret
+        with hiding(secret):  # the seeds of workers are drawn here
+            batches = super().__iter__()
         tickets = self._draws.tickets
-        for batch in batches:
-            self._driver.begin(tickets.popleft())
+        while True:
+            with hiding(secret):  # random augmentation follows the place in the batch, as random layers do
+                batch = next(batches, self)
+            if batch is self:
+                return
+            self._driver.begin(tickets.popleft(), turn)
             yield batch
 
 

@@ -13,6 +13,57 @@ from isthmus.driver import TorchDriver
 from isthmus.gradients.layers import Layers
 from isthmus.sets import ConvexSet, Product, Whole
 
+FIXED = "the noise multiplier is fixed when training is made private: it is what the ledger charges"
+ADAPTIVE = 'the clip bound is fixed when training is made private; for one that moves use clipping="adaptive"'
+LOCKED = {
+    "noise_multiplier": FIXED,
+    "max_grad_norm": ADAPTIVE,
+    "max_clipbound": ADAPTIVE,
+    "min_clipbound": ADAPTIVE,
+    "target_unclipped_quantile": ADAPTIVE,
+    "clipbound_learning_rate": ADAPTIVE,
+    "unclipped_num_std": ADAPTIVE,
+    "expected_batch_size": "sums are divided by a public number: give make_private(normaliser=)",
+    "loss_reduction": "give make_private(loss_reduction=)",
+    "generator": "noise is secret: give make_private(noise_generator=) for tests",
+    "secure_mode": "give PrivacyEngine(secure_mode=)",
+    "grad_samples": "there are none: sums are clipped from the factors of gradients",
+    "accumulated_iterations": "every logical batch is a round of its own",
+    "summed_grad": "only what was released is in .grad",
+    "step_hook": "use optimizer.register_step_post_hook, or observers of the engine's driver",
+}
+"""What Opacus' optimiser and its schedulers set: here an assignment would change nothing, and is refused."""
+
+
+def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimiser of a class that is about to be given its state."""
+    return kind.__new__(kind)
+
+
+def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimiser's own class, which refuses what would be ignored, and copies of which are plain."""
+
+    class Private(kind):  # type: ignore[valid-type,misc]
+        _plain = kind
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in LOCKED:
+                _validate.refuse(f"optimizer.{name}", value, f"{LOCKED[name]}; call engine.detach() to begin anew")
+            super().__setattr__(name, value)
+
+        def add_param_group(self, param_group: dict[str, Any]) -> None:
+            _validate.refuse(
+                "optimizer.add_param_group",
+                sorted(param_group),
+                "its parameters would move by raw gradients: call engine.detach(), add it and make it private again",
+            )
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _bare, (kind,), self.__getstate__()
+
+    Private.__name__, Private.__qualname__, Private.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Private
+
 
 def make_steps_private(
     optimizer: torch.optim.Optimizer, driver: TorchDriver, sets: Mapping[str, ConvexSet]
@@ -20,7 +71,7 @@ def make_steps_private(
     """The same object; its `step()` releases the round, sets `.grad`, moves, and projects layers onto their sets.
 
     While more physical batches of a logical one are to come, `step()` does nothing.  Schedulers, state dicts and step
-    hooks see the optimiser they know.
+    hooks see the optimiser they know; an assignment that would be ignored, and more parameters, are refused.
     """
     before = optimizer.step
     private = {id(parameter) for parameter in driver.layers.parameters()}
@@ -37,11 +88,13 @@ def make_steps_private(
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     step._before = before  # type: ignore[attr-defined]
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer.__class__ = _guarded(type(optimizer))
     return optimizer
 
 
 def restore_steps(optimizer: torch.optim.Optimizer) -> None:
     """The optimiser's own `step` again, and no mark of privacy on it."""
+    optimizer.__class__ = optimizer._plain  # type: ignore[attr-defined]
     before = optimizer.step._before  # type: ignore[attr-defined]
     if hasattr(before, "_wrapped_by_lr_sched"):
         optimizer.step = before  # type: ignore[method-assign]

@@ -28,6 +28,7 @@ from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
@@ -289,6 +290,8 @@ class PrivateLinear(BaseEstimator):
             return statement
         ledger = Ledger.open(f"{self.checkpoint}.ledger")
         charged = epsilon_of(ledger.event(), statement.delta, statement.adjacency)
+        if ledger.seeded:  # rounds whose noise can be subtracted
+            return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
         if charged <= statement.epsilon:
             return statement
         return replace(statement, event=_events.to_json(ledger.event()), epsilon=charged, nominal=charged)

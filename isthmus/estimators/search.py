@@ -146,7 +146,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         ledger = self._opened_ledger()
         if ledger is not None:
             ledger.require(split.total())
-            ledger.pay("selection", Gaussian(split.multiplier).event())
+            ledger.pay("selection", Gaussian(split.multiplier).event(), seeded=self.noise_seed is not None)
         noise = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
         part = split.parts(rows.shape[0], noise)
         trials = []

@@ -157,6 +157,9 @@ class Rows(ABC):
     def regrouped(self, groups: Tensor) -> Rows:
         """Micro-batches by name: row j is the mean of the rows i with groups[i] = j, zero where there is none.
 
+        A row that is not finite, or longer than `2^-40` of the largest float, counts as zero: whatever the other rows
+        are, no mean overflows, and a row touches no group but its own.
+
         >>> Dense(torch.tensor([[1.0], [3.0], [8.0]])).regrouped(torch.tensor([2, 2, 0])).dense()
         tensor([[8.],
                 [0.],
@@ -170,7 +173,9 @@ class Rows(ABC):
         index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most)
         index[groups[order], within] = order
         share[groups[order], within] = (most / counts[groups[order]]).to(share)
-        return self.take(index.reshape(-1), share.reshape(-1)).grouped(most)
+        sound = self.masked(self.norm_upper() <= torch.finfo(self.dtype).max * 2.0**-40)
+        filled = (share.reshape(-1) != 0).to(self.device)  # the rest points at row 0, which must leave no trace
+        return sound.take(index.reshape(-1), share.reshape(-1)).masked(filled).grouped(most)
 
     def take(self, index: Tensor, factors: Tensor) -> Rows:
         """Row j is factors[j] times the row index[j]."""

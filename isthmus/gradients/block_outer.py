@@ -95,6 +95,11 @@ class BlockOuter(Rows):
         a, b = (torch.where(keep, x, zero.to(x.dtype)) for x in (self.inputs, self.outputs))
         return BlockOuter(a, b, self.ones)
 
+    def take(self, index: Tensor, factors: Tensor) -> BlockOuter:
+        index, factors = index.to(self.device), factors.to(self.device, self.dtype)
+        outputs = self.outputs.to(self.dtype)[index] * factors[:, None, None, None]
+        return BlockOuter(self.inputs[index], outputs, self.ones)
+
     def scaled(self, factor: float) -> BlockOuter:
         return BlockOuter(self.inputs, self.outputs.to(self.dtype) * factor, self.ones)
 

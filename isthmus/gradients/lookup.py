@@ -103,6 +103,11 @@ class Lookup(Rows):
         zero = torch.zeros((), dtype=self.values.dtype, device=self.device)
         return self._with(torch.where(keep[:, None, None], self.values, zero))
 
+    def take(self, index: Tensor, factors: Tensor) -> Lookup:
+        index, factors = index.to(self.device), factors.to(self.device, self.dtype)
+        values = self.values.to(self.dtype)[index] * factors[:, None, None]
+        return Lookup(self.index[index], values, self.vocabulary)
+
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
 

@@ -133,7 +133,7 @@ class Outer(Rows):
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
 
     def finite(self) -> Rows:
-        if is_lazy(self.a):
+        if is_lazy(self.a) or is_sparse(self.a):
             return super().finite()
         a, b = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (self.a, self.b))
         return Outer(a, b, self.ones)
@@ -142,10 +142,9 @@ class Outer(Rows):
         if is_lazy(self.a):
             return super().masked(keep)
         shape = (-1, *[1] * (self.b.ndim - 1))
-        a, b = (
-            torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in (self.a, self.b)
-        )
-        return Outer(a, b, self.ones)
+        kept = [x for x in (self.a, self.b) if not is_sparse(x)]
+        *a, b = (torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in kept)
+        return Outer(_kept_rows(self.a, keep) if is_sparse(self.a) else a[0], b, self.ones)
 
     def dense(self) -> Tensor:
         a, b = self._shown(to_dense(self.a)).to(self.dtype), self._wide(self.b)
@@ -300,6 +299,12 @@ def _fold(x: Tensor, size: int, groups: int) -> Tensor:
     x = torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
     positions = size if x.ndim == 2 else size * x.shape[1]
     return x.reshape(groups, positions, x.shape[-1])
+
+
+def _kept_rows(a: sp.csr_array, keep: Tensor) -> sp.csr_array:
+    """A CSR matrix with zeros for the numbers of every row that is not kept."""
+    data = np.where(np.repeat(keep.cpu().numpy(), np.diff(a.indptr)), a.data, a.data.dtype.type(0))
+    return sp.csr_array((data, a.indices, a.indptr), shape=a.shape)
 
 
 def _sparse_rows(values: sp.csr_array, like: Outer) -> Outer:

@@ -99,6 +99,9 @@ class ResidualRows(Rows):
         lifted = torch.stack([self.sketch.pinv(code) for code in self.codes.dense()])
         return self.rows.dense() - lifted.to(self.dtype)
 
+    def take(self, index: Tensor, factors: Tensor) -> ResidualRows:
+        return ResidualRows(self.rows.take(index, factors), self.codes.take(index, factors), self.sketch)
+
     def scaled(self, factor: float) -> ResidualRows:
         return ResidualRows(self.rows.scaled(factor), self.codes.scaled(factor), self.sketch)
 

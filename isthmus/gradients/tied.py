@@ -101,6 +101,9 @@ class Sum(Rows):
     def masked(self, keep: Tensor) -> Sum:
         return self._each(lambda piece: piece.masked(keep))
 
+    def take(self, index: Tensor, factors: Tensor) -> Sum:
+        return self._each(lambda piece: piece.take(index, factors))
+
     def scaled(self, factor: float) -> Sum:
         return self._each(lambda piece: piece.scaled(factor))
 

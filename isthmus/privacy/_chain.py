@@ -31,7 +31,7 @@ from isthmus.privacy._events import Json, canonical, flatten, refuse
 
 ADJACENCIES = ("add-remove", "replace-one")
 _FORMAT = 1
-_SILENT = ("begin", "ran", "refund", "close")  # a torn record of these kinds has charged nothing
+_SILENT = ("begin", "ran", "refund", "close", "seeded")  # a torn record of these kinds has charged nothing
 START = "0" * 64
 """What stands as `previous` in the first record."""
 
@@ -299,6 +299,8 @@ class Account:
     rounds: Counter[str] = field(default_factory=Counter)
     runs: dict[str, _Run] = field(default_factory=dict)
     opened: bool = False
+    seeded: bool = False
+    """Whether any charge was made for noise that can be subtracted: never forgotten."""
 
     def apply(self, record: Json) -> None:
         """Count one verified record."""
@@ -319,6 +321,8 @@ class Account:
         elif kind == "torn":
             for charge in record["charges"]:
                 self._count(charge, charge["rounds"])
+        elif kind == "seeded":
+            self.seeded = True
         elif kind == "begin":
             self.runs[record["run"]] = _Run(record["announced"])
         else:

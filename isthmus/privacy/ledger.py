@@ -17,6 +17,8 @@ Guarantees:
   charge that would carry the total beyond the budget is refused before anything is released.
 * **Tampering shows.**  A line that was altered, removed, repeated or moved is refused with its number, and so are
   lost lines at the end as long as the lock file is there.
+* **Seeded noise is never forgotten.**  A run whose noise can be subtracted says so before its first charge, in a
+  record of the chain: every statement about the ledger is "not private" from then on.
 
 Limits.  A deliberate rewrite of the whole chain is outside the threat model: whoever may write the file can forge
 a consistent one.  The lock is `flock`: keep the ledger on a local disk.  Epsilon is that of the charged rounds taken
@@ -158,11 +160,37 @@ class Ledger:
         """The public name of the data."""
         return self._account.dataset
 
-    def run(self, events: Mapping[str, Any], reserve: int | Mapping[str, int] = 1) -> RunLedger:
-        """Begin a run whose stage `name` costs `events[name]` a round, reserving `reserve` rounds at a time."""
-        return RunLedger(self, events, reserve)
+    @property
+    def seeded(self) -> bool:
+        """Whether anything was charged for noise that can be subtracted: what the ledger holds is then not private.
 
-    def pay(self, what: str, event: Any, rounds: int = 1) -> None:
+        `spent` is the epsilon that the same releases would have with secret noise.
+        """
+        with self._locked():
+            return self._account.seeded
+
+    def taint(self) -> None:
+        """Write down, for good, that noise of a seed was released about this data.
+
+        >>> ledger = Ledger()
+        >>> ledger.taint()
+        >>> ledger.seeded
+        True
+        """
+        with self._locked():
+            if not self._account.seeded:
+                self._chain.append(*self._tainting(True))
+
+    def run(
+        self, events: Mapping[str, Any], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
+    ) -> RunLedger:
+        """Begin a run whose stage `name` costs `events[name]` a round, reserving `reserve` rounds at a time.
+
+        `seeded` says that the run's noise can be subtracted: its first charge marks the ledger for good.
+        """
+        return RunLedger(self, events, reserve, seeded=seeded)
+
+    def pay(self, what: str, event: Any, rounds: int = 1, *, seeded: bool = False) -> None:
         """Charge something that is released outside a run, such as a tuned constant: all its rounds or none.
 
         >>> ledger = Ledger()
@@ -171,7 +199,7 @@ class Ledger:
         {'quantile': 1}
         """
         check_rounds(rounds=rounds)
-        with RunLedger(self, {what: event}, rounds, whole=True) as run:
+        with RunLedger(self, {what: event}, rounds, whole=True, seeded=seeded) as run:
             for t in range(rounds):
                 run.charge(what, t)
 
@@ -247,13 +275,18 @@ class Ledger:
         with self._locked():
             self._chain.append({"kind": "begin", "run": run, "announced": announced})
 
-    def _reserve(self, run: str, what: str, t: int, event: Json, rounds: int, least: int) -> int:
+    def _reserve(self, run: str, what: str, t: int, event: Json, rounds: int, least: int, seeded: bool = False) -> int:
         """Charge as many of `rounds` as the budget allows, or refuse if not even `least`; durable on return."""
         with self._locked():
             if self.budget is not None:
                 rounds = self._meter.affordable(what, self._account.totals, event, rounds, least)
-            self._chain.append({"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t})
+            charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
+            self._chain.append(*self._tainting(seeded), charge)
         return rounds
+
+    def _tainting(self, seeded: bool) -> list[Json]:
+        """The record that says so, where it was not said before; older versions refuse a ledger that has it."""
+        return [{"kind": "seeded", "run": ""}] if seeded and not self._account.seeded else []
 
     def _write(self, bodies: list[Json]) -> None:
         with self._locked():
@@ -293,6 +326,7 @@ class RunLedger:
         reserve: int | Mapping[str, int] = 1,
         *,
         whole: bool = False,
+        seeded: bool = False,
     ) -> None:
         if not events or not all(isinstance(name, str) and name for name in events):
             refuse("events", events, "give the event of a round for each stage, by its name")
@@ -303,7 +337,7 @@ class RunLedger:
         self._offers: Json = {
             name: {"event": _events.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
         }
-        self.ledger, self.id, self._whole = ledger, secrets.token_hex(8), whole
+        self.ledger, self.id, self._whole, self.seeded = ledger, secrets.token_hex(8), whole, seeded
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)
         ledger._begin(self.id, self._offers)
@@ -318,7 +352,7 @@ class RunLedger:
             if not self._left[name]:
                 event, rounds = self._offers[name]["event"], self._offers[name]["rounds"]
                 least = rounds if self._whole else 1
-                self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least)
+                self._left[name] = self.ledger._reserve(self.id, name, int(t), event, rounds, least, self.seeded)
             self._left[name] -= 1
             self._used[name] += 1
 

@@ -19,7 +19,7 @@ from isthmus import _validate
 from isthmus.bounded import Bounded
 from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.noise import pieces
+from isthmus.privacy.noise import check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE
 
@@ -83,6 +83,7 @@ class Gaussian:
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         _check(self, bounded, noise)
+        check_scale(self.multiplier * bounded.bound, bounded.value.dtype)
         own = bounded.spare and bounded.value.is_contiguous()
         out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
         noise.add_normal(out, self.multiplier * bounded.bound)
@@ -257,6 +258,7 @@ def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
 
 def _noisy(value: Tensor, scale: float, draw: Callable[..., Tensor]) -> Tensor:
     """value + scale * noise in float64, then the value's dtype: one new tensor, filled a chunk at a time."""
+    check_scale(scale, value.dtype)
     out = value.detach().clone(memory_format=torch.contiguous_format)
     for part in pieces(out):
         part.copy_(draw(len(part), device=part.device).mul_(scale).add_(part))

@@ -278,7 +278,7 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     uniform = _BUFFERS.uniform[: 2 * size]
     np.random.Generator(np.random.SFC64(secrets.randbits(192))).random(out=uniform)
     radius, angle = torch.from_numpy(uniform).split(size) if size else (torch.empty(0), torch.empty(0))
-    radius.neg_().log1p_().mul_(-2 * scale**2).sqrt_()
+    radius.neg_().log1p_().mul_(-2).sqrt_().mul_(scale)  # the scale is never squared: its square may leave the range
     angle.mul_(2 * math.pi)
     cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
     return radius, angle.sin_(), cosine
@@ -287,6 +287,23 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 def _ziggurat(size: int) -> NDArray[np.float64]:
     """Normals under a key that is used once, by numpy alone."""
     return np.random.Generator(np.random.SFC64(secrets.randbits(192))).standard_normal(size)
+
+
+def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> None:
+    """Refuse noise that numbers of the dtype (or float64, in which it is drawn) cannot hold: it would be 0 or infinite.
+
+    The standard deviation must be a normal number of the dtype, with room for 64 of them above.
+
+    >>> check_scale(1e-170, torch.float64)
+    >>> check_scale(1e-170, torch.float32)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    isthmus._validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
+    """
+    infos = [torch.finfo(each) for each in (dtype, torch.float64) if each.is_floating_point]
+    least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
+    short = str(dtype).removeprefix("torch.")
+    remedy = f"{short} numbers hold noise of {least:.3g} to {most:.3g}: change the clip bound, or the units of the data"
+    _validate.check(least <= scale <= most, name, scale, remedy)
 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:

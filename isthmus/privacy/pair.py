@@ -49,10 +49,16 @@ class RunLedgers(Ledger):
             self.shared._begin(run, {self._labelled(what): offer for what, offer in announced.items()})
         super()._begin(run, announced)
 
-    def _reserve(self, run: str, what: str, t: int, event: Any, rounds: int, least: int) -> int:
+    def taint(self) -> None:
+        """Write down in both, for good, that noise of a seed was released."""
         if self.shared is not None:
-            rounds = self.shared._reserve(run, self._labelled(what), t, event, rounds, least)
-        return super()._reserve(run, what, t, event, rounds, least)
+            self.shared.taint()
+        super().taint()
+
+    def _reserve(self, run: str, what: str, t: int, event: Any, rounds: int, least: int, seeded: bool = False) -> int:
+        if self.shared is not None:
+            rounds = self.shared._reserve(run, self._labelled(what), t, event, rounds, least, seeded)
+        return super()._reserve(run, what, t, event, rounds, least, seeded)
 
     def _write(self, bodies: list[Any]) -> None:
         super()._write(bodies)  # the other way round than a charge: a refund that is lost in between is no loss

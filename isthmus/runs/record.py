@@ -137,6 +137,7 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
         ledger.event(),
         own.delta,
         own.adjacency,
+        seeded=ledger.seeded,
         n=own.n,
         sampler=own.sampler,
         assumptions=assumptions,

@@ -156,7 +156,7 @@ def test_the_file_is_tensors_and_json_and_nothing_else(tmp_path: Path) -> None:
     meta = header.pop("__metadata__")
     assert set(meta) == {"format", "tree"}
     tree = json.loads(meta["tree"])
-    assert set(tree) == {"module", "optimizer", "driver", "terms", "spent", "extra"}
+    assert set(tree) == {"module", "optimizer", "driver", "terms", "spent", "seeded", "extra"}
     spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     assert spans[0][0] == 0
     assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))

@@ -11,7 +11,7 @@ from engine_cases import BATCH, C, clipped, data, mlp, per_example, private, tra
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus import Kronecker
+from isthmus import InvalidInput, Kronecker
 
 
 class Low(nn.Module):
@@ -165,6 +165,21 @@ def test_raw_gradients_never_reach_the_optimiser(kind: str) -> None:
         found.append(module)
     for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=0, atol=1e-12)
+
+
+def test_raw_gradients_are_never_written() -> None:
+    """A parameter in the loss, or one that came later: refused, and nothing is left in `.grad`."""
+    module = mlp()
+    run = private(module, data())
+    x, y = next((x, y) for _, x, y in run.loader if len(x))
+    first = next(module.parameters()).requires_grad_(True)
+    loss = F.cross_entropy(module(x), y)
+    with pytest.raises(InvalidInput):
+        (loss + (first * x.sum()).sum()).backward()
+    assert all(p.grad is None for p in module.parameters())
+    module.register_parameter("late", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(InvalidInput, match="a gradient of their own"):
+        module(x)
 
 
 def test_the_cost_of_bare_parameters_is_said_once() -> None:
