@@ -18,6 +18,7 @@ from isthmus.penalties import NoPenalty, Penalty
 from isthmus.pipeline import Keys, Pipeline, Setting, run, start
 from isthmus.result import Result
 from isthmus.sets import ConvexSet, Whole
+from isthmus.soundness import claims
 from isthmus.space import Space
 from isthmus.spending import Prepared, Spending
 from isthmus.state import State
@@ -103,9 +104,11 @@ def minimize(
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    pipe = _bound(
-        recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, objective.loss, _gradient(objective))
-    )
+    loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
+    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, loss, gradient))
+    if claims(pipe):
+        loss.close(recipe)
+        gradient.close(recipe)
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     _validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
@@ -123,7 +126,7 @@ def minimize(
         aggregator=_aggregator(objective, clients, pipe),
         space=space,
         keys=Keys(seed, None if spending is None else spending.noise),
-        public_rows=lambda w, data: objective.on(data).rows(w),
+        public_rows=lambda w, data: _public(objective, data).rows(w),
         per_epoch=per_epoch,
         physical=physical_batch_size,
         ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
@@ -185,6 +188,33 @@ def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None
 def _closing(ledger: Any) -> Any:
     """Give back reserved rounds that were never begun, where the ledger can."""
     return closing(ledger) if hasattr(ledger, "close") else nullcontext()
+
+
+class _Look:
+    """A look at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function, self.used, self.closed = function, False, False
+
+    def __call__(self, w: Tensor) -> Any:
+        remedy = "a private pipeline may not look at loss or gradient without noise: leave it to the releases"
+        _validate.check(not self.closed, "recipe", "a look at the objective", remedy)
+        self.used = True
+        return self.function(w)
+
+    def close(self, recipe: Any) -> None:
+        """No look from now on; one that was taken while the recipe was bound is refused."""
+        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
+        remedy = "it claims to be private and looked at loss or gradient while it was bound: use public facts"
+        _validate.check(not self.used, "recipe", name, remedy)
+
+
+def _public(objective: Any, data: Any) -> Any:
+    """The objective on public examples, which are never its own."""
+    other = objective.on(data)
+    remedy = "a sketch learns from public examples: give it some"
+    _validate.check(other is not objective, "data", type(data).__name__, remedy)
+    return other
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:

@@ -19,6 +19,7 @@ from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.sketches.identity import IdentityMap
+from isthmus.soundness import assumed, check_costs
 from isthmus.space import Space
 
 
@@ -91,6 +92,7 @@ class Spending:
 
     def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
         """A value whose bound was proven elsewhere: charged, then released."""
+        check_costs(mechanism, self.promise.adjacency)
         event = mechanism.event(self.promise.adjacency)
         self.ledger.pay(name, event)
         self._before.append(event)
@@ -125,7 +127,7 @@ class Spending:
             seeded=self.seeded,
             n=promise.n,
             sampler=words,
-            assumptions=promise.assumptions,
+            assumptions=(*promise.assumptions, *assumed(pipe)),
             guarantee=promise.published or "",
             noise=self.noise.describe(),
         )
