@@ -87,7 +87,8 @@ def minimize(
     seed        public randomness: sketches, and batches of runs that are not private
     x0          where to start; by default the point of C nearest to 0
     resume      the state of an earlier result: goes on to the same `steps` as if never interrupted
-    callbacks   called with (record, state) at each record; return True to stop
+    callbacks   called with (record, state) at each record; return True to stop (a private run states its whole plan:
+                what was released may have decided)
     record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
     progress    a progress bar; None shows it on a terminal
     clients     objectives of several holders of data, or an aggregator; the objective is then their whole
@@ -116,7 +117,7 @@ def minimize(
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    terms = _terms(spending, pipe, resume)
+    terms = _terms(spending, pipe, resume, rounds)
     state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
     same = state.parts.get("terms") == terms.get("terms")
     _validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
@@ -140,7 +141,7 @@ def minimize(
         average=pipe.average.output(state.average, state.w),
         status=status,
         history=tuple(watch.history),
-        privacy=None if spending is None else spending.statement(pipe, state.t),
+        privacy=None if spending is None else spending.statement(pipe, rounds, state.t),
         dims=state.dims,
         bytes=state.bytes,
         seconds=watch.seconds,
@@ -165,12 +166,12 @@ def _spending(
     return spending
 
 
-def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None) -> dict[str, Any]:
-    """On what terms the run is made: what a round costs, and whether any round's noise can be subtracted."""
+def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, rounds: int) -> dict[str, Any]:
+    """On what terms the run is made: what its rounds cost, and whether any round's noise can be subtracted."""
     if spending is None:
         return {}
     spending.seeded = spending.seeded or bool(resume is not None and resume.parts.get("seeded"))
-    return {"terms": spending.terms(pipe), "seeded": spending.seeded}
+    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded}
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
@@ -296,7 +297,8 @@ class _Watch:
         self.seconds = seconds - self.aside
         self.bar.update(1)
         if self.spent is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
-            self.bar.set_postfix(epsilon=f"{self.spent(state.t):.4g}", refresh=False)
+            spent = f"{self.spent(state.t):.4g} of {self.spent(self.rounds):.4g}"
+            self.bar.set_postfix(epsilon=spent, refresh=False)
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False
         began = time.perf_counter()
