@@ -122,6 +122,7 @@ def columns(x: Matrix, lo: int, hi: int) -> Matrix:
     return x if lo == 0 and hi == x.shape[1] else x[:, lo:hi]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # a norm beyond the numbers is infinite, and no warning tells of it
 def row_norms(x: Matrix, ord: float = 2) -> Tensor:
     """The l1, l2 or linf norm of each row, not yet rounded up: in float64 when sparse, else in float32 or better.
 

@@ -79,6 +79,9 @@ class Stage:
     every: int = 1
     source: Source = current
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "releases", tuple(self.releases))  # what was checked stays as it was
+
     @property
     def private(self) -> bool:
         return any(release.mechanism.private for release in self.releases)
@@ -122,8 +125,8 @@ class Pipeline:
 
     `output` says what a run returns as its point, the "last" iterate or the "average"; `rounds` how many it
     takes where the algorithm says so itself; `promise` what a private one guarantees; `prepare` what is released
-    before the loop (see `isthmus.spending`).  Unsound fillings, and
-    private ones that the accountant cannot account for, are refused when it is built.
+    before the loop (see `isthmus.spending`).  Unsound fillings, and private ones that the accountant cannot account
+    for, are refused when it is built; one that claims privacy may hold no look at the data without noise.
     """
 
     stages: Sequence[Stage]
@@ -138,6 +141,7 @@ class Pipeline:
     prepare: Any = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
         check_sound(self)
 
     @property

@@ -18,6 +18,7 @@ from isthmus.penalties import NoPenalty, Penalty
 from isthmus.pipeline import Keys, Pipeline, Setting, run, start
 from isthmus.result import Result
 from isthmus.sets import ConvexSet, Whole
+from isthmus.soundness import claims
 from isthmus.space import Space
 from isthmus.spending import Prepared, Spending
 from isthmus.state import State
@@ -86,7 +87,8 @@ def minimize(
     seed        public randomness: sketches, and batches of runs that are not private
     x0          where to start; by default the point of C nearest to 0
     resume      the state of an earlier result: goes on to the same `steps` as if never interrupted
-    callbacks   called with (record, state) at each record; return True to stop
+    callbacks   called with (record, state) at each record; return True to stop (a private run states its whole plan:
+                what was released may have decided)
     record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
     progress    a progress bar; None shows it on a terminal
     clients     objectives of several holders of data, or an aggregator; the objective is then their whole
@@ -103,9 +105,11 @@ def minimize(
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    pipe = _bound(
-        recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, objective.loss, _gradient(objective))
-    )
+    loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
+    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, loss, gradient))
+    if claims(pipe):
+        loss.close(recipe)
+        gradient.close(recipe)
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     _validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
@@ -113,7 +117,7 @@ def minimize(
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    terms = _terms(spending, pipe, resume)
+    terms = _terms(spending, pipe, resume, rounds)
     state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
     same = state.parts.get("terms") == terms.get("terms")
     _validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
@@ -123,7 +127,7 @@ def minimize(
         aggregator=_aggregator(objective, clients, pipe),
         space=space,
         keys=Keys(seed, None if spending is None else spending.noise),
-        public_rows=lambda w, data: objective.on(data).rows(w),
+        public_rows=lambda w, data: _public(objective, data).rows(w),
         per_epoch=per_epoch,
         physical=physical_batch_size,
         ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
@@ -137,7 +141,7 @@ def minimize(
         average=pipe.average.output(state.average, state.w),
         status=status,
         history=tuple(watch.history),
-        privacy=None if spending is None else spending.statement(pipe, state.t),
+        privacy=None if spending is None else spending.statement(pipe, rounds, state.t),
         dims=state.dims,
         bytes=state.bytes,
         seconds=watch.seconds,
@@ -162,12 +166,12 @@ def _spending(
     return spending
 
 
-def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None) -> dict[str, Any]:
-    """On what terms the run is made: what a round costs, and whether any round's noise can be subtracted."""
+def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, rounds: int) -> dict[str, Any]:
+    """On what terms the run is made: what its rounds cost, and whether any round's noise can be subtracted."""
     if spending is None:
         return {}
     spending.seeded = spending.seeded or bool(resume is not None and resume.parts.get("seeded"))
-    return {"terms": spending.terms(pipe), "seeded": spending.seeded}
+    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded}
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
@@ -185,6 +189,33 @@ def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None
 def _closing(ledger: Any) -> Any:
     """Give back reserved rounds that were never begun, where the ledger can."""
     return closing(ledger) if hasattr(ledger, "close") else nullcontext()
+
+
+class _Look:
+    """A look at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function, self.used, self.closed = function, False, False
+
+    def __call__(self, w: Tensor) -> Any:
+        remedy = "a private pipeline may not look at loss or gradient without noise: leave it to the releases"
+        _validate.check(not self.closed, "recipe", "a look at the objective", remedy)
+        self.used = True
+        return self.function(w)
+
+    def close(self, recipe: Any) -> None:
+        """No look from now on; one that was taken while the recipe was bound is refused."""
+        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
+        remedy = "it claims to be private and looked at loss or gradient while it was bound: use public facts"
+        _validate.check(not self.used, "recipe", name, remedy)
+
+
+def _public(objective: Any, data: Any) -> Any:
+    """The objective on public examples, which are never its own."""
+    other = objective.on(data)
+    remedy = "a sketch learns from public examples: give it some"
+    _validate.check(other is not objective, "data", type(data).__name__, remedy)
+    return other
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:
@@ -266,7 +297,8 @@ class _Watch:
         self.seconds = seconds - self.aside
         self.bar.update(1)
         if self.spent is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
-            self.bar.set_postfix(epsilon=f"{self.spent(state.t):.4g}", refresh=False)
+            spent = f"{self.spent(state.t):.4g} of {self.spent(self.rounds):.4g}"
+            self.bar.set_postfix(epsilon=spent, refresh=False)
         if self.every is None or (state.t % self.every and state.t != self.rounds):
             return False
         began = time.perf_counter()

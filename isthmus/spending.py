@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.sketches.identity import IdentityMap
+from isthmus.soundness import assumed, check_costs
 from isthmus.space import Space
 
 
@@ -91,6 +93,7 @@ class Spending:
 
     def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
         """A value whose bound was proven elsewhere: charged, then released."""
+        check_costs(mechanism, self.promise.adjacency)
         event = mechanism.event(self.promise.adjacency)
         self.ledger.pay(name, event, **self._marks())
         self._before.append(event)
@@ -108,30 +111,36 @@ class Spending:
         events = self._events(pipe)
         return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events}, **self._marks())
 
-    def terms(self, pipe: Pipeline) -> str:
-        """What was bought and what a round of each stage costs, as text: a run goes on on the terms it began with."""
+    def terms(self, pipe: Pipeline, planned: int) -> str:
+        """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
         rounds = {name: _events.to_json(event) for name, event in self._events(pipe).items()}
+        every = {stage.name: stage.every for stage in pipe.stages}
         bought = [_events.to_json(event) for event in self._before]
-        return _events.canonical({"rounds": rounds, "before": bought, "n": self.promise.n, "sound": self.promise.sound})
+        told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
+        return _events.canonical({**told, "n": self.promise.n, "sound": self.promise.sound})
 
-    def statement(self, pipe: Pipeline, rounds: int) -> PrivacyStatement:
-        """What this run promises: its own releases, those before the loop included."""
+    def statement(self, pipe: Pipeline, planned: int, done: int) -> PrivacyStatement:
+        """What this run promises: all its planned releases, those before the loop included.
+
+        A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
+        and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).
+        """
         promise = self.promise
         words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
         return PrivacyStatement.of(
-            self._total(pipe, rounds) if promise.sound else dpa.NonPrivateDpEvent(),
+            self._total(pipe, planned) if promise.sound else dpa.NonPrivateDpEvent(),
             promise.delta,
             promise.adjacency,
             seeded=self.seeded,
             n=promise.n,
             sampler=words,
-            assumptions=promise.assumptions,
+            assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
             guarantee=promise.published or "",
             noise=self.noise.describe(),
         )
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
-        """What this run has spent after so many rounds."""
+        """What so many rounds cost where their number was fixed beforehand."""
         promise = self.promise
         return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
 
@@ -145,6 +154,27 @@ class Spending:
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
+
+
+def stopped(planned: int, done: int) -> list[str]:
+    """What a statement says of a run that was stopped before its last round.
+
+    >>> stopped(10, 10), len(stopped(10, 4))
+    ([], 1)
+    """
+    if done >= planned:
+        return []
+    return [
+        f"{done} of {planned} planned rounds were made, and all planned ones are counted: what was released may have "
+        "decided when to stop"
+    ]
+
+
+def unspent(terms: str, done: int) -> Any:
+    """The event of the rounds that a run on these terms has planned and not made after `done` of them."""
+    told = json.loads(terms)
+    left = {name: -(-told["planned"] // k) - -(-done // k) for name, k in told["every"].items()}
+    return _events.composed((event, left[name]) for name, event in told["rounds"].items() if left[name] > 0)
 
 
 def _reserve(looks: int) -> int:

@@ -8,23 +8,23 @@ from typing import Any
 from torch import Tensor
 
 from isthmus import _validate
+from isthmus.algorithms import priv_sgd
 from isthmus.bounded import Bounded
-from isthmus.lifts import adjoint
-from isthmus.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.penalties import NoPenalty
+from isthmus.pipeline import Pipeline
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.clips import Clip
-from isthmus.privacy.mechanisms import Gaussian
-from isthmus.privacy.published import privsgd_sigma
-from isthmus.privacy.sampling import FullBatch
-from isthmus.sketches import Encoder, GaussianSketch, Sketch
+from isthmus.sets import Whole
+from isthmus.solve import Binding
+from isthmus.space import Space
 
-__all__ = ["Halved", "halved", "published_privsgd", "rescaled"]
+__all__ = ["Halved", "halved", "published_privsgd"]
 
 
 @dataclass(frozen=True)
 class Halved:
     """A mechanism that states the noise of another one and adds half of it.  Broken on purpose.
 
+    >>> from isthmus.privacy import Gaussian
     >>> Halved(Gaussian(2.0)).event()
     GaussianDpEvent(noise_multiplier=2.0)
     """
@@ -53,6 +53,8 @@ class Halved:
 def halved(pipe: Pipeline) -> Pipeline:
     """The pipeline with half of every noise and the same promise.  Broken on purpose.
 
+    >>> from isthmus.pipeline import Promise, Release, Stage
+    >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
     >>> halved(pipe).stages[0].releases[0].mechanism
@@ -69,42 +71,23 @@ def halved(pipe: Pipeline) -> Pipeline:
     return replace(pipe, stages=stages)
 
 
-def rescaled(bounded: Bounded, sketch: Sketch) -> Bounded:
-    """The published step between average and noise: `g -> ||g|| / ||Phi g|| g`, so that `||Phi g||` becomes `||g||`.
-
-    It states that the bound of a record stays what it was.  It does not: near the kernel of Phi one record turns the
-    whole of `Phi g` round.
-    """
-    length, seen = float(bounded.value.norm()), float(sketch.forward(bounded.value).norm())
-    scale = length / seen if seen > 0 else 0.0
-    return replace(bounded, value=bounded.value * scale, bound=bounded.bound / sketch.gain(bounded.ord))
-
-
 def published_privsgd(
     n: int,
     m: int = 50,
     *,
+    d: int = 10_000,
     lipschitz: float = 1.0,
     steps: int = 1,
     epsilon: float = 1.0,
     delta: float = 1e-5,
-    encode: Encoder | None = None,
 ) -> Pipeline:
-    """PRIVSGD (and DP-CompGD) as printed: noise `privsgd_sigma` on `||g|| Phi g / ||Phi g||`.  Broken on purpose.
+    """PRIVSGD (and DP-CompGD) as printed: the pipeline that `priv_sgd(as_published=True)` runs.  Broken by its design.
 
-    The claim is replace-one with n public.  With a Phi the adversary knows, one record moves the code of the mean by
-    up to `2 L` where `2 L / n` is claimed.
+    The claim is replace-one with n public: noise `privsgd_sigma` on `||g|| Phi g / ||Phi g||`.  With a Phi that one
+    knows, a record moves the code of the mean by up to `2 L` where `2 L / n` is claimed.
 
     >>> round(published_privsgd(1000).stages[0].releases[0].mechanism.multiplier, 3)
     19.194
     """
-    sigma = privsgd_sigma(lipschitz=lipschitz, n=n, steps=steps, epsilon=epsilon, delta=delta).sigma
-    release = Release(
-        encode=GaussianSketch(m, scaling="jl") if encode is None else encode,
-        clip=Clip(lipschitz, before=True),
-        between=(rescaled,),
-        mechanism=Gaussian(sigma * n / lipschitz),
-        lift=adjoint,
-    )
-    promise = Promise(epsilon, delta, Adjacency.REPLACE_ONE, published="none for a map the adversary knows")
-    return Pipeline([Stage(FullBatch(), [release])], lambda t: 1.0, promise=promise)
+    recipe = priv_sgd(epsilon=epsilon, delta=delta, m=m, clip=lipschitz, step=1.0, n="exact", as_published=True)
+    return recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(d), n, steps, None))

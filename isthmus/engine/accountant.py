@@ -36,7 +36,7 @@ class Accountant:
         return "pld"
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at delta of everything released so far."""
+        """Epsilon at delta of everything released so far, its number of rounds taken as fixed beforehand."""
         _validate.open_unit(delta=delta)
         tight = self.kind != "rdp" or not len(self)
         return self.ledger.spent(delta) if tight else self.cost(self.ledger.event(), delta)

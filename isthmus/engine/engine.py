@@ -26,21 +26,26 @@ from isthmus.engine.optimizer import (
 )
 from isthmus.gradients.layers import Layers
 from isthmus.pipeline import Pipeline, Promise, Stage
-from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource
+from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
+from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import PrivacyStatement
+from isthmus.spending import stopped
 
 ASSUMPTIONS = (
     "one record belongs to one person",
     "no code between the layers mixes the examples of a batch (tested on first and on random batches, not proven), and "
     "the loss is a mean (or sum) over them",
-    "whether a step is taken, and when training stops, does not depend on the private data beyond what was released",
+    "whether a step is taken does not depend on the private data beyond what was released",
     "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
 )
 RANDOM = (
     "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
     "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
+)
+FIXED = (
+    "the number of steps was fixed before training, whatever was released: stopping on results costs a planned budget"
 )
 KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
@@ -58,7 +63,9 @@ class PrivacyEngine:
     ledger       a path, or a `privacy.Ledger`: what was released survives a kill, and may share a budget
     seed         public randomness only: sketches
 
-    The guarantee is that of the ledger: `engine.get_epsilon(delta)` at any time, `engine.statement(delta)` in words.
+    The guarantee is that of the ledger: `engine.statement(delta)` in words.  `engine.get_epsilon(delta)` is the epsilon
+    of the steps so far, and holds where their number was fixed before training; training that may stop on what it
+    sees is planned (`make_private_with_epsilon`), and its statement counts all planned steps.
 
     >>> from torch.utils.data import TensorDataset
     >>> data = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,)))
@@ -92,6 +99,8 @@ class PrivacyEngine:
         self._budget: tuple[float, float] | None = None
         self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
         """Every training that was made private, with its terms."""
+        self._plans: list[tuple[TorchDriver, int | None]] = []
+        """Every training that was ever made private, with its planned steps."""
         self._sources: list[Any] = []
         self._drivers: list[TorchDriver] = []
         self._samplers: list[str] = []
@@ -185,6 +194,7 @@ class PrivacyEngine:
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
         self._runs.append((driver, agreed))
+        self._plans.append((driver, None))
         self._sources.append(noise)
         self._drivers.append(driver)
         self._samplers.append(sampler.describe())
@@ -237,6 +247,7 @@ class PrivacyEngine:
             self._budget = None
         driver = self._require_driver()
         driver.ledger = Limited(driver.ledger, driver.stage.event(self.ledger.adjacency), rounds, budget, self._kind)
+        self._plans[-1] = driver, rounds
         return triple
 
     def detach(self) -> None:
@@ -266,29 +277,44 @@ class PrivacyEngine:
         return Accountant(self.ledger, self._kind)
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at delta of everything released so far, as secret noise gives it.
+        """Epsilon at delta of everything released so far, its number of steps taken as fixed before training.
 
         Where `statement(delta).private` is False, some of the noise came from a seed, and no epsilon holds.
         """
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:
-        """What training so far promises, with its adjacency, sampler and assumptions."""
+        """What training promises, with its adjacency, sampler and assumptions.
+
+        Planned steps (`make_private_with_epsilon`) are all counted, made or not: then training may stop on anything
+        that was released.  Without a plan the statement rests on a number of steps that was fixed beforehand.
+        """
         driver = self._require_driver()
         promise = driver.pipe.promise
         assert promise is not None
+        event, told = self._planned()
         kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
         return PrivacyStatement.of(
-            self.ledger.event(),
+            event,
             delta,
             promise.adjacency,
             seeded=self._seeded,
             n=promise.n,
             sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=(*promise.assumptions, *leaks),
+            assumptions=(*promise.assumptions, *told, *leaks),
             noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
         )
+
+    def _planned(self) -> tuple[Any, list[str]]:
+        """Everything charged and every step that is planned and not made; what is to be said of both."""
+        events, told = [self.ledger.event()], []
+        for driver, planned in self._plans:
+            done = driver.state.t
+            told += [FIXED] if planned is None else stopped(planned, done)
+            if planned is not None and done < planned:
+                events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
+        return compose(events), list(dict.fromkeys(told))
 
     def track(self, tracker: Any = None) -> Any:
         """A `diagnostics.Tracker` that follows every release: noise-to-signal, norm and, where paid for, clip fraction.

@@ -26,12 +26,13 @@ from isthmus.estimators.leaks import learned_before, warn_of_large_delta, warn_o
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, compose, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
+from isthmus.spending import unspent
 from isthmus.state import State
 
 DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
@@ -134,6 +135,7 @@ class PrivateLinear(BaseEstimator):
                 **(self._spending() if self._private else {}),
             )
         self.plan_, self.choice_, self.result_, self._assumed = found, choice, result, assumed
+        self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
@@ -278,23 +280,24 @@ class PrivateLinear(BaseEstimator):
         statement = result.privacy
         if statement is not None:
             statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
-            statement = self._with_lost_rounds(statement)
+            statement = self._with_lost_rounds(statement, result.state)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 told = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.facts["n"], assumptions=(told, *statement.assumptions))
         self.privacy_ = statement
 
-    def _with_lost_rounds(self, statement: PrivacyStatement) -> PrivacyStatement:
+    def _with_lost_rounds(self, statement: PrivacyStatement, state: State) -> PrivacyStatement:
         """The statement of a resumed run: rounds that a killed process had paid for are in its own ledger."""
         if not self._tallied or not statement.private:
             return statement
         ledger = Ledger.open(f"{self.checkpoint}.ledger")
-        charged = epsilon_of(ledger.event(), statement.delta, statement.adjacency)
+        event = compose([ledger.event(), unspent(state.parts["terms"], state.t)])  # a partial fit has more planned
+        charged = epsilon_of(event, statement.delta, statement.adjacency)
         if ledger.seeded:  # rounds whose noise can be subtracted
             return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
         if charged <= statement.epsilon:
             return statement
-        return replace(statement, event=_events.to_json(ledger.event()), epsilon=charged, nominal=charged)
+        return replace(statement, event=_events.to_json(event), epsilon=charged, nominal=charged)
 
     @property
     def _tallied(self) -> bool:
@@ -308,13 +311,13 @@ class PrivateLinear(BaseEstimator):
         return matmul(self._maps(Scaled.of(_rows(X))), self._weights).numpy()
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
-        """(round, epsilon spent so far) of the fit; what was bought before the first round is in all of them."""
+        """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""
         check_is_fitted(self)
         if self.privacy_ is None or not math.isfinite(self.privacy_.nominal):
             return []
-        leaves, last = list(_events.flatten(self.privacy_.event)), self.n_iter_
+        leaves, last = list(_events.flatten(self.privacy_.event)), getattr(self, "_planned_rounds", self.n_iter_)
         curve = []
-        for t in sorted({max(1, round(last * i / points)) for i in range(1, points + 1)}):
+        for t in sorted({max(1, round(self.n_iter_ * i / points)) for i in range(1, points + 1)}):
             spent = _events.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve

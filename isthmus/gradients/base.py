@@ -104,6 +104,14 @@ class Rows(ABC):
         """The upper half of `norm_bounds`: kinds whose rows are on a device answer it with fewer kernels."""
         return self.norm_bounds(ord)[1]
 
+    def underflow(self) -> Tensor:
+        """What the weighted share of each row may be off by, in the l1 norm, below the normal numbers: (n,), float64.
+
+        Above them rounding is relative, and `norms` has a reserve for it; a number below them may be taken for 0.
+        """
+        lost = self.d * torch.finfo(self.dtype).tiny
+        return torch.full((self.n,), lost, dtype=torch.float64, device=self.device)
+
     def leaves(self) -> list[tuple[str, Rows]]:
         """The named pieces these rows are made of, side by side."""
         return [("w", self)]

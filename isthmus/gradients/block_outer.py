@@ -48,6 +48,9 @@ class BlockOuter(Rows):
         shape = (self.n, self.blocks)
         return _rounding.matrix_bounds(low.view(shape), ord)[0], _rounding.matrix_bounds(high.view(shape), ord)[1]
 
+    def underflow(self) -> Tensor:
+        return self._each().underflow().view(self.n, self.blocks).sum(1)
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         b = self.outputs.to(self.dtype)
         if weights is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,12 @@ class Outer(Rows):
         _rounding.check_ord(ord)
         product = _rounding.device_upper(self._flat(self.a), ord) * _rounding.device_upper(self._flat(self.b), ord)
         return product * (1 + 2.0**-50)
+
+    def underflow(self) -> Tensor:
+        """What c b loses is multiplied by a: a long a beside a short b loses much."""
+        size = _rounding.matrix_bounds(self.a, 2) if is_lazy(self.a) else self._factor_bounds(math.inf)
+        longest = size[1].to(self.device).view(self.n, self.positions).sum(1)
+        return super().underflow() * (self.positions + longest)
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         b = self._wide(self.b)

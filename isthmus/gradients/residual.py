@@ -67,6 +67,11 @@ class ResidualRows(Rows):
         eps = max(torch.finfo(rows.dtype).eps for rows in (self.rows, self.codes))
         return 2 * eps * (4 + math.log2(max(self.d, 2)))
 
+    def underflow(self) -> Tensor:
+        """That of the rows, and that of the codes through Phi^+, whose l1 norm is at most sqrt(d) / norm."""
+        lifted = self.codes.underflow().to(self.device) * (math.sqrt(self.d) / self.sketch.norm)
+        return self.rows.underflow() + lifted
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         total = self.rows.sum(weights, out)
         return total.sub_(self.sketch.pinv(self.codes.sum(weights)).to(self.dtype))

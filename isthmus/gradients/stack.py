@@ -41,6 +41,9 @@ class Stack(Rows):
         pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
         return torch.linalg.vector_norm(pieces, ord, dim=0) * (1 + 2 * len(pieces) * 2.0**-52)
 
+    def underflow(self) -> Tensor:
+        return torch.stack([piece.underflow() for _, piece in self.items]).sum(0)
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         total, lo = self._empty(self.d) if out is None else out, 0
         for _, piece in self.items:

@@ -68,6 +68,9 @@ class Sum(Rows):
         parts = [_direct([piece.part(lo, hi) for piece in self.pieces], ord) for lo, hi in spans]
         return join_bounds(parts, self.device)
 
+    def underflow(self) -> Tensor:
+        return torch.stack([piece.underflow() for piece in self.pieces]).sum(0)
+
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         first, *rest = (piece.sum(weights).to(self.dtype) for piece in self.pieces)
         for more in rest:

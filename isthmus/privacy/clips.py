@@ -13,6 +13,8 @@ from torch import Tensor
 from isthmus import _validate
 
 _SPAN = 1e6
+SMALLEST, LARGEST = 1e-24, 1e30
+"""Bounds between which the rounding of float32 numbers is relative, sums of 10^8 records included."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Clip:
     |---|---|
     | v = 0 | 1 |
     | norm not finite | 0: the record is left out |
+    | C / norm below the normal numbers | 0: such a weight has lost its digits |
 
     >>> import torch
     >>> from isthmus.gradients import Dense
@@ -38,7 +41,7 @@ class Clip:
     before: bool = False
 
     def __post_init__(self) -> None:
-        _validate.positive(clip=self.bound)
+        _check_bound("clip", self.bound)
         _validate.one_of((1, 2, math.inf), ord=self.ord)
 
     def init(self) -> float:
@@ -47,7 +50,7 @@ class Clip:
 
     def weights(self, rows: Any, bound: float) -> Tensor:
         """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
-        return _weights(rows.norms(self.ord), bound)
+        return _weights(rows, self.ord, bound)
 
     def each(self, bound: float) -> float:
         """The bound of every weighted row."""
@@ -77,7 +80,7 @@ class PerLeafClip:
     def __post_init__(self) -> None:
         _validate.check(len(self.bounds) > 0, "bounds", dict(self.bounds), "give a bound for each leaf")
         for name, value in self.bounds.items():
-            _validate.positive(**{f"bounds[{name!r}]": value})
+            _check_bound(f"bounds[{name!r}]", value)
         _validate.one_of((2,), ord=self.ord)
 
     def init(self) -> float:
@@ -89,7 +92,7 @@ class PerLeafClip:
         leaves = rows.leaves()
         names = [name for name, _ in leaves]
         _validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
-        return {name: _weights(leaf.norms(self.ord), self.bounds[name] * bound) for name, leaf in leaves}
+        return {name: _weights(leaf, self.ord, self.bounds[name] * bound) for name, leaf in leaves}
 
     def each(self, bound: float) -> dict[str, float]:
         """The bound of every weighted leaf of a row."""
@@ -141,7 +144,8 @@ class AdaptiveClip:
     before: bool = False
 
     def __post_init__(self) -> None:
-        _validate.positive(clip=self.initial, rate=self.rate)
+        _check_bound("clip", self.initial)
+        _validate.positive(rate=self.rate)
         _validate.open_unit(quantile=self.quantile)
         _validate.one_of((1, 2, math.inf), ord=self.ord)
 
@@ -151,7 +155,7 @@ class AdaptiveClip:
 
     def weights(self, rows: Any, bound: float) -> Tensor:
         """The weight of each row, `min(1, C / norm)`."""
-        return _weights(rows.norms(self.ord), bound)
+        return _weights(rows, self.ord, bound)
 
     def each(self, bound: float) -> float:
         """The bound of every weighted row."""
@@ -165,10 +169,28 @@ class AdaptiveClip:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
         _validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
-        moved = bound * math.exp(-self.rate * (below - self.quantile))
-        return min(self.initial * _SPAN, max(self.initial / _SPAN, moved))
+        moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
+        low, high = max(self.initial / _SPAN, SMALLEST), min(self.initial * _SPAN, LARGEST)
+        return min(high, max(low, moved))
 
 
-def _weights(norms: Tensor, bound: float) -> Tensor:
-    """min(1, C / norm); norms carry a reserve for the rounding of this division, and infinite ones give 0."""
-    return torch.where(norms > bound, bound / norms, torch.ones_like(norms))
+def _weights(rows: Any, ord: float, bound: float) -> Tensor:
+    """min(1, C / norm), rounded down, of each row; 0 where the weighted row could not be kept below C.
+
+    Norms carry a reserve for the roundings of the product, relative ones.  Below the normal numbers roundings are
+    absolute: a weight there is 0 (it has lost its digits), and what a product may lose there (`Rows.underflow`) is
+    taken off C.  An infinite norm, also one that overflows the working dtype, gives 0.
+    """
+    norms = rows.norms(ord)
+    exact = (bound - rows.underflow().to(norms.device)) / norms.to(torch.float64) * (1 - 2.0**-51)
+    near = exact.to(norms.dtype)
+    below = torch.where(near.to(torch.float64) > exact, torch.nextafter(near, torch.zeros_like(near)), near)
+    kept = torch.where(below >= torch.finfo(norms.dtype).tiny, below, torch.zeros_like(below))
+    return torch.where(norms > bound, kept, torch.ones_like(norms))
+
+
+def _check_bound(name: str, value: float) -> None:
+    """Bounds so far from 1 that float32 sums near them lose digits, or overflow, are refused."""
+    _validate.positive(**{name: value})
+    remedy = f"give a number between {SMALLEST:g} and {LARGEST:g}: rescale the loss, float32 ends near these"
+    _validate.check(SMALLEST <= value <= LARGEST, name, value, remedy)

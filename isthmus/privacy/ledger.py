@@ -222,7 +222,11 @@ class Ledger:
             raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), asked, self.budget)
 
     def spent(self, delta: float | None = None) -> float:
-        """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs."""
+        """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs.
+
+        It holds where the number of rounds was fixed beforehand; where what was released decided when to stop, the
+        budget (or a run's statement, which counts its whole plan) is what holds.
+        """
         delta = self._delta(delta)
         return self._meter.epsilon(self._totals(), delta)
 

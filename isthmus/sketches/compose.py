@@ -12,7 +12,17 @@ from torch import Tensor
 
 from isthmus import _validate, randomness
 from isthmus.matrix import Matrix, dtype_of, to_dense
-from isthmus.sketches.base import Context, Encoder, Random, Sketch, check_block, check_vector, round_up, spread
+from isthmus.sketches.base import (
+    Context,
+    Encoder,
+    Random,
+    Sketch,
+    as_applied,
+    check_block,
+    check_vector,
+    round_up,
+    spread,
+)
 from isthmus.sketches.identity import IdentityMap, stack
 from isthmus.space import Space
 
@@ -80,9 +90,10 @@ class ResidualMap(Sketch):
     def gain(self, ord: float) -> float:
         """At most 1 + ||Phi||_1 ||Phi||_inf / norm^2 for the norms 1 and inf."""
         if ord == 2:
-            return self.norm
+            return as_applied(self.norm, self.d, self.d)
         _validate.one_of((1, float("inf")), ord=ord)
-        return round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
+        whole = round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
+        return as_applied(whole, self.d, self.d)
 
     def leaf(self, name: str, rows: Any) -> Any:
         """The rows themselves: the residual needs all leaves."""
@@ -172,7 +183,8 @@ class PerLeafMap(Sketch):
 
     def gain(self, ord: float) -> float:
         """The largest of the blocks': leaves do not mix."""
-        return round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
+        whole = round_up(max(self.scales[name] * block.gain(ord) for name, block in self.blocks.items()))
+        return as_applied(whole, 1, 1)  # the scale of a block is one more factor
 
     def describe(self) -> str:
         """One sentence for reports."""

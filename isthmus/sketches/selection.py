@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.matrix import Matrix, dtype_of, is_sparse, to_dense
 from isthmus.sketches import base
-from isthmus.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
+from isthmus.sketches.base import Random, Size, Sketch, as_applied, check_block, check_vector, resolve, round_up
 from isthmus.sketches.bijections import Permutation
 from isthmus.sketches.identity import stack
 from isthmus.space import Space
@@ -128,7 +128,7 @@ class SelectionMap(Sketch):
     def gain(self, ord: float) -> float:
         """The scale, for every norm."""
         _validate.one_of((1, 2, math.inf), ord=ord)
-        return self.norm
+        return self.norm if self.scale == 1.0 else as_applied(self.norm, 1, 1)
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,12 @@ from isthmus.state import State
 def test_partial_fits_share_one_budget(made: Any, bounds: Any) -> None:
     X, y = labelled()
     model = made(partial_calls=3, noise_seed=None, bounds=bounds, epsilon=0.7)
-    spent, maps = [], []
+    stated, maps = [], []
     for part in np.array_split(np.arange(400), 3):
         model.partial_fit(X[part], y[part])
-        spent.append(model.privacy_.epsilon)
+        stated.append(model.privacy_.epsilon)
         maps.append(model._maps)
-    assert 0 < spent[0] < spent[1] < spent[2] <= 0.7 and spent[2] > 0.699
+    assert 0.699 < stated[0] == stated[1] == stated[2] <= 0.7  # whether to go on may depend on what was released
     assert model.n_iter_ == 3 * 4
     for later in maps[1:]:  # what the first call bought is what the others go on with
         for one, other in zip(maps[0].maps, later.maps, strict=True):
