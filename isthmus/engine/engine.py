@@ -28,6 +28,7 @@ from isthmus.gradients.layers import Layers
 from isthmus.pipeline import Pipeline, Promise, Stage
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.statement import PrivacyStatement
 
 ASSUMPTIONS = (

@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +22,13 @@ from isthmus import _validate, algorithms
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
-from isthmus.estimators.leaks import learned_before, warn_of_large_delta, warn_of_repeated_fits
+from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.leaks import Leak
 from isthmus.privacy.pair import RunLedgers
 from isthmus.scaling import RowMaps, Scaled
 from isthmus.solve import minimize
@@ -48,7 +49,7 @@ SCALES = ("auto", "none", "columns", "moments", "public")
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, ready to be planned: its objective, what is bought first, what is assumed."""
+    """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off."""
 
     objective: Any
     inputs: Inputs
@@ -56,6 +57,7 @@ class Problem:
     assumptions: tuple[str, ...]
     facts: dict[str, Any]
     public: Any = None
+    leaks: tuple[str, ...] = ()
 
 
 class PrivateLinear(BaseEstimator):
@@ -97,7 +99,7 @@ class PrivateLinear(BaseEstimator):
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
         _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
         self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done)
-        kept = {**self.result_.state.parts, "assumptions": list(self._assumed)}
+        kept = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
         self._charged = charged
         return self
@@ -105,9 +107,8 @@ class PrivateLinear(BaseEstimator):
     def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
-        earlier = () if state is None else state.parts.get("assumptions", ())
-        assumed = tuple(dict.fromkeys((*earlier, *problem.assumptions)))  # rounds already made rest on theirs
-        problem = replace(problem, assumptions=assumed)
+        problem = _after(problem, {} if state is None else state.parts)
+        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         found = self._planned(problem.facts, exact=self.algorithm != "auto", **told)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
@@ -213,17 +214,17 @@ class PrivateLinear(BaseEstimator):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
-        n = self._records(X.shape[0])
-        if self._private and self.delta is not None:
-            warn_of_large_delta(self.delta, n)
-        facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
+        facts = {"n": self._records(X.shape[0]), "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given = None
         if shown is not None:
             rows = shown.plain() if shown.shape[1] == view.shape[1] else None
             labelled = rows is not None and public is not None and public[1] is not None
             given = (rows, self._targets(public[1])) if labelled and public is not None else rows
-        return Problem(objective, inputs, (*inputs.buys, *buys), (*inputs.assumptions, *assumptions), facts, given)
+        told = (*inputs.assumptions, *assumptions)
+        leaks = tuple(each for each in told if isinstance(each, Leak))
+        rest = tuple(each for each in told if not isinstance(each, Leak))
+        return Problem(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
 
     def _centred(self, X: Any, chosen: str) -> bool:
         """Whether moments will be bought: centred columns bring an intercept of their own."""
@@ -276,7 +277,8 @@ class PrivateLinear(BaseEstimator):
         )
         statement = result.privacy
         if statement is not None:
-            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
+            leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
+            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions), leaks=leaks)
             statement = self._with_lost_rounds(statement)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 told = "the number of records of the first call is public, and stands for the later ones"
@@ -291,7 +293,8 @@ class PrivateLinear(BaseEstimator):
         charged = epsilon_of(ledger.event(), statement.delta, statement.adjacency)
         if charged <= statement.epsilon:
             return statement
-        return replace(statement, event=_events.to_json(ledger.event()), epsilon=charged, nominal=charged)
+        event = _events.to_json(ledger.event())
+        return replace(statement, event=event, epsilon=charged, nominal=charged, released="")
 
     @property
     def _tallied(self) -> bool:
@@ -424,9 +427,9 @@ class _Watcher:
         until: int,
         rounds: int,
         checkpoint: Any,
-        assumed: Sequence[str],
+        assumed: dict[str, Any],
     ) -> None:
-        self.assumed = list(assumed)
+        self.assumed = assumed
         self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
         self.last: Any = None
 
@@ -443,8 +446,15 @@ class _Watcher:
         self.seen.append(note)
         every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
         if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
-            state.replace(parts={**state.parts, "assumptions": self.assumed}).save(self.path)
+            state.replace(parts={**state.parts, **self.assumed}).save(self.path)
         return state.t >= self.until and state.t < self.rounds
+
+
+def _after(problem: Problem, earlier: Mapping[str, Any]) -> Problem:
+    """The problem with what rounds already made rest on, and what was read off the data for them."""
+    assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
+    leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
+    return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from isthmus.bounded import Bounded
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
+from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import (
     Adjacency,
     Gaussian,
@@ -157,9 +158,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         last = self._last(self.best_params_, split).set_params(ledger=ledger)
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
         self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
-        self.privacy_ = self._statement(
-            split, (*told, *(each for trial in trials for each in trial.privacy_.assumptions))
-        )
+        self.privacy_ = self._statement(split, trials, told)
         self.best_estimator_.privacy_ = self.privacy_  # its parameters were chosen on the same records
         return self
 
@@ -194,7 +193,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         if not self._classifies or self._classes is not None:
             return ()
         self._classes = np.unique(y)
-        return (leak("the labels (classes) were", "give classes=[...], which must be public"),)
+        return (leak(*CLASSES_READ),)
 
     def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
         made = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
@@ -237,9 +236,10 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
         return torch.from_numpy((good if weight is None else good * weight).sum(1))
 
-    def _statement(self, split: Split, told: tuple[str, ...]) -> PrivacyStatement:
+    def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
         last = self.best_estimator_.privacy_
+        every = [trial.privacy_ for trial in trials] + [last]
         how = (
             f"the selection: each record in one of {len(self.candidates_) + 1} parts at random, of which one fit or "
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
@@ -252,8 +252,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             seeded=self.noise_seed is not None,
             n=last.n,
             sampler=how,
-            assumptions=dict.fromkeys((*told, *last.assumptions, apart)),
+            assumptions=dict.fromkeys((*(each for one in every for each in one.assumptions), apart)),
             noise=last.noise,
+            leaks=(*leaks, *(each for one in every for each in one.leaks)),
         )
         return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
 
