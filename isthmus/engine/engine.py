@@ -203,6 +203,7 @@ class PrivacyEngine:
             "noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out"
         )
         n, batch = check_loader(data_loader)
+        warn_of_large_delta(target_delta, n)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
@@ -251,6 +252,7 @@ class PrivacyEngine:
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far."""
+        warn_of_large_delta(delta, None if self.driver is None else self.driver.n)
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:
@@ -258,6 +260,7 @@ class PrivacyEngine:
         driver = self._require_driver()
         promise = driver.pipe.promise
         assert promise is not None
+        warn_of_large_delta(delta, promise.n)
         return PrivacyStatement.of(
             self.ledger.event(),
             delta,

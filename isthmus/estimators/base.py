@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from isthmus import _validate, algorithms
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
-from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
+from isthmus.estimators import turns
+from isthmus.estimators.inputs import (
+    Inputs,
+    as_rows,
+    check_bounds,
+    inputs_of,
+    prefers_public_scale,
+    standardised,
+    threads_for,
+)
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
-from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
+from isthmus.matrix import as_matrix, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, noise_multiplier
@@ -42,8 +50,6 @@ DECLARED = "what was declared of the data (its columns, classes, bounds, norms, 
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
-THREADED = 4_000_000
-"""Matrices of fewer entries are multiplied on one thread."""
 SCALES = ("auto", "none", "columns", "moments", "public")
 
 
@@ -80,7 +86,7 @@ class PrivateLinear(BaseEstimator):
         self._check_parameters()
         if self._private:
             warn_of_repeated_fits(self.epsilon)
-        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged"):  # a fit begins anew
+        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
             self.__dict__.pop(name, None)
         X, y = self._read(X, y, reset=True)
         self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
@@ -93,18 +99,39 @@ class PrivateLinear(BaseEstimator):
         self._first = self._records(X.shape[0])
         state = None if first else self._partial_state
         done = 0 if first else self._calls
-        charged = self.ledger is not None or bool(getattr(self, "_charged", False))
-        remedy = "earlier calls were charged to a ledger: give it again, set_params(ledger=...)"
-        _validate.check(not charged or self.ledger is not None, "ledger", None, remedy)
+        run, charged = self._run_of_calls(first)
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
         _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
-        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done)
+        counted = bool(charged) or not self._private
+        claim = None if counted else partial(turns.take, run, done)
+        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done, claim=claim)
         kept = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
-        self._charged = charged
+        self._run, self._charged = run, charged
         return self
 
-    def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
+    def _run_of_calls(self, first: bool) -> tuple[str | None, Any]:
+        """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
+        ledger = self._opened_ledger()
+        own = "" if ledger is None else turns.identity(ledger)
+        if first:
+            return turns.begin(), own
+        charged = getattr(self, "_charged", "")
+        remedy = "earlier calls were charged to another ledger: give that one again, set_params(ledger=...)"
+        same = not charged or charged == own or (charged is True and bool(own))  # True: stored without its identity
+        _validate.check(same, "ledger", self.ledger, remedy)
+        return getattr(self, "_run", None), charged
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        weight: Any,
+        calls: int,
+        state: State | None,
+        done: int = 0,
+        claim: Callable[[], None] | None = None,
+    ) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
@@ -120,7 +147,9 @@ class PrivateLinear(BaseEstimator):
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, calls)
         seen: list[dict[str, Any]] = []
-        with _threads_for(X.shape[0] * X.shape[1]):
+        if claim is not None:
+            claim()
+        with threads_for(X.shape[0] * X.shape[1]):
             result = minimize(
                 problem.objective,
                 recipe,
@@ -156,13 +185,16 @@ class PrivateLinear(BaseEstimator):
         return recipe
 
     def _spending(self) -> dict[str, Any]:
-        ledger = self.ledger
-        if isinstance(ledger, (str, os.PathLike)):
-            ledger = Ledger.open(ledger, adjacency=self._adjacency)
+        ledger = self._opened_ledger()
         if self._tallied:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
             ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
+
+    def _opened_ledger(self) -> Any:
+        if isinstance(self.ledger, (str, os.PathLike)):
+            return Ledger.open(self.ledger, adjacency=self._adjacency)
+        return self.ledger
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[str] | None = None, **more: Any) -> Plan:
         if names is None and self.algorithm != "auto":
@@ -305,7 +337,7 @@ class PrivateLinear(BaseEstimator):
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return matmul(self._maps(Scaled.of(_rows(X))), self._weights).numpy()
+        return matmul(self._maps(Scaled.of(as_rows(X))), self._weights).numpy()
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon spent so far) of the fit; what was bought before the first round is in all of them."""
@@ -405,7 +437,7 @@ class PrivateLinear(BaseEstimator):
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=self._NUMERIC, reset=reset
         )
-        return _rows(X), y
+        return as_rows(X), y
 
     def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
         if weight is None:
@@ -455,23 +487,3 @@ def _after(problem: Problem, earlier: Mapping[str, Any]) -> Problem:
     assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
     leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
     return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))
-
-
-@contextmanager
-def _threads_for(entries: int) -> Iterator[None]:
-    """One thread for small data: waiting for others would take longer than the products."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if entries < THREADED else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _rows(X: Any) -> Any:
-    """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
-    if is_sparse(X):
-        return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
-    with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())

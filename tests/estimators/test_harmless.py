@@ -63,7 +63,7 @@ LEARNING: dict[str, Any] = {
     "knots": pre.SplineTransformer(),
     "mean imputer": SimpleImputer(),
     "constant imputer that drops columns": SimpleImputer(strategy="constant", fill_value=0.0),
-    "imputer that marks": SimpleImputer(strategy="constant", fill_value=0.0, keep_empty_features=True, add_indicator=True),
+    "imputer that marks": SimpleImputer(strategy="constant", keep_empty_features=True, add_indicator=True),
     "neighbours": KNNImputer(),
     "selection": SelectKBest(k=2),
     "variances": VarianceThreshold(),
@@ -91,9 +91,7 @@ HARMLESS: dict[str, Any] = {
     "random features": RBFSampler(gamma=1.0, n_components=5),
     "projection": GaussianRandomProjection(3),
     "fitted elsewhere": FrozenEstimator(pre.StandardScaler().fit(labelled(seed=9)[0])),
-    "columns": ColumnTransformer(
-        [("a", pre.Normalizer(), [0, 1]), ("b", "drop", [2])], remainder=pre.Binarizer()
-    ),
+    "columns": ColumnTransformer([("a", pre.Normalizer(), [0, 1]), ("b", "drop", [2])], remainder=pre.Binarizer()),
     "union": FeatureUnion([("a", pre.Normalizer()), ("b", "drop"), ("c", make_pipeline(pre.Binarizer()))]),
 }
 

@@ -7,8 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus import LeastSquares, PrivacyBudgetWarning, algorithms, minimize
+from isthmus import (
+    LeastSquares,
+    PrivacyBudgetWarning,
+    PrivacyEngine,
+    PrivateClassifier,
+    PrivateRegressor,
+    algorithms,
+    minimize,
+)
 from isthmus.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
@@ -97,3 +108,26 @@ def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
 def test_a_delta_below_one_in_n_is_not_spoken_of() -> None:
     recipe = algorithms.dp_gd(epsilon=1.0, delta=0.019, clip=1.0, step=0.1, n="exact")
     assert "close to none" not in minimize(LeastSquares(X, X[:, 0]), recipe, steps=2).privacy.words()
+
+
+def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
+    module = nn.Linear(2, 1)
+    loader = DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1)), batch_size=64)
+    engine = PrivacyEngine()
+    common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "data_loader": loader}
+    told = r"delta=0\.5 is at least 1/n: it would allow publishing a record of 64"
+    with pytest.warns(PrivacyBudgetWarning, match=told):
+        engine.make_private_with_epsilon(**common, target_epsilon=1.0, target_delta=0.5, epochs=1, max_grad_norm=1.0)
+    for ask in (engine.get_epsilon, engine.statement):
+        with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+            ask(0.5)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        ask(1e-5)
+
+
+@pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
+def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
+    known = {"classes": [0, 1]} if made is PrivateClassifier else {"target_bounds": (0, 1)}
+    with pytest.warns(PrivacyBudgetWarning, match="at least 1/n") as caught:
+        model = made(delta=0.5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, **known).fit(X, np.arange(50) % 2)
+    assert len(caught) == 1 and "close to none" in model.privacy_.words()
