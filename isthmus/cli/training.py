@@ -200,7 +200,10 @@ def finish(out: Out, outcome: Any) -> None:
     )
     if record.private:
         split = f" (training {record.budget['epsilon']:g}, and test figures)" if outcome.charged_test else ""
-        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, everything counted{split}")
+        covered = "everything counted" if not outcome.warnings else "with the warnings above"
+        covered = "of what was released with noise" if outcome.leaks else covered
+        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
+        lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
