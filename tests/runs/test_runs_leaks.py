@@ -116,7 +116,9 @@ def test_a_run_without_leaks_says_that_everything_is_counted() -> None:
     result = invoke("train", table(), "--target", "y", *DECLARED, *QUICK)
     assert "everything counted" in result.stdout and "NOT COVERED" not in result.output and result.stderr == ""
     record = Record.from_file("runs/t-1")
-    assert record.privacy is not None and record.privacy["leaks"] == () and "not all that was read" not in render(record)
+    assert (
+        record.privacy is not None and record.privacy["leaks"] == () and "not all that was read" not in render(record)
+    )
 
 
 def test_figures_without_noise_are_not_covered() -> None:
