@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from isthmus.cli.output import Out, output_options
+from isthmus.cli.output import Out, output_options, warn_of_plan
 
 _FILE = click.Path(dir_okay=False)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -222,6 +222,7 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
     n = problem.n if estimate is None else estimate
     for leak in problem.leaks:
         out.warn(leak)
+    warn_of_plan(out, plan)
     lines = [f"note: {note}" for note in problem.notes]
     lines += ["", f"{n} rows, {problem.d} columns of numbers, {problem.target.task} of {problem.target.name!r}"]
     if problem.target.classes:

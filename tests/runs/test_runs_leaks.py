@@ -134,6 +134,13 @@ def test_a_large_delta_is_warned_of() -> None:
     assert any("at least 1/n" in each for each in record.warnings) and "close to none" in record.words
 
 
+def test_a_plan_warns_of_a_large_delta_too() -> None:
+    common = ["--delta", "0.5", "--epsilon"]
+    for command in (["plan", "-n", "64", "-d", "3"], ["train", table(), "--target", "y", *DECLARED, "--dry-run"]):
+        assert "warning: delta=0.5 is at least 1/n" in invoke(*command, *common, "1").stderr
+    assert invoke("plan", "-n", "64", "-d", "3", *common, "inf").stderr == ""
+
+
 def test_a_record_that_hides_a_leak_is_refused() -> None:
     invoke("train", table(), "--target", "y", *QUICK)
     told = json.loads(Path("runs/t-1/run.json").read_text())
