@@ -63,8 +63,14 @@ def _learners_around(frame: Any) -> Iterator[str]:
         found = dict.fromkeys(learners(around.transformer))
         if found or not elementwise(around.func):
             yield f"the transformer of the target ({', '.join(found) or 'its function'})"
-    elif isinstance(around, BaseEstimator) and type(around).__module__.split(".")[0] not in ("sklearn", "isthmus"):
+    elif isinstance(around, BaseEstimator) and not _known(type(around)):
         yield f"{type(around).__name__} around the model"  # not known to hand the rows on as they are
+
+
+def _known(kind: type) -> bool:
+    """Whether an estimator is the private one itself, a subclass of it, or one of scikit-learn's."""
+    ours = any(each.__module__.startswith("isthmus.") for each in kind.__mro__)
+    return ours or kind.__module__.split(".")[0] == "sklearn"
 
 
 def _part(frame: Any) -> str:

@@ -33,7 +33,7 @@ def warn(text: str, category: type[Warning]) -> None:
 def leak(what: str, remedy: str) -> Leak:
     """Warn the caller that `what` was read off the data; returns what the statement says of it.
 
-    >>> with warnings.catch_warnings(record=True):
+    >>> with warnings.catch_warnings(action="ignore"):
     ...     leak("the labels (classes) were", "give classes=[...]")
     'the labels (classes) were read off the data and taken to be public; give classes=[...]'
     """
@@ -47,7 +47,7 @@ def large_delta(delta: float, n: int | None) -> str:
     >>> large_delta(1e-5, 1000), large_delta(0.5, 64)[:25]
     ('', 'delta=0.5 is at least 1/n')
     """
-    if n is None or delta * n < 1:
+    if n is None or not 1 / n <= delta < 1:  # what is no delta is refused elsewhere
         return ""
     return f"delta={delta:g} is at least 1/n: it would allow publishing a record of {n}; give far less than 1/n"
 

@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.random_projection import GaussianRandomProjection
 
-from isthmus import PrivacyLeakWarning
+from isthmus import PrivacyLeakWarning, PrivateClassifier
 from isthmus.estimators.harmless import learners
 
 WORDS = [[0.0, 1.0]] * 4
@@ -53,6 +53,7 @@ LEARNING: dict[str, Any] = {
     "a transformer of columns": ColumnTransformer([("a", pre.MinMaxScaler(), [0])], remainder="passthrough"),
     "deep": make_pipeline(FeatureUnion([("a", Pipeline([("b", ColumnTransformer(REST, remainder=PCA(2)))]))])),
     "target encoder": pre.TargetEncoder(),
+    "target encoder of declared words": pre.TargetEncoder(categories=WORDS),
     "rare words": pre.OneHotEncoder(categories=WORDS, min_frequency=2, handle_unknown="infrequent_if_exist"),
     "frequent words": pre.OneHotEncoder(categories=WORDS, max_categories=2, handle_unknown="infrequent_if_exist"),
     "words of the rows": pre.OneHotEncoder(handle_unknown="ignore"),
@@ -138,6 +139,17 @@ def test_targets_are_transformed_one_number_at_a_time_or_warned_of() -> None:
     for learning in ({"transformer": pre.StandardScaler()}, {"func": lambda y: y / 2, "inverse_func": np.sinh}):
         with pytest.warns(PrivacyLeakWarning, match="transformer of the target"):
             TransformedTargetRegressor(regressor(), check_inverse=False, **learning).fit(X, y)
+
+
+class Mine(PrivateClassifier):
+    """A subclass is the model itself."""
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        return super().fit(X, y, sample_weight)
+
+
+def test_a_subclass_of_the_model_is_not_around_it() -> None:
+    assert Mine(**classifier().get_params()).fit(*labelled()).privacy_.leaks == ()
 
 
 class Around(ClassifierMixin, BaseEstimator):
