@@ -126,7 +126,7 @@ def main() -> None:
         results: dict[str, dict[float, list[dict[str, Any]]]] = {}
         for seed in range(seeds):
             data = glm_data.load(which, args.data, seed=seed)
-            train, test = Logistic(data.x, data.y), Logistic(data.x_test, data.y_test)
+            train, test = (Logistic(a, b, classes=(0, 1)) for a, b in ((data.x, data.y), (data.x_test, data.y_test)))
             for epsilon in epsilons:
                 plans = recipes(which, data, epsilon, 3 if args.quick else 250)
                 for method, (recipe, rounds, ball) in plans.items():

@@ -76,13 +76,8 @@ _HOMES = {
     "driver": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
-    "estimators": [
-        "PrivacyBudgetWarning",
-        "PrivacyLeakWarning",
-        "PrivateClassifier",
-        "PrivateRegressor",
-        "PrivateSearch",
-    ],
+    "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
+    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch"],
     "_validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

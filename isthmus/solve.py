@@ -81,7 +81,8 @@ def minimize(
 ) -> Result:
     """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
 
-    objective   anything with `n`, `space`, `penalty`, `rows(w, index)` and `loss(w)`
+    objective   anything with `n`, `space`, `penalty`, `rows(w, index)` and `loss(w)`.  What it read off its data (see
+                `Objective.read_off`: undeclared classes) is warned of in a private run, and stated as not covered
     recipe      `isthmus.algorithms.comp_sgd(...)` and the like, or a ready `Pipeline`
     steps       how many rounds; or `epochs`, how many passes over the data; or as the recipe's schedule says
     seed        public randomness: sketches, and batches of runs that are not private
@@ -113,7 +114,7 @@ def minimize(
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     _validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
-    spending = _spending(pipe, ledger, noise_seed, clients, resume)
+    spending = _spending(pipe, objective, ledger, noise_seed, clients, resume)
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
@@ -153,7 +154,7 @@ def minimize(
 
 
 def _spending(
-    pipe: Pipeline, ledger: Any, noise_seed: int | None, clients: Any, resume: State | None
+    pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, clients: Any, resume: State | None
 ) -> Spending | None:
     """The private side of the run, where it has one."""
     if pipe.promise is None:
@@ -161,17 +162,20 @@ def _spending(
     remedy = "leave it out: a private run looks at data in one place, where a client asked twice counts twice"
     _validate.check(clients is None, "clients", clients, remedy)
     spending = Spending(pipe.promise, ledger, noise_seed)
+    spending.warn(objective)
     if resume is None:
         spending.require()
     return spending
 
 
 def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, rounds: int) -> dict[str, Any]:
-    """On what terms the run is made: what its rounds cost, and whether any round's noise can be subtracted."""
+    """On what terms the run is made: what a round costs, whether any noise can be subtracted, what was not paid for."""
     if spending is None:
         return {}
-    spending.seeded = spending.seeded or bool(resume is not None and resume.parts.get("seeded"))
-    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded}
+    earlier = {} if resume is None else resume.parts
+    spending.seeded = spending.seeded or bool(earlier.get("seeded"))
+    spending.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *spending.leaks]))
+    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded, "leaks": list(spending.leaks)}
 
 
 def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:

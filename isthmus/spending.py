@@ -16,9 +16,10 @@ from isthmus.pipeline import Pipeline, Promise, Release, StepSize, measure
 from isthmus.privacy import _events
 from isthmus.privacy._library import dpa
 from isthmus.privacy.accounting import compose, epsilon_of
+from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
-from isthmus.privacy.statement import PrivacyStatement
+from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
 from isthmus.sketches.identity import IdentityMap
 from isthmus.soundness import assumed, check_costs
 from isthmus.space import Space
@@ -75,10 +76,18 @@ class Spending:
         budget = (promise.epsilon, promise.delta) if promise.sound else None
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
+        self.leaks: tuple[str, ...] = ()
         self._before: list[Any] = []
+        self._said: list[str] = []
+        self._sources: list[str] = []
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
         _validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
+
+    def warn(self, objective: Any) -> None:
+        """Warn, before anything is spent, of what the promise does not cover."""
+        warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
+        self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
 
     def require(self) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
@@ -97,11 +106,14 @@ class Spending:
         event = mechanism.event(self.promise.adjacency)
         self.ledger.pay(name, event, **self._marks())
         self._before.append(event)
+        self._said.append(release_words(mechanism, event))
+        self._sources.append(self._source(mechanism))
         return mechanism.release(bounded, self.noise)
 
     def recall(self, events: list[Any]) -> None:
         """Releases of the run before it was interrupted: charged then, stated now."""
         self._before += events
+        self._said += [release_words(None, event) for event in events]
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
         """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
@@ -136,13 +148,31 @@ class Spending:
             sampler=words,
             assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
             guarantee=promise.published or "",
-            noise=self.noise.describe(),
+            noise=self._noise(pipe),
+            leaks=self.leaks,
+            released=self._released(pipe, planned) if promise.sound else "",
         )
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
         """What so many rounds cost where their number was fixed beforehand."""
         promise = self.promise
         return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
+
+    def _released(self, pipe: Pipeline, rounds: int) -> str:
+        """What was released, in the words of the mechanisms that ran."""
+        made = [(words, 1) for words in self._said]
+        for stage in (stage for stage in pipe.stages if stage.private):
+            event, looks = stage.event(self.promise.adjacency), -(-rounds // stage.every)
+            made += [(release_words(release.mechanism, event), looks) for release in stage.releases]
+        return released_words(made)
+
+    def _noise(self, pipe: Pipeline) -> str:
+        """Where the noise came from, as the mechanisms say that ran."""
+        found = [self._source(release.mechanism) for stage in pipe.stages for release in stage.releases]
+        return "; ".join(dict.fromkeys([*self._sources, *found]))
+
+    def _source(self, mechanism: Any) -> str:
+        return getattr(mechanism, "source", None) or self.noise.describe()
 
     def _total(self, pipe: Pipeline, rounds: int) -> Any:
         looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}

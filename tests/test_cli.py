@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-import resource
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,12 +34,9 @@ def invoke(*arguments: str, code: int = 0) -> Result:
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'numpy', 'scipy', 'sklearn', 'pandas', 'pyarrow', 'matplotlib', 'dp_accounting', 'jinja2'}"
     run = "from isthmus.cli import main; main(['--help'], standalone_mode=False)"
-    code = f"import sys; {run}; assert not {heavy} & set(sys.modules)"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = f"import sys; {run}; assert not {heavy} & set(sys.modules); assert len(sys.modules) < 300"
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert all(name in found.stdout for name in COMMANDS)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # time of its own: others may run
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -154,9 +154,9 @@ def test_two_real_ranks_equal_one_process() -> None:
     ranks = [context.Process(target=_rank, args=(rank, port, queue)) for rank in range(2)]
     for process in ranks:
         process.start()
-    got = {rank: (x, dims) for rank, x, dims in (queue.get(timeout=120) for _ in ranks)}
+    got = {rank: (x, dims) for rank, x, dims in (queue.get(timeout=600) for _ in ranks)}
     for process in ranks:
-        process.join(60)
+        process.join()
     pipe = Pipeline([Stage(Full(), [Release(encode=CountSketch(5), clip=Clip(0.1))])], constant)
     whole = minimize(problem(), pipe, steps=10)
     assert np.array_equal(got[0][0], got[1][0])

@@ -14,7 +14,8 @@ from isthmus.solve import Binding
 
 ASSUMPTIONS = (
     "one record belongs to one person",
-    "nothing else about the data was published: step, clip, set, number of rounds and the sketch are public choices",
+    "nothing about the data was published but what is stated here: step, clip, set, number of rounds and the sketch "
+    "are public choices",
 )
 
 

@@ -45,6 +45,15 @@ class Out:
         click.echo(f"warning: {words}", err=True)
 
 
+def warn_of_plan(out: Out, plan: Any) -> None:
+    """Warn of a delta that would allow publishing whole records."""
+    from isthmus.privacy.leaks import large_delta
+
+    told = "" if plan.facts.epsilon == float("inf") else large_delta(plan.facts.delta, plan.facts.n)
+    if told:
+        out.warn(told)
+
+
 def plain(value: Any) -> Any:
     """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
     if isinstance(value, dict):

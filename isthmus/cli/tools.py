@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from isthmus.cli.output import Out, output_options
+from isthmus.cli.output import Out, output_options, warn_of_plan
 
 NO_CHECKOUT = (
     "this needs a checkout of the project, with its Makefile, benchmarks/ and experiments/: they are no part of the "
@@ -59,6 +59,7 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
             _validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
             shown = table.x if table.y is None else (table.x, table.y)
         found = make(constraint=read_constraint(constraint), public=shown, **facts)
+    warn_of_plan(out, found)
     out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from isthmus.cli.output import Out, output_options
+from isthmus.cli.output import Out, output_options, warn_of_plan
 
 _FILE = click.Path(dir_okay=False)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -200,7 +200,10 @@ def finish(out: Out, outcome: Any) -> None:
     )
     if record.private:
         split = f" (training {record.budget['epsilon']:g}, and test figures)" if outcome.charged_test else ""
-        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, everything counted{split}")
+        covered = "everything counted" if not outcome.warnings else "with the warnings above"
+        covered = "of what was released with noise" if outcome.leaks else covered
+        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
+        lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
@@ -219,6 +222,7 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
     n = problem.n if estimate is None else estimate
     for leak in problem.leaks:
         out.warn(leak)
+    warn_of_plan(out, plan)
     lines = [f"note: {note}" for note in problem.notes]
     lines += ["", f"{n} rows, {problem.d} columns of numbers, {problem.target.task} of {problem.target.name!r}"]
     if problem.target.classes:

@@ -29,6 +29,7 @@ from isthmus.pipeline import Pipeline, Promise, Stage
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.spending import stopped
@@ -229,6 +230,7 @@ class PrivacyEngine:
             "noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out"
         )
         n, batch = check_loader(data_loader)
+        warn_of_large_delta(target_delta, n)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
@@ -281,6 +283,7 @@ class PrivacyEngine:
 
         Where `statement(delta).private` is False, some of the noise came from a seed, and no epsilon holds.
         """
+        warn_of_large_delta(delta, None if self.driver is None else self.driver.n)
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> PrivacyStatement:
@@ -292,6 +295,7 @@ class PrivacyEngine:
         driver = self._require_driver()
         promise = driver.pipe.promise
         assert promise is not None
+        warn_of_large_delta(delta, promise.n)
         event, told = self._planned()
         kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
@@ -302,7 +306,8 @@ class PrivacyEngine:
             seeded=self._seeded,
             n=promise.n,
             sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=(*promise.assumptions, *told, *leaks),
+            assumptions=(*promise.assumptions, *told),
+            leaks=leaks,
             noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
         )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,23 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from isthmus import _validate, algorithms
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
-from isthmus.estimators.inputs import Inputs, check_bounds, inputs_of, prefers_public_scale, standardised
-from isthmus.estimators.leaks import learned_before, warn_of_large_delta, warn_of_repeated_fits
-from isthmus.matrix import as_matrix, canonical, is_sparse, matmul, take
+from isthmus.estimators import turns
+from isthmus.estimators.inputs import (
+    Inputs,
+    as_rows,
+    check_bounds,
+    inputs_of,
+    prefers_public_scale,
+    standardised,
+    threads_for,
+)
+from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
+from isthmus.matrix import as_matrix, is_sparse, matmul, take
 from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, compose, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
 from isthmus.scaling import RowMaps, Scaled
@@ -43,14 +52,12 @@ DECLARED = "what was declared of the data (its columns, classes, bounds, norms, 
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
-THREADED = 4_000_000
-"""Matrices of fewer entries are multiplied on one thread."""
 SCALES = ("auto", "none", "columns", "moments", "public")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, ready to be planned: its objective, what is bought first, what is assumed."""
+    """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off."""
 
     objective: Any
     inputs: Inputs
@@ -58,6 +65,7 @@ class Problem:
     assumptions: tuple[str, ...]
     facts: dict[str, Any]
     public: Any = None
+    leaks: tuple[str, ...] = ()
 
 
 class PrivateLinear(BaseEstimator):
@@ -80,7 +88,7 @@ class PrivateLinear(BaseEstimator):
         self._check_parameters()
         if self._private:
             warn_of_repeated_fits(self.epsilon)
-        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged"):  # a fit begins anew
+        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
             self.__dict__.pop(name, None)
         X, y = self._read(X, y, reset=True)
         self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
@@ -93,23 +101,43 @@ class PrivateLinear(BaseEstimator):
         self._first = self._records(X.shape[0])
         state = None if first else self._partial_state
         done = 0 if first else self._calls
-        charged = self.ledger is not None or bool(getattr(self, "_charged", False))
-        remedy = "earlier calls were charged to a ledger: give it again, set_params(ledger=...)"
-        _validate.check(not charged or self.ledger is not None, "ledger", None, remedy)
+        run, charged = self._run_of_calls(first)
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
         _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
-        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done)
-        kept = {**self.result_.state.parts, "assumptions": list(self._assumed)}
+        counted = bool(charged) or not self._private
+        claim = None if counted else partial(turns.take, run, done)
+        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done, claim=claim)
+        kept = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
-        self._charged = charged
+        self._run, self._charged = run, charged
         return self
 
-    def _train(self, X: Any, y: Any, weight: Any, calls: int, state: State | None, done: int = 0) -> None:
+    def _run_of_calls(self, first: bool) -> tuple[str | None, Any]:
+        """The name of this run of partial fits, and the ledger that counts all of it: that of the first call."""
+        ledger = self._opened_ledger()
+        own = "" if ledger is None else turns.identity(ledger)
+        if first:
+            return turns.begin(), own
+        charged = getattr(self, "_charged", "")
+        remedy = "earlier calls were charged to another ledger: give that one again, set_params(ledger=...)"
+        same = not charged or charged == own or (charged is True and bool(own))  # True: stored without its identity
+        _validate.check(same, "ledger", self.ledger, remedy)
+        return getattr(self, "_run", None), charged
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        weight: Any,
+        calls: int,
+        state: State | None,
+        done: int = 0,
+        claim: Callable[[], None] | None = None,
+    ) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
-        earlier = () if state is None else state.parts.get("assumptions", ())
-        assumed = tuple(dict.fromkeys((*earlier, *problem.assumptions)))  # rounds already made rest on theirs
-        problem = replace(problem, assumptions=assumed)
+        problem = _after(problem, {} if state is None else state.parts)
+        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         found = self._planned(problem.facts, exact=self.algorithm != "auto", **told)
         choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
@@ -121,7 +149,9 @@ class PrivateLinear(BaseEstimator):
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, calls)
         seen: list[dict[str, Any]] = []
-        with _threads_for(X.shape[0] * X.shape[1]):
+        if claim is not None:
+            claim()
+        with threads_for(X.shape[0] * X.shape[1]):
             result = minimize(
                 problem.objective,
                 recipe,
@@ -158,13 +188,16 @@ class PrivateLinear(BaseEstimator):
         return recipe
 
     def _spending(self) -> dict[str, Any]:
-        ledger = self.ledger
-        if isinstance(ledger, (str, os.PathLike)):
-            ledger = Ledger.open(ledger, adjacency=self._adjacency)
+        ledger = self._opened_ledger()
         if self._tallied:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
             ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
+
+    def _opened_ledger(self) -> Any:
+        if isinstance(self.ledger, (str, os.PathLike)):
+            return Ledger.open(self.ledger, adjacency=self._adjacency)
+        return self.ledger
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[str] | None = None, **more: Any) -> Plan:
         if names is None and self.algorithm != "auto":
@@ -216,17 +249,17 @@ class PrivateLinear(BaseEstimator):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
-        n = self._records(X.shape[0])
-        if self._private and self.delta is not None:
-            warn_of_large_delta(self.delta, n)
-        facts = {"n": n, "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
+        facts = {"n": self._records(X.shape[0]), "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given = None
         if shown is not None:
             rows = shown.plain() if shown.shape[1] == view.shape[1] else None
             labelled = rows is not None and public is not None and public[1] is not None
             given = (rows, self._targets(public[1])) if labelled and public is not None else rows
-        return Problem(objective, inputs, (*inputs.buys, *buys), (*inputs.assumptions, *assumptions), facts, given)
+        told = (*inputs.assumptions, *assumptions)
+        leaks = tuple(each for each in told if isinstance(each, Leak))
+        rest = tuple(each for each in told if not isinstance(each, Leak))
+        return Problem(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
 
     def _centred(self, X: Any, chosen: str) -> bool:
         """Whether moments will be bought: centred columns bring an intercept of their own."""
@@ -279,7 +312,8 @@ class PrivateLinear(BaseEstimator):
         )
         statement = result.privacy
         if statement is not None:
-            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions))
+            leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
+            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions), leaks=leaks)
             statement = self._with_lost_rounds(statement, result.state)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 told = "the number of records of the first call is public, and stands for the later ones"
@@ -297,7 +331,7 @@ class PrivateLinear(BaseEstimator):
             return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
         if charged <= statement.epsilon:
             return statement
-        return replace(statement, event=_events.to_json(event), epsilon=charged, nominal=charged)
+        return replace(statement, event=_events.to_json(event), epsilon=charged, nominal=charged, released="")
 
     @property
     def _tallied(self) -> bool:
@@ -308,7 +342,7 @@ class PrivateLinear(BaseEstimator):
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return matmul(self._maps(Scaled.of(_rows(X))), self._weights).numpy()
+        return matmul(self._maps(Scaled.of(as_rows(X))), self._weights).numpy()
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""
@@ -408,7 +442,7 @@ class PrivateLinear(BaseEstimator):
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=self._NUMERIC, reset=reset
         )
-        return _rows(X), y
+        return as_rows(X), y
 
     def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
         if weight is None:
@@ -430,9 +464,9 @@ class _Watcher:
         until: int,
         rounds: int,
         checkpoint: Any,
-        assumed: Sequence[str],
+        assumed: dict[str, Any],
     ) -> None:
-        self.assumed = list(assumed)
+        self.assumed = assumed
         self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
         self.last: Any = None
 
@@ -449,25 +483,12 @@ class _Watcher:
         self.seen.append(note)
         every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
         if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
-            state.replace(parts={**state.parts, "assumptions": self.assumed}).save(self.path)
+            state.replace(parts={**state.parts, **self.assumed}).save(self.path)
         return state.t >= self.until and state.t < self.rounds
 
 
-@contextmanager
-def _threads_for(entries: int) -> Iterator[None]:
-    """One thread for small data: waiting for others would take longer than the products."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if entries < THREADED else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _rows(X: Any) -> Any:
-    """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
-    if is_sparse(X):
-        return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
-    with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())
+def _after(problem: Problem, earlier: Mapping[str, Any]) -> Problem:
+    """The problem with what rounds already made rest on, and what was read off the data for them."""
+    assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
+    leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
+    return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))

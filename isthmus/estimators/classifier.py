@@ -14,6 +14,7 @@ from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.leaks import leak
 from isthmus.objectives import Hinge, Logistic, OneVsRest, SmoothHinge, Softmax
+from isthmus.objectives.linear import CLASSES_READ
 
 
 def _has_probabilities(estimator: Any) -> bool:
@@ -184,16 +185,13 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
                 _validate.refuse("y", "(a label)", f"labels must be among classes={self.classes_.tolist()}")
             return ()
-        if hasattr(self, "_calls"):
-            return self._told
+        if hasattr(self, "_calls"):  # what the first call read is in its state
+            return ()
         self.classes_ = np.unique(y)
         _validate.check(
             len(self.classes_) > 1, "y", self.classes_.tolist(), "it holds one class only: declare all with classes="
         )
-        self._told: tuple[str, ...] = ()
-        if self._private:
-            self._told = (leak("the labels (classes) were", "give classes=[...], which must be public"),)
-        return self._told
+        return (leak(*CLASSES_READ),) if self._private else ()
 
     def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[Purchase, ...]]:
         chosen = self.class_weight

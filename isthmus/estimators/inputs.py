@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +16,13 @@ from torch import Tensor
 from isthmus import _validate
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.estimators.leaks import leak
-from isthmus.matrix import as_matrix, is_sparse, row_norms
+from isthmus.matrix import as_matrix, canonical, is_sparse, row_norms
 from isthmus.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
+THREADED = 4_000_000
+"""Matrices of fewer entries are multiplied on one thread."""
 
 
 @dataclass(frozen=True)
@@ -140,3 +145,23 @@ def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
     low, high = X.double().amin(0), X.double().amax(0)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
+
+
+@contextmanager
+def threads_for(entries: int) -> Iterator[None]:
+    """One thread for small data: waiting for others would take longer than the products."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if entries < THREADED else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def as_rows(X: Any) -> Any:
+    """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
+    if is_sparse(X):
+        return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
+    with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())

@@ -42,6 +42,7 @@ from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
+from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import (
     Adjacency,
     Gaussian,
@@ -159,9 +160,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         last = self._last(self.best_params_, split).set_params(ledger=ledger)
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
         self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
-        self.privacy_ = self._statement(
-            split, (*told, *(each for trial in trials for each in trial.privacy_.assumptions))
-        )
+        self.privacy_ = self._statement(split, trials, told)
         self.best_estimator_.privacy_ = self.privacy_  # its parameters were chosen on the same records
         return self
 
@@ -196,7 +195,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         if not self._classifies or self._classes is not None:
             return ()
         self._classes = np.unique(y)
-        return (leak("the labels (classes) were", "give classes=[...], which must be public"),)
+        return (leak(*CLASSES_READ),)
 
     def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
         made = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
@@ -241,9 +240,10 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         ones = torch.ones(rows.n, dtype=torch.float64)
         return weighted_sum(rows, ones, 1.0, KAPPA, math.inf).to(torch.float64)
 
-    def _statement(self, split: Split, told: tuple[str, ...]) -> PrivacyStatement:
+    def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
         last = self.best_estimator_.privacy_
+        every = [trial.privacy_ for trial in trials] + [last]
         how = (
             f"the selection: each record in one of {len(self.candidates_) + 1} parts at random, of which one fit or "
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
@@ -256,8 +256,9 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             seeded=self.noise_seed is not None,
             n=last.n,
             sampler=how,
-            assumptions=dict.fromkeys((*told, *last.assumptions, apart)),
+            assumptions=dict.fromkeys((*(each for one in every for each in one.assumptions), apart)),
             noise=last.noise,
+            leaks=(*leaks, *(each for one in every for each in one.leaks)),
         )
         return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
 

@@ -36,7 +36,7 @@ KINDS: dict[str, type[PrivateLinear]] = {kind.__name__: kind for kind in (Privat
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 FITTED = ("coef_", "intercept_", "classes_", "target_bounds_", "n_features_in_", "feature_names_in_", "n_iter_")
-PARTIAL = ("_calls", "_told", "_declared", "_charged", "_first", "_planned_rounds")
+PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
 
 Tensors = dict[str, Tensor]

@@ -18,7 +18,8 @@ class Objective(Protocol):
     """f(w) = (1/n) sum_i l_i(w) + penalty(w), for a flat vector w of `space`.
 
     A new objective states `n` and `space` and writes two methods, `data_loss` and `rows`; inherit from this
-    class to get the other two.  `index` chooses examples (all of them when it is None).
+    class to get the other two.  `index` chooses examples (all of them when it is None).  One that reads a fact off its
+    data which could have been declared says so in `read_off`, pairs of the fact and its remedy (see `LinearModel`).
 
     >>> from isthmus.gradients import Dense
     >>> class Mean(Objective):

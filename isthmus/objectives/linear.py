@@ -29,6 +29,9 @@ GRAM_LIMIT = 2000
 SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
+CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
+"""What a classifier without declared classes has read off y, and the remedy."""
+
 
 class LinearModel(Objective):
     """(1/n) sum_i l(x_i'w, y_i) + penalty(w).
@@ -58,6 +61,9 @@ class LinearModel(Objective):
     """A bound of |slope|; None when there is none."""
     linear = True
     """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
+    read_off: tuple[tuple[str, str], ...] = ()
+    """Facts that were read off the data where they could have been declared, each with its remedy: no epsilon covers
+    them, so a private run warns of them and states them."""
 
     def __init__(
         self,
@@ -72,11 +78,13 @@ class LinearModel(Objective):
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
         self.targets, self.weights = targets, None
+        undeclared = hasattr(targets, "classes") and targets.classes is None
+        self.read_off = (CLASSES_READ,) if undeclared else ()
         self._load(X, y)
         if weights is not None:
             self.weights = _validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
             _validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
-            _validate.check(bool((self.weights >= 0).all()), "weights", float(self.weights.min()), "give numbers >= 0")
+            _validate.check(bool((self.weights >= 0).all()), "weights", "(a negative number)", "give numbers >= 0")
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:

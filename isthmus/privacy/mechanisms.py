@@ -25,7 +25,11 @@ _ADD = Adjacency.ADD_REMOVE
 
 
 class Mechanism(Protocol):
-    """Releases a bounded value; its noise scale is always a multiplier times the value's bound."""
+    """Releases a bounded value; its noise scale is always a multiplier times the value's bound.
+
+    For the privacy statement one may bring `describe()`, a release in words (an event knows what it cost, not what it
+    was), and `source`, where its noise comes from if not from the run's own.
+    """
 
     ords: ClassVar[tuple[float, ...]]
     private: ClassVar[bool]
@@ -58,6 +62,10 @@ class Exact:
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """A release without any guarantee."""
         return dpa.NonPrivateDpEvent()
+
+    def describe(self) -> str:
+        """The release in words."""
+        return "a value without noise"
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,10 @@ class Gaussian:
         """`GaussianDpEvent(sigma / C)`."""
         return dpa.GaussianDpEvent(float(self.multiplier))
 
+    def describe(self) -> str:
+        """The release in words."""
+        return f"Gaussian noise of {self.multiplier:.4g} times the bound of one record"
+
 
 @dataclass(frozen=True)
 class Laplace:
@@ -121,6 +133,10 @@ class Laplace:
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """`LaplaceDpEvent(b / C)`."""
         return dpa.LaplaceDpEvent(float(self.multiplier))
+
+    def describe(self) -> str:
+        """The release in words."""
+        return f"Laplace noise of {self.multiplier:.4g} times the bound of one record"
 
 
 @dataclass(frozen=True)
@@ -160,6 +176,10 @@ class NoisyMax:
         """`ZCDpEvent(epsilon^2 / 8)`."""
         return dpa.ZCDpEvent(rho=self.epsilon**2 / 8, xi=0.0)
 
+    def describe(self) -> str:
+        """The release in words."""
+        return f"a selection of one coordinate of {self.epsilon**2 / 8:.4g}-zCDP"
+
 
 @dataclass(frozen=True)
 class TopK:
@@ -198,6 +218,10 @@ class TopK:
         """`ZCDpEvent(k epsilon^2 / 8)`."""
         return dpa.ZCDpEvent(rho=self.k * self.epsilon**2 / 8, xi=0.0)
 
+    def describe(self) -> str:
+        """The release in words."""
+        return f"a selection of {self.k} coordinates of {self.k * self.epsilon**2 / 8:.4g}-zCDP"
+
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
@@ -214,6 +238,7 @@ class DiscreteGaussian:
 
     multiplier: float
     grid: float
+    source: ClassVar[str] = "secret noise from opendp's own cryptographic generator"
     private: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (2.0,)
 
@@ -240,6 +265,11 @@ class DiscreteGaussian:
     def event(self, adjacency: Adjacency = _ADD) -> Any:
         """`ZCDpEvent(1 / (2 multiplier^2))`."""
         return dpa.ZCDpEvent(rho=0.5 / self.multiplier**2, xi=0.0)
+
+    def describe(self) -> str:
+        """The release in words."""
+        much = f"{self.multiplier:.4g} times the bound of one record"
+        return f"discrete Gaussian noise of {much}, on multiples of {self.grid:g}"
 
 
 def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,6 +23,7 @@ from isthmus import _validate
 from isthmus.privacy import _events, accounting
 from isthmus.privacy._events import Json
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.noise import SECRET, SEEDED
 
 _ROUTES = {
@@ -37,7 +39,9 @@ class PrivacyStatement:
 
     `epsilon` is what holds: infinite where nothing does, as with seeded noise, whose releases anyone who knows the
     seed can undo.  `nominal` is the epsilon that the same releases have under secret noise.  `event` is the JSON form
-    of everything released; `n` is the number of records, given only where that is public.
+    of everything released, `released` its words where the mechanisms that ran have brought them; `n` is the number of
+    records, given only where that is public.  `leaks` is what was read off the data and not paid for: epsilon does not
+    cover it, and the words say so before anything else that they rest on.
 
     | case | private | epsilon | nominal |
     |---|---|---|---|
@@ -58,6 +62,8 @@ class PrivacyStatement:
     assumptions: tuple[str, ...] = ()
     guarantee: str = ""
     accountant: str = ""
+    leaks: tuple[str, ...] = ()
+    released: str = ""
 
     def __post_init__(self) -> None:
         _validate.open_unit(delta=self.delta)
@@ -95,12 +101,14 @@ class PrivacyStatement:
         assumptions: Iterable[str] = (),
         guarantee: str = "",
         noise: str = SECRET,
+        leaks: Iterable[str] = (),
+        released: str = "",
     ) -> PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
         `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` replaces the words drawn from the event; `noise` is what the run's
-        source says of itself.
+        that mechanism really gives; `sampler` and `released` replace the words drawn from the event, which knows what
+        a release costs and not what it was; `noise` is what the run's source says of itself.
 
         >>> from dp_accounting import dp_event
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
@@ -123,11 +131,13 @@ class PrivacyStatement:
             assumptions=tuple(assumptions),
             guarantee=guarantee,
             accountant=_accountant_words(built, adjacency) if math.isfinite(nominal) else "none",
+            leaks=tuple(dict.fromkeys(leaks)),
+            released=released,
         )
 
     def words(self) -> str:
         """The statement in plain English, a few short paragraphs."""
-        parts = [self._promise(), self._made_of()]
+        parts = [self._promise(), *self._leaked(), self._made_of()]
         if self.guarantee:
             parts.append(
                 f"The mechanism was run as it was published. What it really gives: {self.guarantee.rstrip('.')}."
@@ -154,7 +164,18 @@ class PrivacyStatement:
             f"Protected against is {self.adjacency.describe()}: doing so changes the probability of any "
             f"outcome by a factor of at most exp(epsilon) = {factor}, plus at most delta. "
             "This holds whatever else the reader of the results knows, and whatever is computed from them later."
+            f"{self._cautioned()}"
         )
+
+    def _cautioned(self) -> str:
+        found = large_delta(self.delta, self.n)
+        return f"\nThis promise is close to none: {found}." if found else ""
+
+    def _leaked(self) -> list[str]:
+        if not self.leaks:
+            return []
+        head = "Epsilon does NOT cover the following, which was read off the data and not paid for:"
+        return ["\n".join([head, *(f"- {each}" for each in self.leaks)])]
 
     def _made_of(self) -> str:
         records = (
@@ -162,8 +183,9 @@ class PrivacyStatement:
             if self.n_public
             else "The number of records is not published."
         )
+        released = self.released or _event_words(self.event)
         return (
-            f"What was released: {_event_words(self.event)}. Records were taken as follows: {self.sampler}. "
+            f"What was released: {released}. Records were taken as follows: {self.sampler}. "
             f"Noise: {self.noise}. {records} Epsilon was computed by: {self.accountant}."
         )
 
@@ -178,27 +200,29 @@ class PrivacyStatement:
     def to_json(self) -> str:
         """The statement as one line of JSON; infinity is written as the string "inf"."""
         data = {each.name: getattr(self, each.name) for each in fields(self)}
-        data |= {"adjacency": self.adjacency.value, "n_public": self.n_public, "assumptions": list(self.assumptions)}
+        data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
+        data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
         data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
         return _events.canonical(data)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
         """The statement that `to_json` wrote."""
-        data = json.loads(text)
+        data = {"leaks": (), "released": ""} | json.loads(text)
         n_public = data.pop("n_public", None)
         names = {each.name for each in fields(cls)}
         _validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
         _validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": _events.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
-        return cls(**data | {"assumptions": tuple(data["assumptions"])})
+        return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
 
     def __str__(self) -> str:
         if not self.private:
             return f"not private ({self.noise if self.noise == SEEDED else 'released without noise'})"
         numbers = f"epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g}"
-        return f"({numbers})-differentially private, {self.adjacency.describe()}"
+        beside = f", but for {len(self.leaks)} fact(s) read off the data" if self.leaks else ""
+        return f"({numbers})-differentially private, {self.adjacency.describe()}{beside}"
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -235,8 +259,31 @@ def _sampler_words(data: Json) -> str:
 
 def _event_words(data: Json) -> str:
     """Each kind of release and how often it was made."""
-    parts = [f"{count} x {_leaf_words(leaf)}" for leaf, count in _leaves(data)]
-    return ", ".join(parts) or "nothing"
+    return released_words((_leaf_words(leaf), count) for leaf, count in _leaves(data))
+
+
+def released_words(made: Iterable[tuple[str, int]]) -> str:
+    """Releases in words with how often each was made, equal ones counted together.
+
+    >>> released_words([("a sum", 1), ("a choice", 2), ("a sum", 3)])
+    '4 x a sum, 2 x a choice'
+    """
+    counts: Counter[str] = Counter()
+    for words, count in made:
+        counts[words] += count
+    return ", ".join(f"{count} x {words}" for words, count in counts.items() if count) or "nothing"
+
+
+def release_words(mechanism: Any, event: Any) -> str:
+    """One release in the words of the mechanism that made it; those of its event where it brings none.
+
+    `event` is what the release costs as its sampler sees it.
+    """
+    data = _events.to_json(event)
+    describe = getattr(mechanism, "describe", None)
+    if describe is None:
+        return ", ".join(_leaf_words(leaf) for leaf, _ in _leaves(data))
+    return f"a sampled sum with {describe()}" if "inner" in data else str(describe())
 
 
 def _leaf_words(leaf: Json) -> str:
@@ -246,7 +293,7 @@ def _leaf_words(leaf: Json) -> str:
     return {
         "Gaussian": lambda: f"Gaussian noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
         "Laplace": lambda: f"Laplace noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
-        "ZC": lambda: f"a selection of {leaf['rho']:.4g}-zCDP",
+        "ZC": lambda: f"a release of {leaf['rho']:.4g}-zCDP",
         "MixtureOfGaussians": lambda: f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}",
         "NonPrivate": lambda: "a value without noise",
     }.get(kind, lambda: f"a composition ({kind})")()

@@ -20,6 +20,8 @@ _CHANGES = {
     "replace-one": ("Replacing one record by another", "which of two given records was used"),
 }
 
+_EXCEPT = "That holds for what was released with noise. It does not hold for what was read off the data without any:"
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -64,10 +66,12 @@ def verdict(record: Record) -> Verdict:
         f"Somebody who knows everything else and guesses, from even odds, {question} is right at most {guess} of the "
         "time, whatever they compute from the results. Tossing a coin is right 50% of the time."
     )
+    leaked = bool(privacy["leaks"])
+    headline += ", but not all that was read is covered" if leaked else ""
     return Verdict(
-        "weak" if weak or record.warnings else "good",
+        "weak" if weak or leaked or record.warnings else "good",
         headline + (", subject to the warnings below" if record.warnings else ""),
-        summary,
+        f"{summary} {_EXCEPT}" if leaked else summary,
         _cautions(privacy),
         _figures(privacy),
         _odds(epsilon, delta, guess),
@@ -95,7 +99,7 @@ def _reason(privacy: Mapping[str, Any]) -> str:
 
 
 def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
-    found = []
+    found = [f"Not covered by epsilon: {each.rstrip('.')}." for each in privacy["leaks"]]
     if privacy["epsilon"] > REASONABLE:
         found.append(
             "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."

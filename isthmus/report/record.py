@@ -87,8 +87,9 @@ _TEXTS = maybe(text)
 _PRIVACY = fields(
     {"epsilon": unlimited, "delta": real, "adjacency": text, "private": flag},
     {
-        **dict.fromkeys(("sampler", "noise", "guarantee", "accountant"), _TEXTS),
-        **{"n": maybe(count), "nominal": maybe(unlimited), "assumptions": many(text), "event": plain},
+        **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), _TEXTS),
+        **{"n": maybe(count), "nominal": maybe(unlimited), "event": plain},
+        **dict.fromkeys(("assumptions", "leaks"), many(text)),
     },
 )
 _CHOICE = fields(
@@ -308,6 +309,8 @@ def _agree(record: Record) -> None:
     same = ("NOT private" in words) != privacy["private"] and f"epsilon = {stated}" in words
     remedy = f"give PrivacyStatement.words() of this statement: private={privacy['private']}, epsilon = {stated}"
     need(same, "words", words, remedy)
+    silent = [each for each in privacy["leaks"] if each not in words]
+    need(not silent, "words", words, f"give PrivacyStatement.words() of this statement: it names {silent} as leaked")
     nominal = privacy["epsilon"] if privacy["private"] else privacy["nominal"] or math.inf
     spent = max((epsilon for _, epsilon in record.budget["curve"]), default=0.0)
     # accountants round up on grids that depend on the number of rounds

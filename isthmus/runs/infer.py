@@ -1,8 +1,9 @@
 """A schema for columns that nobody declared: taken from public rows, or guessed from the private ones.
 
-From public rows everything may be taken: types, words, ranges.  From private rows only the type of a column is
-guessed, never a word or a range: words are hashed into fixed buckets, ranges are left for the estimator to buy.  Even
-the type is read off the data, which no budget pays for: the caller warns, and writes the schema down for review.
+From public rows everything may be taken: types, words, ranges, and whether something is missing.  From private rows
+only the type of a column is guessed, by what most entries are: words are hashed into fixed buckets, ranges are left for
+the estimator to buy, a missing number is filled and never marked.  Even the type is read off the data, which no budget
+pays for: the caller warns, the statement says that it is not covered, and the schema is written down for review.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def infer(name: str, values: Any, *, public: bool = False, decimal: str = ".") -
     if kind.column.type == "date":
         return _date(name, values, public)
     column = replace(kind.column, source=source)
-    if column.type in ("number", "bool") and bool(_missing(values, column).any()):
-        column = replace(column, missing="indicator")
+    if public and column.type in ("number", "bool") and bool(_missing(values, column).any()):
+        column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
     return replace(kind, column=_filled_in(column, values) if public else column)
 
 
@@ -72,7 +73,8 @@ def _kind_of_text(name: str, known: Any, decimal: str) -> Guess:
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
     words = [str(value).strip() for value in known.iloc[:LOOK]]
-    if all(word.lower() in BOOLEANS for word in words) and not all(word in ("0", "1") for word in words):
+    truths = _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY
+    if truths and _share(words, lambda word: word in ("0", "1")) < MOSTLY:
         return Guess(Column(name, "bool"))
     if _share(words, lambda word: bool(_DATE.fullmatch(word))) >= MOSTLY:
         return Guess(Column(name, "date"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,8 @@ from isthmus.runs.schema import Column, Schema, Target
 from isthmus.runs.tables import Table, check_numbers, columns_of, read
 
 MOST_CLASSES = 100
+FEW = 10
+"""Labels of fewer rows are never read off private data."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,8 @@ def _settle_target(
         classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
         remedy = "that is too many: give --task regression, or --classes"
         _validate.check(2 <= len(classes) <= MOST_CLASSES, "classes", f"{len(classes)} labels", remedy)
+        if settings.private and not free:
+            _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
         told = f"the classes {list(classes)} were read off the target column {name!r}"
         leaks += [] if free else [f"{told}: give --classes {','.join(classes)}"]
     ranged = settings.target_bounds
@@ -225,6 +230,17 @@ def _settle_target(
         notes.append("rows without a target are left out")
     kept = classes if task == "classification" else None
     return Target(name, task, kept, ranged, settings.decimal if kept is None else "."), leaks, notes
+
+
+def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
+    """Refuse to publish a label that few rows have: read off the data, it would tell of those rows."""
+    rows = Counter(labels.tolist())
+    known = ",".join(label for label in classes if rows[label] >= FEW)
+    remedy = (
+        f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
+        f"may be public (those of more rows are --classes {known}) and remove the other rows, or give --task regression"
+    )
+    _validate.check(min(rows.values()) >= FEW, "classes", "(read off the data)", remedy)
 
 
 def _range_of(values: Any, decimal: str) -> tuple[float, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,11 @@ class Outcome:
     warnings: list[str]
 
     @property
+    def leaks(self) -> list[str]:
+        """What epsilon does not cover."""
+        return [] if self.record.privacy is None else list(self.record.privacy["leaks"])
+
+    @property
     def charged_test(self) -> bool:
         """Whether figures of test rows were bought."""
         return any(figure.noise for figure in self.figures)
@@ -44,6 +49,7 @@ class Outcome:
             "rounds": self.record.model["rounds"],
             "metrics": [vars(figure) for figure in self.figures],
             "warnings": self.warnings,
+            "leaks": self.leaks,
             "words": self.record.words,
         }
 
@@ -123,7 +129,6 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
     measured = ledger.rounds().get("test figures", 0)
     lost = _releases(_events.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
     assumptions = [*own.assumptions, "names of columns, and the rules of schema.toml, are public"]
-    assumptions += [f"this may be public: {leak}" for leak in leaks]
     if own.n is not None:
         assumptions.append("how many rows have a target is public")
     if measured:
@@ -131,8 +136,9 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
             "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many "
             "test rows there are is public"
         )
+    leaks = list(dict.fromkeys([*own.leaks, *leaks]))
     if not own.private:
-        return own, 0
+        return replace(own, leaks=tuple(leaks)), 0
     whole = PrivacyStatement.of(
         ledger.event(),
         own.delta,
@@ -143,6 +149,8 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
         assumptions=assumptions,
         guarantee=own.guarantee,
         noise=own.noise,
+        leaks=leaks,
+        released="" if lost or measured else own.released,
     )
     return whole, lost
 

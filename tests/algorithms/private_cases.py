@@ -19,7 +19,7 @@ def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> L
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, d)) / math.sqrt(d)
     y = np.sign(X[:, 0] - X[:, 1] + 0.1 * rng.standard_normal(n))
-    return Logistic(sp.csr_matrix(X) if sparse else X, y)
+    return Logistic(sp.csr_matrix(X) if sparse else X, y, classes=(-1, 1))
 
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.5, "step": 1.0, "n": "exact"}

@@ -87,7 +87,7 @@ def test_the_ledger_holds_no_data(tmp_path: Any) -> None:
 def test_the_drawn_batch_size_is_nowhere() -> None:
     """With half of the records the run has other batches, but the same divisor and the same public numbers."""
     whole = problem(n=300)
-    half = Logistic(whole.X[:150], np.asarray(whole.y[:150]))
+    half = Logistic(whole.X[:150], np.asarray(whole.y[:150]), classes=(-1, 1))
     recipe = algorithms.dp_sgd(batch_size=60, **(COMMON | {"n": 300}))
     runs = [minimize(f, recipe, L1Ball(5.0), steps=10, record=1, noise_seed=5) for f in (whole, half)]
     public = [[{k: r[k] for k in PUBLIC - {"seconds", "epoch"}} for r in run.history] for run in runs]

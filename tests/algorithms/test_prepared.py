@@ -72,7 +72,7 @@ def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (sp.csr_matrix, sp.csr_array):
         monkeypatch.setattr(kind, "toarray", lambda self: pytest.fail("densified"))
     recipe = algorithms.dp_gd(**(COMMON | {"clip": 0.5}), step="auto", scale="columns")
-    found = minimize(Logistic(X, y), recipe, steps=20, record=None)
+    found = minimize(Logistic(X, y, classes=(-1, 1)), recipe, steps=20, record=None)
     assert found.privacy.private and found.x.shape == (500,)
     again = found.transform(X).plain()
     full = np.diff(X.indptr) > 0
@@ -157,7 +157,7 @@ def test_long_rows_are_clipped_by_the_public_map_not_refused() -> None:
 
 def test_losses_without_curvature_cannot_be_preconditioned() -> None:
     X, y = table(50)
-    ledger, hinge = Ledger(budget=(1.0, 1e-5)), isthmus.Hinge(X, np.sign(y + 1e-9))
+    ledger, hinge = Ledger(budget=(1.0, 1e-5)), isthmus.Hinge(X, np.sign(y + 1e-9), classes=(-1, 1))
     with pytest.raises(isthmus.InvalidInput, match="smooth loss"):
         minimize(hinge, algorithms.dp_gd(**COMMON, precondition=True), steps=5, ledger=ledger)
     assert ledger.rounds() == {}

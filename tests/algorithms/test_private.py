@@ -236,7 +236,7 @@ def test_regularisers_enter_after_the_noise_and_cost_nothing(penalty: str) -> No
         "largest": ProxPenalty(lambda w: float(w.abs().max()), lambda w, eta: w - L1Ball(0.02 * eta).project(w)),
     }
     plain = problem()
-    objective = Logistic(plain.X, np.asarray(plain.y), penalty=kinds[penalty])
+    objective = Logistic(plain.X, np.asarray(plain.y), classes=(-1, 1), penalty=kinds[penalty])
     found = minimize(objective, RECIPES["dp_gd"](), steps=20, noise_seed=2)
     free = minimize(plain, RECIPES["dp_gd"](), steps=20, noise_seed=2)
     assert found.privacy.nominal == free.privacy.nominal

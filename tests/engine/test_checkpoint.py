@@ -277,7 +277,7 @@ def killed(folder: Path, rounds: int, every: int, after: int, pause: float) -> N
 def finished(folder: Path, rounds: int, every: int) -> dict[str, Any]:
     """A new interpreter that goes on to the end."""
     command = [sys.executable, training_child.__file__, str(folder), str(rounds), str(every)]
-    subprocess.run(command, check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
     return json.loads((folder / "result.json").read_text())
 
 

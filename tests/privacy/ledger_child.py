@@ -1,8 +1,9 @@
 """A process that charges a ledger and then releases, made to be killed: arguments `path out reserve mode rounds`.
 
-A release is one byte, on the disk, in the file `out`.  Mode "slow" writes every record in two halves with a pause
-between them, "plain" as the ledger does, "together" waits for a line first, and "budget" also loads the accountant
-and stops when the budget refuses.
+A release is one byte, on the disk, in the file `out`.  Mode "torn" stops for ever within its `rounds`-th record, after
+a part of it, and says so; "plain" goes on until it is killed; "together" waits for a line before each of its first
+rounds and answers after it, then goes on; "budget" waits once, also loads the accountant and stops when the budget
+refuses.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EVENT = {"event": "Gaussian", "noise_multiplier": 40.0}
+TURNS = 3
 
 
 def light_package() -> None:
@@ -31,30 +32,39 @@ def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     from isthmus.privacy._chain import FileStore, Store
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
-    class SlowStore(FileStore):
-        def write(self, file: int, data: bytes) -> None:
-            half = random.randint(1, len(data) - 1)
-            super().write(file, data[:half])
-            time.sleep(0.004)
-            super().write(file, data[half:])
+    class TornStore(FileStore):
+        written = 0
 
-    class SlowLedger(Ledger):
+        def write(self, file: int, data: bytes) -> None:
+            self.written += 1
+            if self.written < rounds:
+                return super().write(file, data)
+            super().write(file, data[: random.randint(1, len(data) - 1)])
+            print("torn", flush=True)
+            sys.stdin.readline()  # until it is killed
+
+    class TornLedger(Ledger):
         @staticmethod
         def _make_store(path: str | os.PathLike[str] | None) -> Store:
             assert path is not None
-            return SlowStore(path)
+            return TornStore(path)
 
-    ledger = (SlowLedger if mode == "slow" else Ledger)(path)
+    ledger = (TornLedger if mode == "torn" else Ledger)(path)
     releases = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     print("ready", flush=True)
-    if mode in ("together", "budget"):
+    if mode == "budget":
         sys.stdin.readline()
     run = ledger.run({"main": EVENT}, reserve=reserve)
     try:
-        for t in range(rounds):
+        for t in range(10**6 if mode == "torn" else rounds):
+            turn = mode == "together" and t < TURNS
+            if turn:
+                sys.stdin.readline()
             run.charge("main", t)
             os.write(releases, b".")
             os.fsync(releases)
+            if turn:
+                print("done", flush=True)
     except BudgetExceeded:
         print("refused", flush=True)
     run.close()

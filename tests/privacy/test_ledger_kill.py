@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledger_child import TURNS
 
 from isthmus.privacy._chain import FileStore, LedgerCorrupt
 from isthmus.privacy.ledger import Ledger
@@ -27,31 +28,51 @@ def start(path: Path, out: Path, reserve: int, mode: str, rounds: int = 10**6) -
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def finish_together(children: list[subprocess.Popen[str]]) -> list[str]:
-    """Let the children begin at the same time; what each of them said after that."""
+def told(child: subprocess.Popen[str], words: str) -> None:
+    """Wait until a child has said this."""
+    assert child.stdout is not None and child.stdout.readline() == f"{words}\n"
+
+
+def go(child: subprocess.Popen[str]) -> None:
+    assert child.stdin is not None
+    child.stdin.write("go\n")
+    child.stdin.flush()
+
+
+def finish_together(children: list[subprocess.Popen[str]], turns: int = 0) -> list[str]:
+    """Let the children take turns, then go on at the same time; what each of them said after that."""
     for child in children:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
+        told(child, "ready")
+    for _ in range(turns):
+        for child in children:
+            go(child)
+            told(child, "done")
+    for child in children if not turns else ():
+        go(child)
     said = [child.communicate()[0] for child in children]
     assert [child.returncode for child in children] == [0] * len(children)
     return said
 
 
-@pytest.mark.parametrize(
-    ("mode", "reserve", "kills", "longest"), [("plain", 1, 20, 0.02), ("plain", 7, 20, 0.02), ("slow", 3, 30, 0.06)]
-)
-def test_a_kill_at_any_moment_never_under_reports(
-    tmp_path: Path, mode: str, reserve: int, kills: int, longest: float
-) -> None:
+def until(out: Path, size: int, child: subprocess.Popen[str]) -> None:
+    """Wait until a child has made so many releases, however long that takes."""
+    while (out.stat().st_size if out.exists() else 0) < size:
+        assert child.poll() is None
+        time.sleep(1e-3)
+
+
+@pytest.mark.parametrize(("mode", "reserve", "kills"), [("plain", 1, 20), ("plain", 7, 20), ("torn", 3, 30)])
+def test_a_kill_at_any_moment_never_under_reports(tmp_path: Path, mode: str, reserve: int, kills: int) -> None:
     path, out = tmp_path / "ledger", tmp_path / "out"
     moments = random.Random(reserve)
     for kill in range(1, kills + 1):
-        with start(path, out, reserve, mode) as child:
-            assert child.stdout is not None and child.stdout.readline() == "ready\n"
-            time.sleep(moments.uniform(0, longest))
+        before = out.stat().st_size if out.exists() else 0
+        with start(path, out, reserve, mode, moments.randint(2, 6) if mode == "torn" else 10**6) as child:
+            told(child, "ready")
+            if mode == "torn":
+                told(child, "torn")
+            else:
+                until(out, before + moments.randint(0, 4), child)
             child.kill()
         ledger = Ledger.open(path)  # resume: each child continues what the killed ones left
         charged, released = ledger.rounds().get("main", 0), out.stat().st_size if out.exists() else 0
@@ -59,7 +80,7 @@ def test_a_kill_at_any_moment_never_under_reports(
         records = ledger.records()
         assert [record["number"] for record in records] == list(range(1, len(records) + 1))
     assert out.stat().st_size > 0
-    if mode == "slow":
+    if mode == "torn":
         assert sum(record["kind"] == "torn" for record in records) >= 5
 
 
@@ -197,7 +218,7 @@ def test_a_failed_write_grants_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_share_a_ledger_without_losing_an_update(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     outs = [tmp_path / f"out{i}" for i in range(3)]
-    finish_together([start(path, out, k, "together", 150) for out, k in zip(outs, (1, 2, 4), strict=True)])
+    finish_together([start(path, out, k, "together", 150) for out, k in zip(outs, (1, 2, 4), strict=True)], TURNS)
     ledger = Ledger.open(path)
     assert ledger.rounds() == {"main": 450}
     charges = [record for record in ledger.records() if record["kind"] == "charge"]

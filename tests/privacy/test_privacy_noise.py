@@ -96,7 +96,7 @@ def test_a_forked_process_draws_its_own_noise(kind: type[SecretSource], four_thr
     queue = context.Queue()
     child = context.Process(target=_child, args=(source, queue))
     child.start()
-    theirs = queue.get(timeout=30)
+    theirs = queue.get(timeout=600)
     child.join()
     assert theirs[0] != source.bytes(64)
     assert not set(theirs[1]) & set(source.normal(3 * _CHUNK).tolist())

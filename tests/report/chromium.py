@@ -114,7 +114,7 @@ class Browser:
         while event not in self._events:
             self._read()
 
-    def _read(self, seconds: float = 30.0) -> dict[str, Any]:
+    def _read(self, seconds: float = 600.0) -> dict[str, Any]:
         """The next message; what it says of requests and errors is kept."""
         end = time.monotonic() + seconds
         while b"\0" not in self._buffer:

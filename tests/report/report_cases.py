@@ -29,7 +29,7 @@ def problem() -> tuple[Any, Any, torch.Tensor, list[str]]:
     y = torch.from_numpy(2.0 * data.target - 1)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     train, test, public = order[:400], order[400:500], order[500:]
-    parts = [isthmus.Logistic(x[part], y[part]) for part in (train, test)]
+    parts = [isthmus.Logistic(x[part], y[part], classes=(-1, 1)) for part in (train, test)]
     return *parts, x[public], [str(name) for name in data.feature_names]
 
 

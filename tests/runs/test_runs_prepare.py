@@ -76,14 +76,14 @@ def test_the_schema_that_a_run_leaves_guesses_nothing_more(people: Path, tmp_pat
 def test_a_settled_run_reads_the_same_labels(tmp_path: Path, labels: list[str]) -> None:
     """Guessed classes are stored, and the labels then looked up: it must come to the same."""
     path = tmp_path / "t.csv"
-    path.write_text("x,y\n" + "".join(f"{i},{labels[i % 3]}\n" for i in range(9)))
+    path.write_text("x,y\n" + "".join(f"{i},{labels[i % 3]}\n" for i in range(30)))
     settings, declared = load(None, {"data": str(path), "target": "y", "decimal": "."})
     first = prepare(settings, declared, salt="")
     settled, _ = load(
         None, {"data": str(path), "target": "y", "classes": first.target.classes, "task": "classification"}
     )
     again = prepare(settled, first.schema, salt="", settled=True)
-    assert again.y.tolist() == first.y.tolist() and len(first.y) == (9 if labels[2] else 6)
+    assert again.y.tolist() == first.y.tolist() and len(first.y) == (30 if labels[2] else 20)
     assert first.target.classes == {"1.0": ("0", "1"), "01": ("01", "1", "x")}.get(labels[0], tuple(sorted(labels[:2])))
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(people: Path, options: d
 
 @pytest.mark.parametrize(("labels", "task"), [([0, 1, 1], "classification"), ([0.5, 1, 2], "regression")])
 def test_the_task_of_a_matrix_is_guessed(tmp_path: Path, labels: list[float], task: str) -> None:
-    np.savez(tmp_path / "t.npz", X=np.ones((3, 2)), y=labels)
+    np.savez(tmp_path / "t.npz", X=np.ones((30, 2)), y=labels * 10)
     settings, declared = load(None, {"data": str(tmp_path / "t.npz"), "bounds": [0, 1]})
     found = prepare(settings, declared, salt="")
     assert found.target.task == task and f"--task {task}" in found.leaks[0] and found.features is None

@@ -64,7 +64,8 @@ def test_a_newcomers_table(people: str) -> None:
     run = Path(found["run"])
     record = json.loads((run / "run.json").read_text())
     assert record["privacy"]["epsilon"] == found["epsilon"] and record["warnings"] == found["warnings"]
-    assert any("this may be public: the classes" in each for each in record["privacy"]["assumptions"])
+    assert any("the classes ['Ja', 'Nein'] were read off" in each for each in record["privacy"]["leaks"])
+    assert found["leaks"] == record["privacy"]["leaks"] and len(found["leaks"]) == 3
     assert Ledger.open(run / "ledger").spent(found["delta"]) == found["epsilon"]
     assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
         "ledger",
@@ -78,6 +79,7 @@ def test_a_newcomers_table(people: str) -> None:
     ]
     own = estimators.load(run / "model.safetensors").privacy_  # the model is what gets passed on: it says the same
     assert own.epsilon == found["epsilon"] and list(own.assumptions) == record["privacy"]["assumptions"]
+    assert list(own.leaks) == record["privacy"]["leaks"]
     assert "salt" not in (run / "settings.json").read_text()
     kept = "".join(path.read_text() for path in run.iterdir() if path.suffix in (".json", ".toml"))
     assert "Zürich" not in kept and "female" not in kept  # no word of a private column is kept
@@ -140,7 +142,7 @@ def test_figures_of_held_out_rows_can_be_published_bare_with_words(matrix: str) 
     assert any("epsilon does not cover them" in each for each in found["warnings"])
     assert "published without noise" in found["metrics"][0]["on"]
     own = estimators.load(Path(found["run"], "model.safetensors")).privacy_
-    assert any("may be public: The figures of the held-out rows" in each for each in own.assumptions)
+    assert any("The figures of the held-out rows" in each for each in own.leaks)
 
 
 def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Trains in forks of itself and kills them: arguments `data folder seed signals...`.
 
 A short run that nobody stops is made first.  Each fork then begins the run, or goes on with it where its folder is
-there, and is stopped at a random moment; the last one is left to finish.  After each a line of JSON says what the
-ledgers hold.  Forks need no second import of torch.
+there, and sends itself a signal at a random round, before or after its charge; the last one is left to finish.  What
+happens depends on the progress of the run alone, not on how fast the machine is.  After each a line of JSON says what
+the ledgers hold.  Forks need no second import of torch.
 """
 
 from __future__ import annotations
@@ -12,11 +13,29 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+LONGEST = 80
+"""Rounds that a fork makes at most before its signal: six of them do not finish the run."""
 COMMON = "--classes 0,1 --bounds=-1,1 --algorithm dp_gd --scale none --step 4 --max-iter 600 --delta 1e-5 --quiet"
+
+
+def stop_at(number: int, round: int, before: bool) -> None:
+    """Send this process a signal at its `round`-th charge, before it is written or after."""
+    from isthmus.privacy.ledger import RunLedger
+
+    charge, seen = RunLedger.charge, []
+
+    def charged(self: Any, stage: Any, t: int = 0) -> None:
+        seen.append(t)
+        if before and len(seen) == round:
+            os.kill(os.getpid(), number)
+        charge(self, stage, t)
+        if not before and len(seen) == round:
+            os.kill(os.getpid(), number)
+
+    RunLedger.charge = charged  # type: ignore[method-assign]
 
 
 def child(arguments: list[str], log: Path) -> None:
@@ -31,10 +50,6 @@ def child(arguments: list[str], log: Path) -> None:
         os._exit(int(done.code or 0))
     finally:
         os._exit(99)
-
-
-def charges(path: Path) -> int:
-    return path.read_bytes().count(b'"kind":"charge"') if path.exists() else 0
 
 
 def state(run: Path, budget: Path) -> dict[str, Any]:
@@ -58,15 +73,11 @@ def main(data: str, folder: str, seed: int, signals: list[int]) -> None:
     for number in (*signals, 0):
         begin = ["train", data, *COMMON.split(), "--out", str(run), "--budget", str(budget)]
         arguments = ["train", "--resume", str(run), "--quiet"] if run.exists() else begin
-        before, pid = charges(run / "ledger"), os.fork()
+        round, before, pid = moments.randint(2, LONGEST), moments.random() < 0.5, os.fork()
         if not pid:
+            if number:
+                stop_at(number, round, before)
             child(arguments, Path(folder) / "log")
-        if number:
-            wanted, until = before + moments.randint(1, 2), time.monotonic() + 60
-            while charges(run / "ledger") < wanted and time.monotonic() < until:  # a run reserves ten times or more
-                time.sleep(0.001)
-            time.sleep(moments.uniform(0, 0.003))
-            os.kill(pid, number)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(json.dumps({**state(run, budget), "code": code}), flush=True)
 

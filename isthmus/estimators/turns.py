@@ -1,0 +1,56 @@
+"""Whose turn it is: calls of `partial_fit` share one budget, so of all copies of a model one makes the next call.
+
+A run of such calls has a random name that every copy keeps (deep copies, pickles, saved files), and the process that
+began it knows how many calls were made.  A call is taken before it spends: a copy that was overtaken, a call that was
+interrupted, and a copy in another process, which cannot know what others have spent, are refused.  A ledger that was
+charged from the first call on counts what every copy spends, and needs no turns.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from typing import Any
+
+from isthmus import _validate
+
+_MADE: dict[str, int] = {}
+"""How many calls were begun, by run; of runs of this process only."""
+_LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_MADE.clear)
+LEDGER = "charge a ledger on disk from the first call on (ledger=path), which counts what every copy spends"
+
+
+def begin() -> str:
+    """The name of a new run."""
+    name = secrets.token_hex(16)
+    _MADE[name] = 0
+    return name
+
+
+def take(run: str | None, done: int) -> None:
+    """Take the call after `done` others, or refuse where it may have been spent.
+
+    >>> name = begin()
+    >>> take(name, 0)
+    >>> take(name, 0)
+    Traceback (most recent call last):
+    isthmus._validate.InvalidInput: partial_fit='call 1' is not allowed: it was begun before, by another copy ...
+    """
+    call = f"call {done + 1}"
+    with _LOCK:
+        made = None if run is None else _MADE.get(run)
+        remedy = f"this copy comes from another process, where the rest of its budget may be spent: {LEDGER}"
+        _validate.check(made is not None, "partial_fit", call, remedy)
+        remedy = f"it was begun before, by another copy or until an interruption: go on there, or {LEDGER}"
+        _validate.check(made == done, "partial_fit", call, remedy)
+        assert run is not None
+        _MADE[run] = done + 1
+
+
+def identity(ledger: Any) -> str:
+    """What tells a ledger from others: the seal of its first record."""
+    records = getattr(ledger, "records", None)
+    return type(ledger).__name__ if records is None else str(records()[0]["hash"])

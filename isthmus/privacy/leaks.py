@@ -1,0 +1,59 @@
+"""What a guarantee does not cover: the warnings of it, and what a statement then says.
+
+A fact that is read off private data and not paid for is a leak: the caller is warned, and the run's statement names
+it among `PrivacyStatement.leaks`.  A delta of 1/n or more would allow publishing whole records.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+class PrivacyLeakWarning(RuntimeWarning):
+    """Something was read off private data and counts as public: the guarantee holds only if it may be."""
+
+
+class PrivacyBudgetWarning(RuntimeWarning):
+    """More is being spent than one fit looks like."""
+
+
+class Leak(str):
+    """What a statement says of something that was read off the data: no assumption, but not covered by epsilon."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """A warning that points at the line outside this package from which it was called."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("isthmus."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def leak(what: str, remedy: str) -> Leak:
+    """Warn the caller that `what` was read off the data; returns what the statement says of it.
+
+    >>> with warnings.catch_warnings(action="ignore"):
+    ...     leak("the labels (classes) were", "give classes=[...]")
+    'the labels (classes) were read off the data and taken to be public; give classes=[...]'
+    """
+    warn(f"{what} read off the private data: {remedy}", PrivacyLeakWarning)
+    return Leak(f"{what} read off the data and taken to be public; {remedy}")
+
+
+def large_delta(delta: float, n: int | None) -> str:
+    """What is wrong with a delta for a public number of records; nothing is said of one below 1/n.
+
+    >>> large_delta(1e-5, 1000), large_delta(0.5, 64)[:25]
+    ('', 'delta=0.5 is at least 1/n')
+    """
+    if n is None or not 1 / n <= delta < 1:  # what is no delta is refused elsewhere
+        return ""
+    return f"delta={delta:g} is at least 1/n: it would allow publishing a record of {n}; give far less than 1/n"
+
+
+def warn_of_large_delta(delta: float, n: int | None) -> None:
+    """Warn of a delta that allows publishing whole records."""
+    found = large_delta(delta, n)
+    if found:
+        warn(found, PrivacyBudgetWarning)

@@ -1,0 +1,133 @@
+"""What a statement says: the words of a release come from the mechanism that ran, leaks and large deltas are named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from isthmus import (
+    LeastSquares,
+    PrivacyBudgetWarning,
+    PrivacyEngine,
+    PrivateClassifier,
+    PrivateRegressor,
+    algorithms,
+    minimize,
+)
+from isthmus.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.privacy import (
+    Adjacency,
+    Clip,
+    DiscreteGaussian,
+    FullBatch,
+    Gaussian,
+    Laplace,
+    NoisyMax,
+    Poisson,
+    PrivacyStatement,
+    TopK,
+)
+
+X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
+NOISE = "secret noise from the operating system's generator"
+MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
+    "gaussian": (Gaussian(2.0), 2, "3 x Gaussian noise of 2 times the bound of one record", NOISE),
+    "laplace": (Laplace(20.0), 1, "3 x Laplace noise of 20 times the bound of one record", NOISE),
+    "choice": (NoisyMax(0.2), float("inf"), "3 x a selection of one coordinate of 0.005-zCDP", NOISE),
+    "top": (TopK(2, 0.2), float("inf"), "3 x a selection of 2 coordinates of 0.01-zCDP", NOISE),
+    "discrete": (
+        DiscreteGaussian(2.0, 1e-6),
+        2,
+        "3 x discrete Gaussian noise of 2 times the bound of one record, on multiples of 1e-06",
+        "secret noise from opendp's own cryptographic generator",
+    ),
+}
+
+
+def released(mechanism: Any, ord: float = 2, sampler: Any = None, **options: Any) -> PrivacyStatement:
+    promise = Promise(9.0, 1e-3, Adjacency.ADD_REMOVE, 50)
+    stage = Stage(sampler or FullBatch(), [Release(clip=Clip(1.0, ord=ord), mechanism=mechanism)])
+    return minimize(LeastSquares(X, X[:, 0]), Pipeline([stage], lambda t: 0.1, promise=promise), steps=3).privacy
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
+    if name == "discrete":
+        pytest.importorskip("opendp")
+    mechanism, ord, words, noise = MECHANISMS[name]
+    found = released(mechanism, ord)
+    assert f"What was released: {words}. " in found.words() and f"Noise: {noise}. " in found.words()
+    assert ("selection" in found.words()) == (name in ("choice", "top"))
+    assert PrivacyStatement.from_json(found.to_json()) == found
+
+
+def test_sampled_releases_say_so() -> None:
+    words = released(Gaussian(2.0), sampler=Poisson(0.5)).words()
+    assert "3 x a sampled sum with Gaussian noise of 2 times the bound of one record. " in words
+
+
+def test_an_event_alone_does_not_claim_to_know_what_it_was() -> None:
+    found = PrivacyStatement.of(DiscreteGaussian(2.0, 1e-6).event(), 1e-5).words()
+    assert "1 x a release of 0.125-zCDP" in found and "selection" not in found
+
+
+def test_statements_written_before_are_read() -> None:
+    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5)
+    old = json.loads(made.to_json())
+    del old["leaks"], old["released"]
+    assert PrivacyStatement.from_json(json.dumps(old)) == made
+
+
+def test_leaks_come_before_what_a_statement_rests_on() -> None:
+    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a"], leaks=["the labels", "the labels"])
+    words = made.words()
+    assert words.index("Epsilon does NOT cover") < words.index("- the labels") < words.index("It rests on")
+    assert words.count("the labels") == 1 and str(made).endswith(", but for 1 fact(s) read off the data")
+    assert json.loads(made.to_json())["leaks"] == ["the labels"]
+    assert PrivacyStatement.from_json(made.to_json()) == made
+
+
+# ---------------------------------------------------------------- a delta of 1/n or more
+
+
+def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
+    for n in ("exact", 40):
+        recipe = algorithms.dp_gd(epsilon=1.0, delta=0.5, clip=1.0, step=0.1, n=n)
+        with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
+            found = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        assert ("would allow publishing a record of 50" in found.privacy.words()) == (n == "exact")
+
+
+def test_a_delta_below_one_in_n_is_not_spoken_of() -> None:
+    recipe = algorithms.dp_gd(epsilon=1.0, delta=0.019, clip=1.0, step=0.1, n="exact")
+    assert "close to none" not in minimize(LeastSquares(X, X[:, 0]), recipe, steps=2).privacy.words()
+
+
+def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
+    module = nn.Linear(2, 1)
+    loader = DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1)), batch_size=64)
+    engine = PrivacyEngine()
+    common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "data_loader": loader}
+    told = r"delta=0\.5 is at least 1/n: it would allow publishing a record of 64"
+    with pytest.warns(PrivacyBudgetWarning, match=told):
+        engine.make_private_with_epsilon(**common, target_epsilon=1.0, target_delta=0.5, epochs=1, max_grad_norm=1.0)
+    for ask in (engine.get_epsilon, engine.statement):
+        with pytest.warns(PrivacyBudgetWarning, match=told) as caught:
+            ask(0.5)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        ask(1e-5)
+
+
+@pytest.mark.parametrize("made", [PrivateClassifier, PrivateRegressor])
+def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
+    known = {"classes": [0, 1]} if made is PrivateClassifier else {"target_bounds": (0, 1)}
+    with pytest.warns(PrivacyBudgetWarning, match="at least 1/n") as caught:
+        model = made(delta=0.5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, **known).fit(X, np.arange(50) % 2)
+    assert len(caught) == 1 and "close to none" in model.privacy_.words()
