@@ -65,11 +65,12 @@ def _with(values: np.ndarray, at: int, row: np.ndarray) -> np.ndarray:
     return out
 
 
-def size(rng: Rng, most: int) -> int:
-    """How many records: mostly few, now and then very many."""
-    top = np.log2(most if rng.random() < 0.12 else min(most, 512))
-    n = int(2 ** rng.uniform(1, top))
-    return max(2, n + int(rng.integers(-1, 2)))
+def size(rng: Rng, most: int, kind: str) -> int:
+    """How many records: mostly few, now and then very many; a power of two is crossed with effect by many only."""
+    if kind == "power_of_two" and rng.random() < 0.3:
+        return int(rng.integers(most // 2, most + 1))
+    top = np.log2(most if rng.random() < 0.06 else min(most, 512))
+    return max(2, int(2 ** rng.uniform(1, top)) + int(rng.integers(-1, 2)))
 
 
 def draw(seed: int, number: int, most: int) -> Case:

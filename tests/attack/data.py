@@ -33,8 +33,8 @@ def power_of_two(rng: Rng, n: int) -> Series:
     Below S they are rounded away (or up), above S in steps twice as large.
     """
     S = 1 << int(np.floor(np.log2(max(2, n // 2))))
-    bits = rng.choice([23, 24, 25, 52, 53])
-    small = S * 2.0**-bits * rng.choice([0.49, 0.51, 0.99, 0.5, 0.75])
+    bits = rng.choice([23, 24, 25, 52, 53], p=[0.1, 0.5, 0.1, 0.1, 0.2])
+    small = S * 2.0**-bits * rng.choice([0.49, 0.51, 0.99, 0.99, 0.75])
     tail = max(0, n - S)
     values = np.concatenate([-np.ones(S - 1), [-0.5, -1.0], np.full(tail, small)])
     if rng.random() < 0.3:  # many small numbers first, in the same direction or against it

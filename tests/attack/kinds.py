@@ -128,9 +128,9 @@ KINDS = {
 }
 
 
-def _factors(rng: Rng, series: Series, T: int, bound: float) -> dict[str, np.ndarray]:
+def _factors(rng: Rng, series: Series, T: int, bound: float, pure: bool) -> dict[str, np.ndarray]:
     """Factors whose products follow the series, some with positions that cancel each other."""
-    n, kind = len(series.values), rng.integers(4)
+    n, kind = len(series.values), 1 if pure else rng.integers(4)
     a, b = np.zeros((n, T, P)), np.zeros((n, T, Q))
     a[..., 0] = 1.0
     if kind == 0:
@@ -179,11 +179,16 @@ def _encoder(rng: Rng, kind: str, d: int, clip: Any) -> Any:
 def draw(rng: Rng, most: int) -> Case:
     """A kind of rows, a clip, a sketch and numbers."""
     kind, dtype = str(rng.choice(list(KINDS))), str(rng.choice(list(DTYPES), p=[0.6, 0.25, 0.15]))
-    n, T, name = size(rng, most), int(rng.choice([1, 2, 3, 6])), str(rng.choice(list(SERIES)))
+    name, T = str(rng.choice(list(SERIES))), int(rng.choice([1, 2, 3, 6]))
+    n = size(rng, most, name)
     bound = float(rng.choice([1.0, 1.0, 0.3, 1e-6, 1e4]))
-    series = SERIES[name](rng, n).times(bound if rng.random() < 0.7 else 1.0)
-    arrays = _factors(rng, series, T, bound)
-    bad = rng.random() < 0.25
+    pure = name == "power_of_two" and rng.random() < 0.6  # nothing but the series: its places are exact
+    bound = float(rng.choice([1.0, 2.0**-20, 2.0**10])) if pure else bound
+    series = SERIES[name](rng, n).times(bound if pure or rng.random() < 0.7 else 1.0)
+    arrays = _factors(rng, series, T, bound, pure)
+    if pure and kind == "lookup":
+        arrays["a"], arrays["index"] = arrays["b"].repeat(2, 2) * (np.arange(P) == 0), 0 * arrays["index"]
+    bad = not pure and rng.random() < 0.25
     if bad and kind != "csr":
         target = str(rng.choice(["a", "b"]))
         arrays[target] = spoilt(rng, arrays[target], series.at)
@@ -194,7 +199,7 @@ def draw(rng: Rng, most: int) -> Case:
     with np.errstate(all="ignore"):
         sample = KINDS[kind]({each: values[:2] for each, values in arrays.items()}, DTYPES[dtype])
     space = _space(kind, sample)
-    encode = Identity() if groups else _encoder(rng, kind, sample.d, clip)
+    encode = Identity() if groups or pure else _encoder(rng, kind, sample.d, clip)
     physical = max(1, n // 3) if rng.random() < 0.3 and not groups else None
     fork = int(rng.integers(1 << 30))
 

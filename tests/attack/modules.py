@@ -117,9 +117,9 @@ SKETCHES: dict[str, Callable[[], Any]] = {
 def draw(rng: Rng, most: int) -> Case:
     """A module, its data and the options of the engine."""
     name, dtype = str(rng.choice(list(ZOO))), str(rng.choice(list(DTYPES), p=[0.65, 0.25, 0.1]))
-    n, kind = min(size(rng, most), 2048), str(rng.choice(list(SERIES)))
-    if rng.random() < 0.8:
-        n = min(n, 64)
+    kind = str(rng.choice(list(SERIES)))
+    n = size(rng, min(most, 4096) if name in ("linear", "mlp") else 256, kind)
+    n = min(n, 64) if rng.random() < 0.7 else n
     options = _options(rng, n)
     series = SERIES[kind](rng, n).times(options["max_grad_norm"] if rng.random() < 0.5 else 1.0)
     arrays = _data(rng, name, series)
@@ -164,7 +164,7 @@ def _data(rng: Rng, name: str, series: Series) -> dict[str, np.ndarray]:
         x: np.ndarray = rng.integers(0, WORDS, (n, STEPS * int(rng.choice([1, 8]))))
         return {"x": np.where(rng.random(n)[:, None] < 0.5, x, x[:, :1]), "y": rng.integers(0, CLASSES, n)}
     if name == "linear" and rng.random() < 0.7:
-        return {"x": np.ones((n, *shape)) / np.sqrt(3), "y": series.values}
+        return {"x": np.eye(3)[np.zeros(n, int)], "y": series.values / 2}
     x = table(rng, series, int(np.prod(shape))).reshape(n, *shape)
     if rng.random() < 0.4:
         x = rng.standard_normal(x.shape)

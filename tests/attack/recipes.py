@@ -120,10 +120,13 @@ def draw(rng: Rng, most: int) -> Case:
     """A recipe, a linear model and data for both."""
     recipe, storage = str(rng.choice(list(RECIPES))), str(rng.choice(STORAGE))
     objective = str(rng.choice([*LABELLED, *NUMBERS, "Poisson", "Softmax"]))
-    n, d = size(rng, most), int(rng.choice([1, 2, 3, 5, 8, 16]))
     kind, clip = str(rng.choice(list(SERIES))), float(rng.choice([1.0, 1.0, 0.1, 3.0, 1e-6, 1e4]))
-    series = SERIES[kind](rng, n).times(clip if rng.random() < 0.7 else 1.0)
-    X, y = _data(rng, objective, series, d)
+    n, d = size(rng, most, kind), int(rng.choice([1, 1, 2, 3, 5, 8, 16]))
+    pure = kind == "power_of_two" and rng.random() < 0.6  # nothing but the series: its places are exact
+    if pure:
+        objective, d, clip = str(rng.choice(list(NUMBERS))), 1, float(rng.choice([1.0, 2.0**-20, 2.0**10]))
+    series = SERIES[kind](rng, n).times(clip if pure or rng.random() < 0.7 else 1.0)
+    X, y = (np.ones((n + 1, 1)), series.values) if pure else _data(rng, objective, series, d)
     if storage == "counts":
         X = np.clip(np.round(X / np.abs(X).max(initial=1.0) * 9), -100, 100)
     exact = recipe not in (*SAMPLED, "purchases") and rng.random() < 0.3
@@ -133,7 +136,7 @@ def draw(rng: Rng, most: int) -> Case:
     if replaced:
         common["adjacency"] = "replace-one"
     width = d * (CLASSES if objective == "Softmax" else 1)
-    x0 = rng.standard_normal(width) * 10.0 ** rng.uniform(-3, 2) if rng.random() < 0.5 else None
+    x0 = rng.standard_normal(width) * 10.0 ** rng.uniform(-3, 2) if rng.random() < 0.5 and not pure else None
     physical = max(1, n // int(rng.integers(2, 6))) if rng.random() < 0.3 else None
     public = (np.eye(max(3, d))[:, :d], np.arange(max(3, d)) % 2, objective in LABELLED or objective == "Softmax")
     fork = int(rng.integers(1 << 30))
@@ -154,7 +157,7 @@ def draw(rng: Rng, most: int) -> Case:
     label = f"{recipe} on {objective} " + ", ".join(f"{k}={v}" for k, v in told.items())
     free = ("X", "y") if objective in NUMBERS else ("X",)
     free = () if storage == "counts" else free
-    share = float(rng.choice([1.0, 0.9]))
+    share = 1.0 if pure else float(rng.choice([1.0, 0.9]))
     return Case(f"recipe {recipe}", label, arrays, series.at, train, free, fork, share, other)
 
 
