@@ -138,7 +138,7 @@ def _factors(rng: Rng, series: Series, T: int, bound: float, pure: bool) -> dict
     elif kind == 1:
         b[:, 0, 0] = series.values
     elif kind == 2:  # positions that cancel: a record's sum is small, its terms are not
-        large = bound * 10.0 ** rng.uniform(0, 7)
+        large = bound * 10.0 ** rng.uniform(0, rng.choice([7, 16]))
         b[..., 0] = large * np.where(np.arange(T) % 2, -1.0, 1.0)
         b[:, -1, 0] = series.values + (large if T % 2 == 0 else 0.0) * -1.0
     else:
