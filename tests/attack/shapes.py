@@ -3,7 +3,8 @@
 Libraries of matrix products choose their kernels by the shape of a batch, its layout and the number of threads, and
 treat the last few rows apart.  A record's margin or activation then has other last bits when another record comes.
 Records that lie on the edge of a hinge or a ReLU take them over that edge, all of them at once, each moving the
-sum by the bound.  `python -m attack.shapes [threads]` prints what this reaches, by kind of data and number of records.
+sum by the bound.  And a loss that is a mean divides every record's gradient by the size of the batch, before sums that
+cancel: what is left of them is rounding, which changes with that size for all records.  `python -m attack.shapes [threads]` prints what this reaches, by kind of data and number of records.
 """
 
 from __future__ import annotations
@@ -90,28 +91,59 @@ def network(n: int, dtype: torch.dtype, d: int = 784, width: int = 256) -> Case:
     def train(arrays: Arrays) -> None:
         module, engine = Corner(w, width), PrivacyEngine()
         inputs, targets = torch.from_numpy(arrays["x"]).to(dtype), torch.full((len(arrays["x"]), 1), 1e3, dtype=dtype)
-        module, optimizer, loader = engine.make_private(
-            module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
-            data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=len(inputs)),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            noise_generator=torch.Generator().manual_seed(0),
-        )
-        for a, b in loader:
-            F.mse_loss(module(a), b).backward()
-            optimizer.step()
-        engine.detach()
+        _step(engine, module, inputs, targets, F.mse_loss, "mean")
 
     rows = x.double().expand(n + 1, -1).numpy().copy()
     return Case("shapes", f"ReLU network, {dtype}, n={n}, {d} x {width}", {"x": rows}, n, train, (), 0)
+
+
+def averaged(n: int, dtype: torch.dtype, reduction: str, last: tuple[float, ...] = (0.3, 0.1, 0.5)) -> Case:
+    """Two linear layers whose backward sum over the classes cancels, on long inputs: its sign is that of rounding."""
+
+    def train(arrays: Arrays) -> None:
+        layers = nn.Linear(1, 1, bias=False, dtype=dtype), nn.Linear(1, len(last), bias=False, dtype=dtype)
+        with torch.no_grad():
+            layers[0].weight.zero_()
+            layers[1].weight.copy_(torch.tensor(last, dtype=dtype)[:, None])
+        inputs, targets = torch.from_numpy(arrays["x"]).to(dtype), torch.zeros(len(arrays["x"]), dtype=torch.long)
+        loss = partial(F.cross_entropy, reduction=reduction)
+        _step(PrivacyEngine(), nn.Sequential(*layers), inputs, targets, loss, reduction)
+
+    rows = np.full((n + 1, 1), 1e18)
+    return Case("shapes", f"{reduction} of a loss, {dtype}, n={n}, last layer {last}", {"x": rows}, n, train, (), 0)
+
+
+def _step(
+    engine: PrivacyEngine, module: nn.Module, inputs: Tensor, targets: Tensor, loss: Callable[..., Tensor], kind: str
+) -> None:
+    """One private step on all records."""
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(inputs, targets), batch_size=len(inputs)),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        loss_reduction=kind,
+        noise_generator=torch.Generator().manual_seed(0),
+    )
+    for x, y in loader:
+        loss(module(x), y).backward()
+        optimizer.step()
+    engine.detach()
 
 
 def main() -> None:
     """The table."""
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
     both, single = (torch.float32, torch.float64), torch.float32
-    cases = [partial(network, n, t) for t in both for n in (3, 15, 16, 63, 98, 255, 1024)]
+    cases: list[Callable[[], Case]] = [
+        partial(averaged, n, t, kind, last)
+        for t in both
+        for kind in ("mean", "sum")
+        for last in ((0.3, 0.1, 0.5), (0.7, 0.7, 0.7))
+        for n in (12, 48, 64, 256, 1023, 4096)
+    ]
+    cases += [partial(network, n, t) for t in both for n in (3, 15, 16, 63, 98, 255, 1024)]
     cases += [partial(network, n, single, 784, 10) for n in (24, 378)]
     cases += [partial(linear, n, t, "F", 784) for t in both for n in (40, 69)]
     cases += [partial(linear, n, t, o) for t in both for o in "CF" for n in (15, 16, 63, 95, 255, 4095)]
