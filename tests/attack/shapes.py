@@ -4,7 +4,9 @@ Libraries of matrix products choose their kernels by the shape of a batch, its l
 treat the last few rows apart.  A record's margin or activation then has other last bits when another record comes.
 Records that lie on the edge of a hinge or a ReLU take them over that edge, all of them at once, each moving the
 sum by the bound.  And a loss that is a mean divides every record's gradient by the size of the batch, before sums that
-cancel: what is left of them is rounding, which changes with that size for all records.  `python -m attack.shapes [threads]` prints what this reaches, by kind of data and number of records.
+cancel: what is left of them is rounding, which changes with that size for all records.
+
+`python -m attack.shapes [threads]` prints what this reaches, by kind of data and number of records.
 """
 
 from __future__ import annotations
