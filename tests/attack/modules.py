@@ -1,0 +1,223 @@
+"""Attacks on `PrivacyEngine.make_private`: a zoo of modules, every clipping, sketches, micro and physical batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from attack.cases import Case, size
+from attack.data import SERIES, Rng, Series, spoilt, table
+from attack.probes import Arrays
+from isthmus import GradientEmbedding, KroneckerSubspace, PrivacyEngine, PublicSubspace
+from isthmus.modules import GRU, LSTM, RNN
+from isthmus.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kronecker, PerLeaf, TensorSketch
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+CLASSES, WORDS, STEPS = 3, 5, 4
+
+
+class Mean(nn.Module):
+    """The mean over positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class First(nn.Module):
+    """A layer that returns more than its output."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+class Attention(nn.Module):
+    """Self-attention, then a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x, x, x, need_weights=False)[0].mean(1))
+
+
+class Tied(nn.Module):
+    """An embedding and an output layer of one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(WORDS, 4), nn.Linear(4, WORDS, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.words(x)).mean(1))
+
+
+class Bare(nn.Module):
+    """Bare parameters: a layer without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 6) / 3), nn.Parameter(torch.randn(CLASSES, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.a.T) @ self.b.T
+
+
+def _flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
+
+
+# name -> (module, shape of an input; None for words)
+ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
+    "linear": (lambda: nn.Linear(3, 1, bias=False), (3,)),
+    "mlp": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, CLASSES)), (6,)),
+    "wide": (lambda: nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, CLASSES, bias=False)), (6,)),
+    "sequence": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), Mean(), nn.Linear(5, CLASSES)), (STEPS, 4)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), _flat()), (1, 6, 6)),
+    "groups": (lambda: nn.Sequential(nn.Conv2d(2, 4, 2, groups=2, padding=1), nn.ReLU(), _flat()), (2, 4, 4)),
+    "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2, dilation=2), nn.ReLU(), _flat()), (2, 6)),
+    "norms": (lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, CLASSES)), (6,)),
+    "group-norm": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), _flat()), (1, 5, 5)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(WORDS, 4), Mean(), nn.Linear(4, CLASSES)), None),
+    "tied": (Tied, None),
+    "attention": (Attention, (STEPS, 4)),
+    "rnn": (lambda: nn.Sequential(First(RNN(3, 4, batch_first=True)), Mean(), nn.Linear(4, CLASSES)), (STEPS, 3)),
+    "gru": (lambda: nn.Sequential(First(GRU(3, 4, batch_first=True)), Mean(), nn.Linear(4, CLASSES)), (STEPS, 3)),
+    "lstm": (lambda: nn.Sequential(First(LSTM(3, 4, batch_first=True)), Mean(), nn.Linear(4, CLASSES)), (STEPS, 3)),
+    "custom": (Bare, (6,)),
+}
+SKETCHES: dict[str, Callable[[], Any]] = {
+    "none": lambda: None,
+    "kronecker": lambda: Kronecker(2, 2),
+    "count": lambda: CountSketch(3),
+    "gaussian": lambda: GaussianSketch(3),
+    "srht": lambda: SRHT(3),
+    "tensor": lambda: TensorSketch(3),
+    "coordinates": lambda: Coordinates(3),
+    "per-leaf": lambda: PerLeaf(CountSketch(0.5)),
+    "public": lambda: PublicSubspace(2),
+    "public-before": lambda: PublicSubspace(2, clip="before"),
+    "kronecker-public": lambda: KroneckerSubspace(2, 2),
+    "embedding": lambda: GradientEmbedding(PublicSubspace(2), clip_rest=0.1),
+    "embedding-kronecker": lambda: GradientEmbedding(KroneckerSubspace(2, 2), clip_rest=0.1),
+}
+
+
+def draw(rng: Rng, most: int) -> Case:
+    """A module, its data and the options of the engine."""
+    name, dtype = str(rng.choice(list(ZOO))), str(rng.choice(list(DTYPES), p=[0.65, 0.25, 0.1]))
+    kind = str(rng.choice(list(SERIES)))
+    n = size(rng, min(most, 4096) if name in ("linear", "mlp") else 256, kind)
+    n = min(n, 64) if rng.random() < 0.7 else n
+    options = _options(rng, n)
+    series = SERIES[kind](rng, n).times(options["max_grad_norm"] if rng.random() < 0.5 else 1.0)
+    arrays = _data(rng, name, series)
+    bad = ZOO[name][1] is not None and rng.random() < 0.3
+    if bad:
+        arrays["x"] = spoilt(rng, arrays["x"], series.at)
+    reduction = str(rng.choice(["mean", "sum"]))
+    weights = float(rng.choice([0.0, 1.0, 1.0, 1.0, 100.0]))
+    sketch = str(rng.choice(list(SKETCHES))) if rng.random() < 0.5 else "none"
+    rounds, fork = int(rng.integers(1, 3)), int(rng.integers(1 << 30))
+
+    def train(given: Arrays) -> None:
+        module = _module(name, DTYPES[dtype], weights)
+        _loop(module, name, given, rounds, reduction, {**options, "sketch": SKETCHES[sketch]()}, min(n, 64))
+
+    told = {"n": n, "dtype": dtype, "data": kind, "spoilt": bad, "loss": reduction, "weights": weights}
+    told |= {"sketch": sketch, "rounds": rounds, **options}
+    label = f"{name}: " + ", ".join(f"{k}={v}" for k, v in told.items())
+    free = () if ZOO[name][1] is None else ("x", "y") if name == "linear" else ("x",)
+    share = float(rng.choice([1.0, 0.9]))
+    return Case(f"engine {name}", label, arrays, series.at, train, free, fork, share)
+
+
+def _options(rng: Rng, n: int) -> dict[str, Any]:
+    kind = rng.integers(6)
+    bound = float(rng.choice([1.0, 1.0, 0.3, 1e-6, 1e4]))
+    options: dict[str, Any] = {"max_grad_norm": bound, "noise_multiplier": 1.0}
+    if kind == 0:
+        options["clipping"] = "per_layer"
+    elif kind == 1:
+        options["clipping"] = "adaptive"
+    elif kind == 2:
+        options["micro_batch_size"] = int(rng.integers(2, 6))
+    elif kind == 3:
+        options["max_physical_batch_size"] = max(1, n // int(rng.integers(2, 5)))
+    return options
+
+
+def _data(rng: Rng, name: str, series: Series) -> dict[str, np.ndarray]:
+    shape, n = ZOO[name][1], len(series.values)
+    if shape is None:
+        x: np.ndarray = rng.integers(0, WORDS, (n, STEPS * int(rng.choice([1, 8]))))
+        return {"x": np.where(rng.random(n)[:, None] < 0.5, x, x[:, :1]), "y": rng.integers(0, CLASSES, n)}
+    if name == "linear" and rng.random() < 0.7:
+        return {"x": np.eye(3)[np.zeros(n, int)], "y": series.values / 2}
+    x = table(rng, series, int(np.prod(shape))).reshape(n, *shape)
+    if rng.random() < 0.4:
+        x = rng.standard_normal(x.shape)
+    y = series.values if name == "linear" else rng.integers(0, CLASSES, n)
+    return {"x": x, "y": y}
+
+
+def _module(name: str, dtype: torch.dtype, weights: float) -> nn.Module:
+    torch.manual_seed(5)
+    module, shape = ZOO[name][0](), ZOO[name][1]
+    with torch.no_grad():  # lazy layers learn their sizes
+        module(torch.zeros(1, *shape) if shape is not None else torch.zeros(1, STEPS, dtype=torch.long))
+        for parameter in module.parameters():
+            parameter *= weights
+    return module.to(dtype)
+
+
+def _loop(
+    module: nn.Module, name: str, given: Arrays, rounds: int, reduction: str, options: dict[str, Any], batch: int
+) -> None:
+    dtype = next(module.parameters()).dtype
+    x, y = torch.from_numpy(given["x"]), torch.from_numpy(given["y"])
+    x = x.to(dtype) if x.is_floating_point() else x
+    regression = name == "linear"
+    y = y.to(dtype)[:, None] if regression else y
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return (F.mse_loss if regression else F.cross_entropy)(output, target, reduction=reduction)
+
+    generator = torch.Generator().manual_seed(1)
+    real = x.is_floating_point()
+    public = torch.randn(6, *x.shape[1:], generator=generator).to(dtype) if real else x.new_zeros(6, 2)
+    target = torch.zeros(6, 1, dtype=dtype) if regression else torch.arange(6) % CLASSES
+    engine = PrivacyEngine(seed=3)
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x))),
+        criterion=loss,
+        loss_reduction=reduction,
+        noise_generator=torch.Generator().manual_seed(2),
+        public=(public, target),
+        normaliser=10.0,
+        **options,
+    )
+    try:
+        taken = 0
+        while taken < rounds:
+            for inputs, targets in loader:
+                loss(module(inputs), targets).backward()
+                optimizer.step()
+                taken += engine.driver.state.t > taken  # type: ignore[union-attr]
+                if taken >= rounds:
+                    break
+    finally:
+        engine.detach()
