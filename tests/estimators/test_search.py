@@ -288,7 +288,7 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match="classes=") as caught:
         search = PrivateSearch(classifier(classes=None), GRID).fit(X, y)
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert any("labels" in each for each in search.privacy_.assumptions)
+    assert any("labels" in each for each in search.privacy_.leaks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivateSearch(classifier(), GRID).fit(X, y)

@@ -116,7 +116,7 @@ def test_regression(people: str) -> None:
     ]
     found = trained(*common, "--target-bounds", "0,15", "--test-fraction", "0.4", "--test-epsilon", "2")
     figures = {each["name"]: each for each in found["metrics"]}
-    assert figures["R2"]["value"] > 0.3 and 0 < figures["R2"]["noise"] < 0.2
+    assert figures["R2"]["value"] > 0.1 and 0 < figures["R2"]["noise"] < 0.2  # about .37 with noise of .05
     bought = trained(*common, "--test-fraction", "0.4")  # the range of the target too
     assert [each["name"] for each in bought["metrics"]] == ["R2", "mean squared error"]
     Path("rows.csv").write_text("\n".join(Path(people).read_text("utf-8-sig").splitlines()[:6]), "utf-8")
