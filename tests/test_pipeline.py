@@ -258,7 +258,10 @@ def test_a_mechanism_needs_a_clip_and_a_ledger_that_is_charged_first() -> None:
 def test_noise_scales_with_the_bound_after_the_sketch() -> None:
     """Clip after: the bound is C.  Clip before: C times the certified gain."""
     space, rows = Space.flat(12), problem().rows(torch.zeros(12, dtype=torch.float64))
-    for clip, factor in ((Clip(0.3), 1.0), (Clip(0.3, before=True), GaussianSketch(5, scaling="jl").draw(space).norm)):
+    for clip, factor in (
+        (Clip(0.3), 1.0),
+        (Clip(0.3, before=True), GaussianSketch(5, scaling="jl").draw(space).gain(2)),
+    ):
         release = Release(encode=GaussianSketch(5, scaling="jl"), clip=clip, mechanism=Shift(1.0), lift=adjoint)
         bounded = measure(release, release.encode.draw(space), 0.3, rows)
         assert bounded.bound == pytest.approx(0.3 * factor * (1 + KAPPA), rel=1e-12)
