@@ -92,11 +92,18 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
 def margins(x: Matrix, w: Tensor) -> Tensor:
     """X w, each row by itself: to the bit the same whatever other rows there are.
 
-    A float32 product with one vector rounds the last rows of a thread's share in another way than the rest: one record
-    more or less would change a few others.  With two columns every row goes the same way.
+    A float32 product with one vector rounds the last rows of a thread's share in another way than the rest, and so
+    does any product with a matrix that is stored column by column: one record more or less would change others.
+    Row by row and with two columns every row goes the same way.
     """
-    plain = is_lazy(x) or sp.issparse(x) or w.ndim > 1 or w.dtype == torch.float64
-    return matmul(x, w) if plain else matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+    if is_lazy(x) or sp.issparse(x):
+        return matmul(x, w)
+    if not x.is_contiguous():
+        parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
+        return torch.cat(parts) if parts else matmul(x, w)
+    if w.ndim > 1 or w.dtype == torch.float64:
+        return matmul(x, w)
+    return matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
 
 
 def rmatmul(x: Matrix, r: Tensor) -> Tensor:

@@ -335,7 +335,8 @@ def close_stage(
         for transform in release.between:
             bounded = transform(bounded, sketch)
         if release.between:
-            bounded = bounded.through(sketch.forward(bounded.value), sketch.gain(bounded.ord))
+            value = sketch.forward(bounded.value.to(torch.float64))  # gains are certified for sums in float64
+            bounded = bounded.through(value, sketch.gain(bounded.ord))
         value = release.mechanism.release(bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         mean = value.div_(message.divisor) if fresh else value / message.divisor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,11 +54,14 @@ class Outer(Rows):
         self.positions = 1 if a.ndim == 2 else a.shape[1]
         self.d = self.p * self.q
         self.dtype, self.device = _rounding.working(b.dtype), b.device
+        self._known: dict[float, Tensor] = {}
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         _rounding.check_ord(ord)
         if self.positions == 1:
-            return _rounding.product(self._factor_bounds(ord), _rounding.matrix_bounds(self._flat(self.b), ord))
+            factor = self._factor_bounds(ord)
+            self._known[ord] = factor[1]
+            return _rounding.product(factor, _rounding.matrix_bounds(self._flat(self.b), ord))
         work = self.dtype  # that of `sum`, which adds a rounded to it
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
@@ -72,13 +74,11 @@ class Outer(Rows):
         if self.device.type != "cuda" and not _rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
         _rounding.check_ord(ord)
-        product = _rounding.device_upper(self._flat(self.a), ord) * _rounding.device_upper(self._flat(self.b), ord)
-        return product * (1 + 2.0**-50)
+        return self._sizes(ord) * _rounding.device_upper(self._flat(self.b), ord) * (1 + 2.0**-50)
 
     def underflow(self) -> Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
-        size = _rounding.matrix_bounds(self.a, 2) if is_lazy(self.a) else self._factor_bounds(math.inf)
-        longest = size[1].to(self.device).view(self.n, self.positions).sum(1)
+        longest = self._sizes(2).view(self.n, self.positions).sum(1)
         return super().underflow() * (self.positions + longest)
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ class Outer(Rows):
             return size * _rounding.matrix_bounds(self._flat(self.b), ord)[1] * (1 + 2.0**-40)
         if self.positions == 1:
             return None
-        sizes = self._factor_bounds(ord)[1] * _rounding.matrix_bounds(self._flat(self.b), ord)[1]
+        sizes = self._sizes(ord) * _rounding.matrix_bounds(self._flat(self.b), ord)[1]
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
@@ -242,6 +242,14 @@ class Outer(Rows):
 
     def scaled(self, factor: float) -> Outer:
         return Outer(self.a, self._wide(self.b) * factor, self.ones)
+
+    def _sizes(self, ord: float) -> Tensor:
+        """Upper bounds of the norms of all a_t, computed once."""
+        if ord not in self._known:
+            quick = isinstance(self.a, Tensor) and not self.ones and (self.a.is_cuda or _rounding.narrow(self.a))
+            upper = _rounding.device_upper(self._flat(self.a), ord) if quick else self._factor_bounds(ord)[1]
+            self._known[ord] = upper
+        return self._known[ord]
 
     def _factor_bounds(self, ord: float) -> Bounds:
         low, high = _rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)

@@ -26,6 +26,10 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.noise import SECRET, SEEDED
 
+ROUNDING = (
+    "It is scaled to the most that one record can move a sum as it was computed, rounding included (at most 0.1 % more "
+    "than its clip bound for linear models and codes of a sketch, 5 % for whole gradients of a network)."
+)
 _ROUTES = {
     "pld": "privacy-loss distributions (dp-accounting)",
     "pair": "privacy-loss distributions of the pair -C, +C (dp-accounting)",
@@ -186,7 +190,7 @@ class PrivacyStatement:
         released = self.released or _event_words(self.event)
         return (
             f"What was released: {released}. Records were taken as follows: {self.sampler}. "
-            f"Noise: {self.noise}. {records} Epsilon was computed by: {self.accountant}."
+            f"Noise: {self.noise}. {ROUNDING} {records} Epsilon was computed by: {self.accountant}."
         )
 
     def _rests_on(self) -> str:
