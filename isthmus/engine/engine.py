@@ -49,12 +49,12 @@ FIXED = (
     "the number of steps was fixed before training, whatever was released: stopping on results costs a planned budget"
 )
 MEAN = (
-    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss divides "
-    "by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
+    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss "
+    "divides by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
 )
 SHAPES = (
-    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides how "
-    "the tensor library multiplies matrices"
+    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
+    "how the tensor library multiplies matrices"
 )
 KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"

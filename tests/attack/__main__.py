@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from attack import cases, modules
 from attack.cases import replay
 from attack.search import LIMIT, Search, result
 
@@ -20,8 +21,11 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=1 << 18, help="records of the longest sums")
     parser.add_argument("--json", type=Path, default=Path("attack.json"))
     parser.add_argument("--replay", default="", help="seed:most:number[:step...] of a case that was reported")
+    parser.add_argument("--device", default="cpu", help="another device attacks modules only")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    if asked.device != "cpu":
+        modules.DEVICE, cases.FAMILIES[:] = asked.device, [0.0, 1.0, 0.0]
     if asked.replay:
         seed, most, number, *path = (int(part) for part in asked.replay.split(":"))
         case = replay(seed, number, most, tuple(path))

@@ -73,12 +73,16 @@ def size(rng: Rng, most: int, kind: str) -> int:
     return max(2, int(2 ** rng.uniform(1, top)) + int(rng.integers(-1, 2)))
 
 
+FAMILIES = [0.45, 0.25, 0.3]
+"""How often recipes, modules and kinds of rows are drawn."""
+
+
 def draw(seed: int, number: int, most: int) -> Case:
     """The case of a number; `most` bounds its records."""
     from attack import kinds, modules, recipes
 
     rng = np.random.default_rng([seed, number])
-    family = rng.choice(3, p=[0.45, 0.25, 0.3])
+    family = rng.choice(3, p=FAMILIES)
     return (recipes, modules, kinds)[family].draw(rng, most)
 
 

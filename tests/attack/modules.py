@@ -20,6 +20,8 @@ from isthmus.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Kro
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 CLASSES, WORDS, STEPS = 3, 5, 4
+DEVICE = "cpu"
+"""Where modules are trained; `python -m attack --device cuda` changes it."""
 
 
 class Mean(nn.Module):
@@ -140,7 +142,12 @@ def draw(rng: Rng, most: int) -> Case:
     label = f"{name}: " + ", ".join(f"{k}={v}" for k, v in told.items())
     free = () if ZOO[name][1] is None else ("x", "y") if name == "linear" else ("x",)
     share = float(rng.choice([1.0, 0.9]))
-    return Case(f"engine {name}", label, arrays, series.at, train, free, fork, share)
+    other = None
+    if reduction == "mean":  # divides by the size of the batch: with one size, see `shapes` for what it does else
+        place = int(rng.integers(len(arrays["y"])))
+        other = {key: values[place] if key == "y" else -values[series.at] for key, values in arrays.items()}
+        other["x"] = other["x"] if free else arrays["x"][place]
+    return Case(f"engine {name}", label, arrays, series.at, train, free, fork, share, other)
 
 
 def _options(rng: Rng, n: int) -> dict[str, Any]:
@@ -179,7 +186,7 @@ def _module(name: str, dtype: torch.dtype, weights: float) -> nn.Module:
         module(torch.zeros(1, *shape) if shape is not None else torch.zeros(1, STEPS, dtype=torch.long))
         for parameter in module.parameters():
             parameter *= weights
-    return module.to(dtype)
+    return module.to(DEVICE, dtype)
 
 
 def _loop(
@@ -206,7 +213,7 @@ def _loop(
         criterion=loss,
         loss_reduction=reduction,
         noise_generator=torch.Generator().manual_seed(2),
-        public=(public, target),
+        public=(public.to(DEVICE), target.to(DEVICE)),
         normaliser=10.0,
         **options,
     )
@@ -214,7 +221,7 @@ def _loop(
         taken = 0
         while taken < rounds:
             for inputs, targets in loader:
-                loss(module(inputs), targets).backward()
+                loss(module(inputs.to(DEVICE)), targets.to(DEVICE)).backward()
                 optimizer.step()
                 taken += engine.driver.state.t > taken  # type: ignore[union-attr]
                 if taken >= rounds:
