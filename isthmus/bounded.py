@@ -122,11 +122,13 @@ def weighted_sum(
     total = rows.sum_to(weights, rho)
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it
         return total
-    keep = (weights != 0)[:, None]  # 0 * inf is not 0: add the others only
-    others = Lazy(
-        lambda lo, hi: rows.part(lo, hi).dense().masked_fill(~keep[lo:hi], 0.0), rows.n, rows.d, dtype=rows.dtype
-    )
-    return others.sum_to(weights, rho)
+
+    def others(lo: int, hi: int) -> Tensor:  # 0 * inf is not 0
+        values = rows.part(lo, hi).dense()
+        left_out = (weights[lo:hi] == 0) | ~values.isfinite().all(1)
+        return values.masked_fill(left_out[:, None], 0.0)
+
+    return Lazy(others, rows.n, rows.d, dtype=rows.dtype).sum_to(weights, rho)
 
 
 def _shortened(rows: Any, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:

@@ -271,3 +271,20 @@ def test_tiny_bounds_do_not_underflow() -> None:
 def test_kappa_of_whole_gradients(batch: int, kappa: float) -> None:
     assert adding.kappa(float(batch), F32, False) == pytest.approx(kappa, abs=1e-4)
     assert adding.kappa(float(batch), F32, True) == adding.kappa(float(batch), F64, False) == adding.KAPPA
+
+
+def test_a_residual_whose_code_overflows_is_left_out() -> None:
+    """The row itself is finite, its code is not: there is no residual to speak of, and no weight."""
+    sketch = CountSketch(1).draw(4, seed=0)
+    signs = torch.sign(sketch.dense()[0]).to(F32)
+    values = torch.stack([3e38 * signs, torch.tensor([0.1, 0.2, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.1, 0.0])])
+    rows = Dense(values)
+    codes = sketch.encode(rows)
+    assert not codes.dense()[0].isfinite().all()
+    residual = rows.residual(codes, sketch)
+    assert Clip(1.0).weights(residual, 1.0)[0] == 0
+    found = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
+    alone = Dense(values[1:]).residual(sketch.encode(Dense(values[1:])), sketch)
+    torch.testing.assert_close(
+        found.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
+    )
