@@ -268,6 +268,7 @@ class TorchDriver:
                 "module.eval() for other data"
             )
         if self.pipe.private:  # examples that meet are found before their gradients are
+            self.guard.check()
             look(self.layers, args, kwargs, self.layers.batch)
 
     def _after_forward(self, module: nn.Module, output: Any) -> None:

@@ -247,15 +247,20 @@ class Guard:
 
         return before, after
 
+    def check(self) -> Things:
+        """Refuse a module that would get raw gradients, or draw masks that others may know."""
+        found = things(self.module)
+        check_silent(found, self.watched)
+        if self.secret:
+            check_public_draws(found)
+        return found
+
     def enter(self, layer: nn.Module) -> None:
         """A pass begins: of the whole, or of a layer inside one that has begun."""
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        found = things(self.module)
-        check_silent(found, self.watched)
-        if self.secret:
-            check_public_draws(found)
+        found = self.check()
         self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
         self._looks += 1
         if self.secret and not hidden():

@@ -186,7 +186,7 @@ def table(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def logistic() -> Logistic:
     X, y = table()
-    return Logistic(torch.from_numpy(X), torch.from_numpy(2.0 * y - 1))
+    return Logistic(torch.from_numpy(X), torch.from_numpy(2.0 * y - 1), classes=(-1, 1))
 
 
 def squares() -> LeastSquares:
@@ -240,7 +240,7 @@ def recipe(name: str) -> Case:
 
 def csr_columns(recorder: Recorder, folder: Path) -> PrivacyStatement:
     X, y = table()
-    objective = Logistic(sp.csr_array(X), torch.from_numpy(2.0 * y - 1))
+    objective = Logistic(sp.csr_array(X), torch.from_numpy(2.0 * y - 1), classes=(-1, 1))
     return minimize(objective, algorithms.dp_gd(**COMMON, step="auto", scale="columns"), steps=3).privacy
 
 

@@ -61,8 +61,8 @@ def worst_pair(
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
     >>> found = worst_pair(pipe, d=5, n=10)
-    >>> round(found.moved, 9), found.bound, round(found.ratio, 9)
-    (2.0, 2.0, 1.0)
+    >>> round(found.moved, 9), round(found.bound, 4), round(found.ratio, 3)
+    (2.0, 2.002, 0.999)
     """
     found = _measured(pipe, d, n, seed, t, public_rows)
     return max(found, key=lambda item: item[1])[0]

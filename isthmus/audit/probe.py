@@ -78,7 +78,7 @@ class Probe:
     ...                 promise=Promise(1.0, 1e-5))
     >>> value = Probe(pipe, 2).values(pipe.stages[0], LinearRecords([[3.0, 4.0], [0.0, 0.5]]))["main/gradient"]
     >>> [round(v, 6) for v in value.value.tolist()], value.bound
-    ([0.6, 1.3], 1.0)
+    ([0.6, 1.3], 1.0009765625)
     """
 
     def __init__(

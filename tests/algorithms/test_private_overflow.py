@@ -17,8 +17,9 @@ LARGE = {torch.float32: 3e38, torch.float64: 1.5e308}
 
 def fitted(objective: Any, X: Tensor, y: Tensor, physical: int | None) -> Tensor:
     recipe = dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, n="exact")
+    problem = objective(X, y, classes=(-1, 1)) if objective is Logistic else objective(X, y)
     options: dict[str, Any] = {"steps": 2, "record": None, "progress": False, "noise_seed": 1}
-    return minimize(objective(X, y), recipe, physical_batch_size=physical, **options).x
+    return minimize(problem, recipe, physical_batch_size=physical, **options).x
 
 
 @pytest.mark.parametrize("at", [0, N - 1])

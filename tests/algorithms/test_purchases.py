@@ -147,7 +147,7 @@ class Uncounted:
 
     adjacency = Adjacency.ADD_REMOVE
 
-    def pay(self, name: str, event: Any) -> None:
+    def pay(self, name: str, event: Any, seeded: bool = False) -> None:
         assert isinstance(event, type(Gaussian(1.0).event()))
 
 

@@ -126,6 +126,7 @@ def _step(
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         loss_reduction=kind,
+        normaliser=64.0,
         noise_generator=torch.Generator().manual_seed(0),
     )
     for x, y in loader:

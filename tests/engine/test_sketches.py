@@ -82,8 +82,8 @@ def plain_direction(reference: Reference, before: bool = False) -> Any:
         g = torch.cat(leaves, 1)
         codes = clipped(g, C) @ phi.T if before else clipped(g @ phi.T, C)
         gain = float(torch.linalg.matrix_norm(phi, 2)) if before else 1.0
-        assert not before or gain <= sketch.norm <= gain * (1 + 1e-10)
-        return reference.up(t, SLOT, reference.released(t, SLOT, codes, C * (sketch.norm if before else 1.0), Z))
+        assert not before or gain <= sketch.gain(2) <= gain * (1 + 1e-5)  # certified for float32 too
+        return reference.up(t, SLOT, reference.released(t, SLOT, codes, C * (sketch.gain(2) if before else 1.0), Z))
 
     return direction
 

@@ -52,7 +52,8 @@ def targets(x: np.ndarray, loss: str, seed: int = 0) -> np.ndarray:
 
 def objective(loss: str, x: Any, y: np.ndarray) -> Any:
     """The objective, with its classes declared."""
-    return OBJECTIVES[loss](x, y, classes=3) if loss == "softmax" else OBJECTIVES[loss](x, y)
+    classes = {"softmax": 3, "logistic": (-1, 1), "hinge": (-1, 1), "smooth_hinge": (-1, 1)}
+    return OBJECTIVES[loss](x, y, **({"classes": classes[loss]} if loss in classes else {}))
 
 
 def few_coefficients(n: int, d: int, k: int = 5, seed: int = 0) -> tuple[Cell, float]:

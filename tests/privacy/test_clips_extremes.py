@@ -12,6 +12,7 @@ import torch
 from isthmus._validate import InvalidInput
 from isthmus.bounded import weighted_sum
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack
+from isthmus.gradients.adding import KAPPA
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
@@ -70,7 +71,7 @@ def worst(rows: object, clip: object, bound: float, share: float) -> float:
     ratios = []
     for i in range(rows.n):
         row = rows.part(i, i + 1)
-        total = weighted_sum(row, clip.weights(row, bound)).double()
+        total = weighted_sum(row, clip.weights(row, bound), clip.each(bound), KAPPA, clip.ord).double()
         assert bool(torch.isfinite(total).all())
         scale = float(total.abs().max())
         ratios.append(0.0 if not scale else float(torch.linalg.vector_norm(total / scale, clip.ord)) * scale / share)
