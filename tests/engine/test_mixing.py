@@ -23,8 +23,11 @@ LAYERS = {
 
 @pytest.mark.parametrize("case", LAYERS)
 @pytest.mark.parametrize("size", [1e3, 1e6])
-def test_a_layer_of_ones_own_hands_on_what_each_example_gives_alone(case: str, size: float) -> None:
+def test_a_layer_of_ones_own_hands_on_what_each_example_gives_alone(
+    case: str, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The code mixes by less than a comparison on a first batch can see: a record still moves the sum by its bound."""
+    monkeypatch.setattr("isthmus.gradients.layers.apart.AGAIN", 1 << 60)  # a later look would see it, and refuse
     torch.manual_seed(0)
     assert worst(nn.Sequential(Own(LAYERS[case]), nn.Linear(6, 3)), size=size) <= 1 + 1e-5
 
@@ -237,3 +240,20 @@ def test_rows_that_no_rule_gets_right_are_found() -> None:
     with pytest.raises(InvalidInput, match="examples"):
         apart.look(layers, (torch.randn(5, 5, 3),), {}, 5)
         apart.look(layers, (torch.randn(2, 2, 3),), {}, 2)
+
+
+class Cancelling(nn.Module):
+    """Hands on its input with few digits left in float32: a large number is added and taken away again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        far = 3e5 * x.mean(1, keepdim=True)
+        return (x + far) - far
+
+
+def test_rounding_is_not_taken_for_examples_that_meet() -> None:
+    """A difference counts where float64 shows it too: what cancels in float32 changes with every shape of a batch."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(40, 64), Cancelling(), nn.Tanh(), nn.Linear(64, 3))
+    for seed in range(8):
+        x = torch.randn(32, 40, generator=torch.Generator().manual_seed(seed))
+        apart.look(Layers(module), (x,), {}, 32)

@@ -273,9 +273,22 @@ class _Trial:
                 except Exception:  # values that the module itself refuses
                     continue
                 where = self._base.differs(seen, stays)
-                if where is not None:
+                if where is not None and self._confirmed(batch, gone, stays, value):
                     self._check_repeats(batch)
                     _refuse(f"with other examples beside it, {where} changes for an example that stays")
+
+    def _confirmed(self, batch: Batch, gone: Tensor, stays: Tensor, value: float | None) -> bool:
+        """Whether examples meet in float64 too: where much cancels, float32 has few digits left to compare."""
+        parameter = next(self.module.parameters())
+        if parameter.dtype == torch.float64:
+            return True
+        try:
+            wide = _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).double())
+            part = batch.to(parameter.device.type, torch.float64)
+            wide.prepare(part)
+            return wide._base.differs(wide._pass(part.altered(gone, value), gone, value), stays) is not None
+        except Exception:  # it cannot be run in float64: what was seen counts
+            return True
 
     def _check_repeats(self, batch: Batch) -> None:
         """What differs at every pass says nothing of other examples."""
