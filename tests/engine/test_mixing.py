@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 
 import numpy as np
 import pytest
@@ -242,18 +243,17 @@ def test_rows_that_no_rule_gets_right_are_found() -> None:
         apart.look(layers, (torch.randn(2, 2, 3),), {}, 2)
 
 
-class Cancelling(nn.Module):
-    """Hands on its input with few digits left in float32: a large number is added and taken away again."""
+class Unsteady(nn.Module):
+    """The last digits differ from pass to pass, as where threads add in any order."""
 
     def forward(self, x: Tensor) -> Tensor:
-        far = 3e5 * x.mean(1, keepdim=True)
-        return (x + far) - far
+        return x * (1 + 200 * torch.finfo(x.dtype).eps * secrets.randbelow(2))
 
 
 def test_rounding_is_not_taken_for_examples_that_meet() -> None:
-    """A difference counts where float64 shows it too: what cancels in float32 changes with every shape of a batch."""
+    """A difference counts where float64 shows it too."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(40, 64), Cancelling(), nn.Tanh(), nn.Linear(64, 3))
+    module = nn.Sequential(nn.Linear(4, 8), Unsteady(), nn.Tanh(), nn.Linear(8, 3))
     for seed in range(8):
-        x = torch.randn(32, 40, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(32, 4, generator=torch.Generator().manual_seed(seed))
         apart.look(Layers(module), (x,), {}, 32)
