@@ -216,6 +216,10 @@ class Total:
         self._lost += (self.value - (total - shown)) + (part - shown)
         self.value = total
 
+    def add_product(self, x: Tensor, y: Tensor) -> None:
+        """One more chunk x'y; where nothing is compensated it is added in place."""
+        self.add(x.T @ y) if self._lost is not None else self.value.addmm_(x.T, y)
+
     def result(self) -> Tensor:
         """What was added."""
         return self.value if self._lost is None else self.value + self._lost

@@ -239,3 +239,18 @@ def test_no_copy_is_made_of_rows_that_lie_inside() -> None:
     outside = X.clone()
     outside[3, 2] = 99.0
     assert RowMaps(CLIPPED)(outside).X.data_ptr() != outside.data_ptr()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sums_of_many_rows_are_compensated(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In short chunks whose sums are compensated: the same numbers as in one go."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(50, 4, generator=g, dtype=torch.float64)
+    view = RowMap(bias=0.5)(sp.csr_array(X.numpy()) if sparse else X)
+    whole = view.gram(), view.second_moments(0.3)
+    monkeypatch.setattr("isthmus.scaling.MANY", 10)
+    monkeypatch.setattr("isthmus.scaling.STEP", 7)
+    for found, expected in zip((view.gram(), view.second_moments(0.3)), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+    rows = view.dense()
+    torch.testing.assert_close(view.gram(), rows.T @ rows, rtol=1e-12, atol=1e-12)

@@ -16,6 +16,7 @@ module's buffers, attributes and hooks, the state of every global random generat
 
 from __future__ import annotations
 
+import gc
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ LATER = 16
 """Examples of a later trial, at most."""
 AGAIN = 128
 """One batch in this many, at random, is tried out again."""
+NUMBERS = 1 << 20
+"""Numbers of a gradient that are compared in a trial: of some layers, drawn anew, where a module has more."""
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
 
@@ -65,6 +68,7 @@ def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int |
     count = EXAMPLES if first else secrets.randbelow(min(LATER, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
+    gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     layers.trusted.add(shape)
 
 
@@ -89,6 +93,18 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
             there.exchange(part, extremes=host or not trial.remote)
             there.alone(part)
             return
+
+
+def _some(leaves: list[tuple[str, int]]) -> list[str]:
+    """The names of leaves that hold some `NUMBERS` together, at least one, in their order; drawn in secret."""
+    chosen: set[str] = set()
+    total = 0
+    for place in _drawn(len(leaves)).tolist():
+        name, size = leaves[place]
+        if not chosen or total + size <= NUMBERS:
+            chosen.add(name)
+            total += size
+    return [name for name, _ in leaves if name in chosen]
 
 
 def _drawn(n: int) -> Tensor:
@@ -252,6 +268,7 @@ class _Trial:
         self.remote = next(self.module.parameters()).device.type != "cpu"
         self._key = secrets.randbits(63)
         self._base = _Seen()
+        self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
 
     def on_host(self) -> _Trial:
         """The same with a copy of the module on the CPU."""
@@ -324,8 +341,8 @@ class _Trial:
             pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs if _moves(x)]
             if pulls:
                 torch.autograd.backward([x for x in outputs if _moves(x)], pulls)
-        floats = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
-        seen.outputs = floats
+        probe.seen = None
+        seen.outputs = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
         return seen
 
     def _wrong(self, batch: Batch, module: nn.Module, slack: float) -> str | None:
@@ -358,10 +375,15 @@ class _Trial:
     def _rows(self, batch: Batch, module: nn.Module) -> tuple[list[Tensor], list[int], Tensor] | None:
         """Outputs of a batch and the rows of its first two examples; None where there are draws, or no such outputs."""
         probe = self._probe(module)
-        pieces: dict[str, list[Tensor]] = {leaf.name: [] for leaf in self.layers.space.leaves}
+        pieces: dict[str, list[Tensor]] = {name: [] for name in self.names}
+
+        def keep(name: str, rows: Any) -> None:
+            if name in pieces:
+                pieces[name].append(rows.part(0, 2).dense())
+
         _quiet(probe.module)
         before = generator_states(probe.module)
-        with probe.listening(lambda name, rows: pieces[name].append(rows.part(0, 2).dense()), batch.n):
+        with probe.listening(keep, batch.n):
             outputs = [x for x in tree_flatten(self._run(probe, batch))[0] if _moves(x)]
             cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
             drew = self.dice.drew() or before != generator_states(probe.module)
@@ -376,7 +398,9 @@ class _Trial:
         """Outputs and gradient of one example beside copies of itself (not as many as the batch has), without taps."""
         probe = self._probe(module)
         _quiet(probe.module)
-        parameters, among = list(probe.parameters()), torch.full((3 if batch.n == 2 else 2,), i)
+        bindings = [probe.bindings[name] for name in self.names]
+        parameters = list({id(p): p for binding in bindings for p in binding.parameters}.values())
+        among = torch.full((3 if batch.n == 2 else 2,), i)
         with probe.listening(None), probe.untouched():
             outputs = [x for x in tree_flatten(self._run(probe, batch.take(among)))[0] if _moves(x)]
             pulls = []
@@ -386,7 +410,7 @@ class _Trial:
                 pulls.append(torch.cat([row, *[torch.zeros_like(row)] * (len(among) - 1)], cut))
             found = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True)
         gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)}
-        return [x.detach() for x in outputs], torch.cat([b.packed(gradients) for b in probe.bindings.values()])
+        return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
     def _probe(self, module: nn.Module) -> _Probe:
         probe = _Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
