@@ -17,7 +17,7 @@ from attack.search import LIMIT, Search
 from isthmus.bounded import Bounded
 from isthmus.privacy import Gaussian, SeededSource
 
-SEEDS, CASES = range(2), 400
+SEEDS, CASES = range(2), 250
 
 
 @pytest.mark.parametrize("seed", SEEDS)

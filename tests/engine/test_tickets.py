@@ -99,8 +99,10 @@ LOOPS: list[Callable[[Any], None]] = [
 ]
 
 
-@pytest.mark.parametrize("loading", [{}, {"num_workers": 2}], ids=["here", "workers"])
-@pytest.mark.parametrize("physical", [None, 5, 2])
+WAYS: list[tuple[int | None, dict[str, Any]]] = [(None, {}), (5, {}), (2, {}), (5, {"num_workers": 2})]
+
+
+@pytest.mark.parametrize("physical, loading", WAYS, ids=["whole", "pieces", "small", "workers"])
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_loops_out_of_step_are_refused_before_a_record_counts_twice(
     loop: Callable[[Any], None], physical: int | None, loading: dict[str, Any]
