@@ -90,7 +90,7 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
 
 
 def margins(x: Matrix, w: Tensor) -> Tensor:
-    """X w, each row by itself: to the bit the same whatever other rows there are.
+    """X w, computed so that a row's last digit does not depend on the other rows: tested, no standard promises it.
 
     A float32 product with one vector rounds the last rows of a thread's share in another way than the rest, and so
     does any product with a matrix that is stored column by column: one record more or less would change others.

@@ -339,8 +339,9 @@ def close_stage(
             bounded = bounded.through(value, sketch.gain(bounded.ord))
         value = release.mechanism.release(bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
-        mean = value.div_(message.divisor) if fresh else value / message.divisor
-        released[release.name] = mean.to(bounded.dtype)
+        # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
+        value = value.to(bounded.dtype)
+        released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
         w = round.w if getattr(release.lift, "reads_w", True) else None
         result = release.lift(sketch, released[release.name], w, round.eta)
         lifted += [] if result is None else [result]

@@ -35,7 +35,7 @@ from isthmus.pipeline import (
     open_round,
     start,
 )
-from isthmus.privacy import Clip
+from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
 from isthmus.sketches import Coordinates, CountSketch, GaussianSketch, Identity
 from isthmus.sketches.identity import IdentityMap
 from isthmus.space import Space
@@ -427,3 +427,23 @@ def test_momentum_and_prox_and_projection() -> None:
         soft = moved.sign() * (moved.abs() - LR * 0.01).clamp(min=0) / (1 + LR * 0.1)
         w = soft * min(1.0, 0.3 / float(soft.norm()))
     torch.testing.assert_close(found.x, w, rtol=0, atol=1e-12)
+
+
+def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
+    """One physical batch is added up in float32, two in float64: what is released is rounded alike."""
+    space, released = Space.flat(64), []
+    release = Release(clip=Clip(1.0), mechanism=Gaussian(1.0))
+    pipe = Pipeline([Stage(Full(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5))
+    for dtype in (torch.float32, torch.float64):
+        value = torch.linspace(-1, 1, 64, dtype=torch.float32).to(dtype)
+        message = Message({"gradient": Bounded(value, 2, 1.0, dtype=torch.float32)}, 7.0)
+        state = start(pipe, torch.zeros(64))
+        round = open_round(
+            pipe, state, space=space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
+        )
+        bind_stage(round, pipe.stages[0], state)
+        ledger = Ledger().run({"main": pipe.stages[0].event(Adjacency.ADD_REMOVE)})
+        found = close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)
+        released.append(found["gradient"])
+    assert released[0].dtype == released[1].dtype == torch.float32
+    assert torch.equal(*released)

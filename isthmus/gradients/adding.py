@@ -117,7 +117,10 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
 def row_sum(b: Tensor, rho: float, out: Tensor) -> None:
     """out = sum_k b_k for b (K, q), within rho sum_k |b_k|."""
     most = max(1, CHUNK_BYTES // (8 * max(1, b.shape[1])))
-    add: Callable[[int, int], Tensor] = lambda lo, hi: b[lo:hi].sum(0, dtype=torch.float64)  # noqa: E731
+
+    def add(lo: int, hi: int) -> Tensor:
+        return b[lo:hi].sum(0, dtype=torch.float64)
+
     out.copy_(in_float64(len(b), rho, tuple(b.shape[1:]), out.device, add, most))
 
 
