@@ -431,16 +431,15 @@ def test_momentum_and_prox_and_projection() -> None:
 
 def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:
     """One physical batch is added up in float32, two in float64: what is released is rounded alike."""
-    space, released = Space.flat(64), []
+    space, released, w = Space.flat(64), [], torch.zeros(64)
     release = Release(clip=Clip(1.0), mechanism=Gaussian(1.0))
     pipe = Pipeline([Stage(Full(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5))
     for dtype in (torch.float32, torch.float64):
         value = torch.linspace(-1, 1, 64, dtype=torch.float32).to(dtype)
         message = Message({"gradient": Bounded(value, 2, 1.0, dtype=torch.float32)}, 7.0)
-        state = start(pipe, torch.zeros(64))
-        round = open_round(
-            pipe, state, space=space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
-        )
+        state = start(pipe, w)
+        public = {"read": lambda: w, "public_rows": lambda w, data: None}
+        round = open_round(pipe, state, space=space, seed=0, epoch=0, **public)
         bind_stage(round, pipe.stages[0], state)
         ledger = Ledger().run({"main": pipe.stages[0].event(Adjacency.ADD_REMOVE)})
         found = close_stage(round, pipe.stages[0], message, Keys(0, SeededSource(3)), ledger)
