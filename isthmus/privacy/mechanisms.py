@@ -91,7 +91,7 @@ class Gaussian:
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
         _check(self, bounded, noise)
-        check_scale(self.multiplier * bounded.bound, bounded.value.dtype)
+        check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
         own = bounded.spare and bounded.value.is_contiguous()
         out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
         noise.add_normal(out, self.multiplier * bounded.bound)
