@@ -12,7 +12,7 @@ EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budg
 .PHONY: demo test lint bench reproduce audit attack docs clean
 
 demo: $(VENV)/.installed
-	$(PY) -m isthmus.demo
+	$(PY) -m isthmus.app.demo
 
 test: lint
 	@command -v chromium >/dev/null || echo "no Chromium here: the report's browser tests are left out" >&2
@@ -31,7 +31,7 @@ reproduce: $(VENV)/.installed
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) experiments/$$name.py; done
 
 audit: $(VENV)/.installed
-	$(PY) -m isthmus.cli audit
+	$(PY) -m isthmus.app.cli audit
 
 # A long random search for a record that moves a release beyond its bound; REPLAY=... runs a reported case again.
 MINUTES ?= 20

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from isthmus.sketches import SRHT, CountSketch
+from isthmus.geometry.sketches import SRHT, CountSketch
 
 KINDS = {"CountSketch": CountSketch, "SRHT": SRHT}
 

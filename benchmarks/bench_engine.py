@@ -72,7 +72,7 @@ def speed(name: str, model: str, steps: int) -> dict[str, float]:
     elif name in ("hooks", "ghost"):
         module, optimizer, loss = opacus_parts(name, module, loader)
     else:
-        from isthmus.driver import Ticket
+        from isthmus.round.torch_loop import Ticket
 
         module, optimizer, _, engine = our_parts(name, module, loader, batch(model, 100, 9), 0.05)
         begin = lambda: engine.driver.begin(Ticket(size))  # noqa: E731

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from isthmus.sets import L1Ball
+from isthmus.geometry.sets import L1Ball
 
 
 def sort_projection(x: np.ndarray, radius: float) -> np.ndarray:

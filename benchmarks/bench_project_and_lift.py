@@ -20,9 +20,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from isthmus.lifts import ProjectAndLift, solve_lift
-from isthmus.sets import ConvexHull, ConvexSet, L1Ball, NuclearBall, Simplex
-from isthmus.sketches import CountSketch, GaussianSketch
+from isthmus.geometry.lifts import ProjectAndLift, solve_lift
+from isthmus.geometry.sets import ConvexHull, ConvexSet, L1Ball, NuclearBall, Simplex
+from isthmus.geometry.sketches import CountSketch, GaussianSketch
 
 SETS = ("l1", "simplex", "hull", "nuclear")
 

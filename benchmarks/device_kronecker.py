@@ -52,7 +52,7 @@ def column(name: str, width: int, batch: int, rank: int, steps: int) -> dict[str
         )  # fmt: skip
     elif name != "plain":
         import isthmus
-        from isthmus.driver import Ticket
+        from isthmus.round.torch_loop import Ticket
 
         engine = isthmus.PrivacyEngine()
         sketch = isthmus.Kronecker(rank, rank, refresh=200) if name == "kronecker" else None

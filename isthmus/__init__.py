@@ -7,24 +7,33 @@ back to R^d or onto a constraint set.  The names below are loaded when they are 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
-    from isthmus import datasets as datasets
+    from isthmus import audit as audit
     from isthmus import diagnostics as diagnostics
     from isthmus import estimators as estimators
-    from isthmus import modules as modules
+    from isthmus import papers as papers
     from isthmus import planner as planner
     from isthmus import privacy as privacy
-    from isthmus import report as report
-    from isthmus import theory as theory
+    from isthmus.app import datasets as datasets
+    from isthmus.app import report as report
+    from isthmus.engine import modules as modules
+
+    theory = papers
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "sets": [
+    "geometry.sets": [
         "Box",
+        "ConvexSet",
         "ConvexHull",
         "Ellipsoid",
         "FromLMO",
@@ -41,10 +50,11 @@ _HOMES = {
         "Subspace",
         "Whole",
     ],
-    "sketches": [
+    "geometry.sketches": [
         "Blocks",
         "Coordinates",
         "CountSketch",
+        "Encoder",
         "GaussianSketch",
         "Identity",
         "Kronecker",
@@ -56,10 +66,11 @@ _HOMES = {
         "RademacherSketch",
         "Residual",
         "SRHT",
+        "Sketch",
         "SparseJL",
         "TensorSketch",
     ],
-    "objectives": [
+    "problems.objectives": [
         "Hinge",
         "Huber",
         "LeastSquares",
@@ -69,27 +80,54 @@ _HOMES = {
         "Softmax",
         "TorchObjective",
     ],
-    "gradients.module": ["ModuleObjective"],
-    "lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
-    "solve": ["EarlyStop", "minimize"],
-    "parts": ["Clients"],
-    "driver": ["TorchDriver"],
+    "problems.objectives.module": ["ModuleObjective"],
+    "geometry.lifts": ["basis_pursuit", "cosamp", "project_and_lift"],
+    "round.minimize": ["EarlyStop", "Recipe", "minimize"],
+    "round.pipeline": ["Pipeline", "Release", "Stage"],
+    "round.aggregators": ["Clients"],
+    "round.torch_loop": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
     "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
     "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch"],
-    "_validate": ["InvalidInput"],
+    "privacy.mechanisms": ["Mechanism"],
+    "base.validate": ["InvalidInput"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ["algorithms", "datasets", "diagnostics", "estimators", "modules", "planner", "privacy", "report", "theory"]
+_MODULES = {
+    "algorithms": "algorithms",
+    "audit": "audit",
+    "datasets": "app.datasets",
+    "diagnostics": "diagnostics",
+    "estimators": "estimators",
+    "modules": "engine.modules",
+    "planner": "planner",
+    "privacy": "privacy",
+    "report": "app.report",
+    "theory": "papers",
+}
+_ALIASES = {
+    **_MODULES,
+    "cli": "app.cli",
+    "driver": "round.torch_loop",
+    "lifts": "geometry.lifts",
+    "objectives": "problems.objectives",
+    "parts": "round.parts",
+    "penalties": "problems.penalties",
+    "pipeline": "round.pipeline",
+    "sets": "geometry.sets",
+    "sketches": "geometry.sketches",
+    "tensorboard": "diagnostics.tensorboard",
+}
+"""Modules under the names that users import: `isthmus.theory` is `isthmus.papers`, one and the same module."""
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used (so that `import isthmus` does not import torch)."""
-    if name in _MODULES:
-        return importlib.import_module(f"isthmus.{name}")
+    if name in _ALIASES:
+        return importlib.import_module(f"isthmus.{_ALIASES[name]}")
     if name in _HOME_OF:
         value = getattr(importlib.import_module(f"isthmus.{_HOME_OF[name]}"), name)
         globals()[name] = value
@@ -99,3 +137,35 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Aliases(MetaPathFinder):
+    """Finds `isthmus.sets.balls` where it lives, in `isthmus.geometry.sets.balls`: one module under two names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, rest = name.partition(".")
+        first, _, inner = rest.partition(".")
+        home = _ALIASES.get(first, first)
+        if package != "isthmus" or home == first:
+            return None
+        return ModuleSpec(name, _Alias(f"isthmus.{home}" + (f".{inner}" if inner else "")))
+
+
+class _Alias(Loader):
+    """Loads an alias: the module itself, not a copy."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self.home)
+        self.spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.spec  # the import system has written the alias's into the module
+
+
+sys.meta_path.append(_Aliases())

@@ -8,9 +8,9 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.matrix import to_dense
-from isthmus.sketches.base import Sketch
-from isthmus.space import Space
+from isthmus.base.matrix import to_dense
+from isthmus.base.space import Space
+from isthmus.geometry.sketches.base import Sketch
 
 
 class DenseSketch(Sketch):

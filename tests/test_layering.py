@@ -1,4 +1,4 @@
-"""Imports point one way: a module may import only modules that stand before it in this list."""
+"""Imports point one way: a folder imports only folders that stand before it in this list."""
 
 from __future__ import annotations
 
@@ -11,49 +11,28 @@ import isthmus
 
 ROOT = Path(isthmus.__file__).parent
 LAYERS = [
-    "_validate",
-    "datasets",
-    "space",
-    "randomness",
-    "matrix",
-    "scaling",
-    "sets",
-    "penalties",
-    "sketches",
+    "base",
+    "geometry",
     "gradients",
-    "modules",
-    "objectives",
-    "bounded",
+    "problems",
     "privacy",
-    "lifts",
-    "state",
-    "parts",
-    "message",
-    "soundness",
-    "pipeline",
-    "spending",
-    "result",
-    "solve",
-    "theory",
-    "passes",
-    "driver",
+    "round",
+    "papers",
     "algorithms",
     "audit",
     "diagnostics",
     "planner",
     "estimators",
     "engine",
-    "tensorboard",
-    "auditing",
-    "report",
-    "runs",
-    "demo",
-    "cli",
+    "app",
 ]
 
 
 def layer_of(module: str) -> str:
-    return module.removeprefix("isthmus.").split(".")[0]
+    """The folder of a module, or of a front-door name."""
+    first = module.removeprefix("isthmus.").split(".")[0]
+    home = {**isthmus._ALIASES, **isthmus._HOME_OF}.get(first, first)
+    return home.split(".")[0]
 
 
 def imports_of(path: Path) -> list[str]:
@@ -68,29 +47,34 @@ def imports_of(path: Path) -> list[str]:
     return [name for name in names if name.startswith("isthmus.")]
 
 
-def test_every_module_has_its_layer() -> None:
-    found = {
-        p.stem if p.is_file() else p.name for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()
-    }
-    assert found - {"__init__"} == set(LAYERS)
+def test_every_folder_has_its_layer() -> None:
+    found = {p.name for p in ROOT.iterdir() if (p / "__init__.py").exists()}
+    loose = {p.name for p in ROOT.iterdir() if p.suffix == ".py"}
+    assert (found, loose) == (set(LAYERS), {"__init__.py", "__main__.py"})
 
 
-def test_imports_point_up_the_list_only() -> None:
+def test_a_folder_imports_only_folders_below_it() -> None:
     wrong = []
     for path in ROOT.rglob("*.py"):
         relative = path.relative_to(ROOT).with_suffix("")
-        if str(relative) == "__init__":
+        if len(relative.parts) == 1:
             continue
         own = LAYERS.index(relative.parts[0])
         for name in imports_of(path):
-            layer = layer_of(name)
-            if layer not in LAYERS:  # a front-door name: its home is a layer
-                layer = isthmus._HOME_OF[layer].split(".")[0]
-            if LAYERS.index(layer) > own:
+            if LAYERS.index(layer_of(name)) > own:
                 wrong.append(f"{relative} imports {name}")
     assert not wrong
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, isthmus; dir(isthmus); assert 'torch' not in sys.modules; isthmus.L1Ball; sys.modules['torch']"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_names_that_users_import_are_the_modules_themselves() -> None:
+    code = (
+        "import isthmus.theory, isthmus.papers, isthmus.sets.balls as one, isthmus.geometry.sets.balls as two\n"
+        "assert isthmus.theory is isthmus.papers and one is two and isthmus.L1Ball is one.L1Ball\n"
+        "assert two.__spec__.name == two.__name__ == 'isthmus.geometry.sets.balls'"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from isthmus import _validate
-from isthmus.pipeline import Promise
+from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.sampling import FullBatch, Poisson
-from isthmus.solve import Binding
+from isthmus.round.minimize import Binding
+from isthmus.round.pipeline import Promise
 
 ASSUMPTIONS = (
     "one record belongs to one person",
@@ -33,20 +33,20 @@ class Budget:
     n: int | str | None
 
     def __post_init__(self) -> None:
-        _validate.positive(epsilon=self.epsilon)
+        validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
-            _validate.open_unit(delta=self.delta)
-        _validate.one_of([member.value for member in Adjacency], adjacency=self.relation.value)
+            validate.open_unit(delta=self.delta)
+        validate.one_of([member.value for member in Adjacency], adjacency=self.relation.value)
         known = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
         remedy = 'declare the number of records: n="exact" makes it public, a number estimates it'
-        _validate.check(known, "n", self.n, remedy)
+        validate.check(known, "n", self.n, remedy)
 
     @property
     def relation(self) -> Adjacency:
         """The adjacency as its type."""
         if isinstance(self.adjacency, Adjacency):
             return self.adjacency
-        _validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
+        validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
         return Adjacency(self.adjacency)
 
     def records(self, binding: Binding) -> int:
@@ -58,8 +58,8 @@ class Budget:
         n = self.records(binding)
         if batch_size is None:
             return FullBatch() if self.n == "exact" else Poisson(1.0, float(n))
-        _validate.positive_int(batch_size=batch_size)
-        _validate.at_most(n, "the public number of records", batch_size=batch_size)
+        validate.positive_int(batch_size=batch_size)
+        validate.at_most(n, "the public number of records", batch_size=batch_size)
         return Poisson(batch_size / n, float(batch_size))
 
     def plan(self, binding: Binding, items: Sequence[Charge]) -> PrivacyPlan:
@@ -80,7 +80,7 @@ class Budget:
 
 def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
-    _validate.check(n == "exact", "n", n, 'as published the number of records is fixed and public: n="exact"')
+    validate.check(n == "exact", "n", n, 'as published the number of records is fixed and public: n="exact"')
     return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
 
 
@@ -89,5 +89,5 @@ def rounds_of(binding: Binding, sampler: FullBatch | Poisson, n: int) -> int:
     if binding.steps is not None:
         return binding.steps
     if binding.epochs is None:
-        _validate.refuse("steps, epochs", (None, None), "give one of the two: a private run is planned beforehand")
+        validate.refuse("steps, epochs", (None, None), "give one of the two: a private run is planned beforehand")
     return max(1, round(binding.epochs * sampler.rounds(n)))

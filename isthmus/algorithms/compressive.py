@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
 from isthmus.algorithms.private import Relation
-from isthmus.bounded import Bounded
-from isthmus.lifts import CoSaMP, discard, pinv
-from isthmus.parts import Step
-from isthmus.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.base import validate
+from isthmus.geometry.lifts import CoSaMP, discard, pinv
+from isthmus.geometry.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
+from isthmus.geometry.sketches.selection import SelectionMap
+from isthmus.papers import Rule
 from isthmus.privacy import Charge, Clip, Laplace
-from isthmus.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
-from isthmus.sketches.selection import SelectionMap
-from isthmus.solve import Binding, Recipe
-from isthmus.theory import Rule
+from isthmus.privacy.bounded import Bounded
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import Step
+from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
 VARIANTS = ("gaussian", "laplace", "selection")
 
@@ -60,11 +60,11 @@ def compressive_dp_sgd(
     >>> compressive_dp_sgd(epsilon=1.0, p=20, kappa=5, clip=1.0, step=0.1, n="exact").arguments["variant"]
     'gaussian'
     """
-    _validate.positive_int(p=p, kappa=kappa)
-    _validate.check(p >= 3, "p", p, "give at least 3")
-    _validate.one_of(VARIANTS, variant=variant)
+    validate.positive_int(p=p, kappa=kappa)
+    validate.check(p >= 3, "p", p, "give at least 3")
+    validate.one_of(VARIANTS, variant=variant)
     sampled = batch_size is not None and (variant == "selection" or as_published)
-    _validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
+    validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Compressive(budget, p, kappa, clip, step, variant, batch_size, output, as_published)
     shown = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
@@ -89,11 +89,11 @@ class _Compressive:
         Clip(self.clip)
         if self.step is not None:
             step_rule(self.step, None)
-        _validate.one_of(OUTPUTS, output=self.output)
+        validate.one_of(OUTPUTS, output=self.output)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
-        _validate.at_most(binding.d, "the dimension d", p=self.p, kappa=self.kappa)
+        validate.at_most(binding.d, "the dimension d", p=self.p, kappa=self.kappa)
         budget, n = self.budget, self.budget.records(binding)
         sampler = budget.sampler(binding, self.batch_size)
         rounds = rounds_of(binding, sampler, n)
@@ -116,7 +116,7 @@ class _Compressive:
         if self.step is not None:
             return step_rule(self.step, None)
         bounded = binding.constraint.bounded and binding.constraint.can("diameter")
-        _validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
+        validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
         return Rule(binding.constraint.diameter(binding.d) / (math.sqrt(2) * self.clip), power=0.5)
 
     def _charges(self, rounds: int, sampler: Any) -> list[Charge]:

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.private import Relation
-from isthmus.lifts import unbiased
-from isthmus.parts import Restart, Step
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.base import validate
+from isthmus.geometry.lifts import unbiased
+from isthmus.geometry.sketches import Blocks, Encoder, Nice
+from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
-from isthmus.privacy.published import skgd_sigma
-from isthmus.sketches import Blocks, Encoder, Nice
-from isthmus.solve import Binding, Recipe
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import Restart, Step
+from isthmus.round.pipeline import Pipeline, Release, Stage
 
 SAMPLINGS = ("full", "single", "block", "nice")
 
@@ -62,19 +62,19 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    _validate.one_of(SAMPLINGS, sampling=sampling)
-    _validate.positive(step=step)
-    _validate.positive_int(tau=tau)
+    validate.one_of(SAMPLINGS, sampling=sampling)
+    validate.positive(step=step)
+    validate.positive_int(tau=tau)
     if inner is not None:
-        _validate.positive_int(inner=inner)
+        validate.positive_int(inner=inner)
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
-        numbers = _validate.as_tensor(name, value).double()
-        _validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
+        numbers = validate.as_tensor(name, value).double()
+        validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
     if isinstance(probabilities, str):
-        _validate.one_of(("uniform", "importance"), probabilities=probabilities)
+        validate.one_of(("uniform", "importance"), probabilities=probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
-        _validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
+        validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
         budget = Budget(epsilon, delta, "replace-one", n)
     filling = _Blockwise(
         budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published
@@ -134,7 +134,7 @@ class _Blockwise:
     def _encode(self, d: int, m: Tensor, c: Tensor) -> tuple[Encoder, Tensor]:
         """The law of the blocks, as a sketch x -> x[S] / C_S, and the probability of each coordinate."""
         if self.sampling == "nice":
-            _validate.at_most(d, "the dimension d", tau=self.tau)
+            validate.at_most(d, "the dimension d", tau=self.tau)
             return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64)
         parts = self._partition(d)
         bounds = [float(torch.linalg.vector_norm(c[part])) for part in parts]
@@ -150,8 +150,8 @@ class _Blockwise:
         if self.sampling == "single":
             return list(torch.arange(d).split(1))
         if isinstance(self.blocks, int):
-            _validate.positive_int(blocks=self.blocks)
-            _validate.at_most(d, "the dimension d", blocks=self.blocks)
+            validate.positive_int(blocks=self.blocks)
+            validate.at_most(d, "the dimension d", blocks=self.blocks)
             return list(torch.tensor_split(torch.arange(d), self.blocks))
         return [torch.as_tensor(list(block)) for block in self.blocks]
 
@@ -165,7 +165,7 @@ class _Blockwise:
 
     @staticmethod
     def _vector(name: str, value: Any, d: int) -> Tensor:
-        numbers = _validate.as_tensor(name, value).double().reshape(-1)
+        numbers = validate.as_tensor(name, value).double().reshape(-1)
         numbers = numbers.expand(d) if numbers.numel() == 1 else numbers
-        _validate.shape((d,), **{name: numbers})
+        validate.shape((d,), **{name: numbers})
         return numbers

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus import _validate
-from isthmus.sketches.base import Size
-from isthmus.solve import Binding
-from isthmus.theory import Rule, narrow_dimension
+from isthmus.base import validate
+from isthmus.geometry.sketches.base import Size
+from isthmus.papers import Rule, narrow_dimension
+from isthmus.round.minimize import Binding
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class WidthRule:
     per       what t counts: every "step", or every "epoch" as in the experiments of paper 001
     width     w(C), where the constraint's own is not the right one (the cone at a sparse point is far narrower)
 
-    >>> from isthmus.sets import L1Ball
+    >>> from isthmus.geometry.sets import L1Ball
     >>> WidthRule(width=2.0).rule(L1Ball(), d=1000, per_epoch=10)(2)
     36
     """
@@ -32,10 +32,10 @@ class WidthRule:
     width: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(constant=self.constant)
-        _validate.one_of(("step", "epoch"), per=self.per)
+        validate.positive(constant=self.constant)
+        validate.one_of(("step", "epoch"), per=self.per)
         if self.width is not None:
-            _validate.positive(width=self.width)
+            validate.positive(width=self.width)
 
     def rule(self, constraint: Any, d: int, per_epoch: int) -> Callable[[int], int]:
         """t -> m_t for a set in R^d."""

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isthmus import _validate
 from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.lifts import ProjectAndLift, pinv
-from isthmus.message import Codec, Wire
-from isthmus.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
-from isthmus.parts.averages import Average
-from isthmus.parts.samplers import Sampler
-from isthmus.pipeline import Pipeline, Release, Stage, StepSize
-from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, Identity
-from isthmus.sketches.base import Random, Size
-from isthmus.solve import Binding, Recipe
-from isthmus.theory import Schedule
+from isthmus.base import validate
+from isthmus.geometry.lifts import ProjectAndLift, pinv
+from isthmus.geometry.sets import Whole
+from isthmus.geometry.sketches import CountSketch, Encoder, Identity
+from isthmus.geometry.sketches.base import Random, Size
+from isthmus.papers import Schedule
+from isthmus.round.averages import Average
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
+from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.round.samplers import Sampler
+from isthmus.round.wire import Codec, Wire
 
 StepRule = float | Callable[[int], float]
 Family = Callable[[Size], Encoder]
@@ -40,7 +40,7 @@ def sgd(
 ) -> Recipe:
     """Projected SGD: w+ = P_C(w - eta g).
 
-    step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.theory`
+    step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.papers`
     momentum  beta of the heavy ball: v = beta v + g, w+ = P_C(w - eta v)
     output    "last", "average" (weighted by the steps) or "random" (one iterate, uniformly)
 
@@ -78,7 +78,7 @@ def comp_sgd(
     m               narrow dimension: a number, a fraction of d, a rule t -> m, or a `WidthRule`
     error_feedback  the sender keeps what the sketch lost and adds it next time; the server then lifts by the
                     pseudo-inverse and projects.  Without it every round is memoryless: project and lift.
-    schedule        a schedule of `isthmus.theory`: fills the step, m (by the constraint's width), the number of
+    schedule        a schedule of `isthmus.papers`: fills the step, m (by the constraint's width), the number of
                     rounds and the alpha-FOSP stop rule where they are not given
     sketch          the family, as a function of m
     refresh         how many rounds one map serves; more saves time, but with error feedback a coordinate then waits
@@ -131,7 +131,7 @@ def comp_minibatch(
     stop: Any = None,
 ) -> Recipe:
     """CompMinibatch (000): a fresh batch without replacement each round; its size may be a rule, or the schedule's."""
-    _validate.check(
+    validate.check(
         batch_size is not None or schedule is not None, "batch_size", batch_size, "give it, or a schedule that has one"
     )
     size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
@@ -167,7 +167,7 @@ def comp_dist_sgd(
     4
     """
     if clients_per_round is not None:
-        _validate.positive_int(clients_per_round=clients_per_round)
+        validate.positive_int(clients_per_round=clients_per_round)
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
     wire = Wire(codec, error_feedback, clients_per_round)
@@ -179,10 +179,10 @@ def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     """A rule `t -> eta` from a number, a rule or a schedule."""
     rule = schedule.step if step is None and schedule is not None else step
     if rule is None:
-        _validate.refuse("step", step, "give a step, or a schedule that has one")
+        validate.refuse("step", step, "give a step, or a schedule that has one")
     if callable(rule):
         return rule
-    _validate.positive(step=rule)
+    validate.positive(step=rule)
     eta = float(rule)
     return lambda t: eta
 
@@ -205,12 +205,12 @@ class _Descent:
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
-        _validate.positive(tol=self.tol)
-        _validate.positive_int(refresh=self.refresh)
-        _validate.one_of(OUTPUTS, output=self.output)
+        validate.positive(tol=self.tol)
+        validate.positive_int(refresh=self.refresh)
+        validate.one_of(OUTPUTS, output=self.output)
         planned = self.schedule is not None and self.schedule.beta is not None
         known = self.sketch is None or self.m is not None or planned
-        _validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
         """The recipe under its name."""

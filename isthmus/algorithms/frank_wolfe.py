@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from isthmus import _validate
 from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.lifts import adjoint
-from isthmus.parts import FrankWolfe, Full, GapBelow, WithoutReplacement
-from isthmus.parts.samplers import Sampler
-from isthmus.pipeline import Pipeline, Release, Stage
-from isthmus.sketches import CountSketch, Encoder, Identity
-from isthmus.sketches.base import Size
-from isthmus.solve import Binding, Recipe
-from isthmus.theory import Rule, Schedule
+from isthmus.base import validate
+from isthmus.geometry.lifts import adjoint
+from isthmus.geometry.sketches import CountSketch, Encoder, Identity
+from isthmus.geometry.sketches.base import Size
+from isthmus.papers import Rule, Schedule
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import FrankWolfe, Full, GapBelow, WithoutReplacement
+from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.round.samplers import Sampler
 
 
 def comp_fw(
@@ -45,7 +45,7 @@ def comp_fw(
     'comp_fw'
     """
     if alpha is not None:
-        _validate.positive(alpha=alpha)
+        validate.positive(alpha=alpha)
     rule = step or (schedule.step if schedule is not None else Rule(2.0, power=1.0, offset=2))
     batch = batch_size if batch_size is not None or schedule is None else schedule.batch_size
 

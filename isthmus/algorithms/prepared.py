@@ -12,20 +12,20 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.purchases import Columns, Facts, Lambda, Moments, Purchase, Statistics
-from isthmus.bounded import Bounded
-from isthmus.matrix import is_lazy
-from isthmus.parts import Step, Weighted
-from isthmus.penalties import NoPenalty
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.base import validate
+from isthmus.base.matrix import is_lazy
+from isthmus.geometry.sets import Whole
 from isthmus.privacy import Charge, Clip, PrivacyPlan
-from isthmus.privacy._library import dpa
-from isthmus.sets import Whole
-from isthmus.solve import Binding, Recipe
-from isthmus.spending import Prepared, Spending
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.library import dpa
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import Step, Weighted
+from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.round.spending import Prepared, Spending
 
 SCALES = ("none", "columns", "moments")
 
@@ -35,22 +35,22 @@ def prepared_gd(
 ) -> Recipe:
     """The recipe behind `dp_gd(scale=..., step="auto", precondition=...)`."""
     Clip(clip)
-    _validate.one_of(SCALES, scale=scale)
+    validate.one_of(SCALES, scale=scale)
     automatic = isinstance(step, str)
     if automatic:
-        _validate.one_of(("auto",), step=step)
+        validate.one_of(("auto",), step=step)
     if tau is not None:
-        _validate.positive(tau=tau)
-    _validate.one_of(("last", "average"), output=output)
+        validate.positive(tau=tau)
+    validate.one_of(("last", "average"), output=output)
     items = _items(scale, automatic, precondition, tau)
 
     def build(binding: Binding) -> Pipeline:
         free = isinstance(binding.constraint, Whole)
         remedy = "leave it out: scaled columns change what a set means"
-        _validate.check(free or scale == "none", "constraint", binding.constraint, remedy)
+        validate.check(free or scale == "none", "constraint", binding.constraint, remedy)
         plain = free and isinstance(binding.penalty, NoPenalty)
         alone = "leave out the set and the penalty: preconditioned steps have no proximal map"
-        _validate.check(plain or not precondition, "precondition", precondition, alone)
+        validate.check(plain or not precondition, "precondition", precondition, alone)
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         spent = sum(item.share for item in items)
@@ -88,7 +88,7 @@ def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Rec
         pipe = recipe.bind(replace(binding, before=(*charges, *binding.before)))
         promise = pipe.promise
         sound = promise is not None and promise.sound and promise.published is None
-        _validate.check(sound, "recipe", recipe.name, "declare what is bought: only a private recipe has a budget")
+        validate.check(sound, "recipe", recipe.name, "declare what is bought: only a private recipe has a budget")
         assert promise is not None
         own = pipe.prepare
         facts = Facts(promise.records, pipe.rounds or 1, 1.0, mu_of(promise.plan)) if own is None else own.facts

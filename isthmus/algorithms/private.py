@@ -13,24 +13,24 @@ from typing import Any
 
 import torch
 
-from isthmus import _validate
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
 from isthmus.algorithms.prepared import prepared_gd
-from isthmus.bounded import Bounded
-from isthmus.lifts import ProjectAndLift, discard, pinv
-from isthmus.parts import Step
-from isthmus.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.base import validate
+from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
+from isthmus.geometry.sets import Whole
+from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace, Sketch
+from isthmus.geometry.sketches.base import Size, resolve
+from isthmus.papers import Rule
+from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, Gaussian
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.published import comp_minibatch_sigma, privsgd_sigma
-from isthmus.sets import Whole
-from isthmus.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace, Sketch
-from isthmus.sketches.base import Size, resolve
-from isthmus.solve import Binding, Recipe
-from isthmus.theory import Rule
+from isthmus.privacy.bounded import Bounded
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import Step
+from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
 Relation = Adjacency | str
 
@@ -94,8 +94,8 @@ def dp_gd(
     if scale != "none" or precondition or isinstance(step, str):
         budget = Budget(epsilon, delta, adjacency, n)
         if isinstance(clip, AdaptiveClip):
-            _validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
-        _validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
+            validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
+        validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
         return prepared_gd(
             budget, clip, "auto" if precondition or step is None else step, scale, precondition, tau, output
         )
@@ -186,12 +186,12 @@ class _Private:
 
     def __post_init__(self) -> None:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
-        _validate.check(fixed, "clip", self.clip, "give a number")
+        validate.check(fixed, "clip", self.clip, "give a number")
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        _validate.one_of(OUTPUTS, output=self.output)
-        _validate.positive(tol=self.tol)
+        validate.one_of(OUTPUTS, output=self.output)
+        validate.positive(tol=self.tol)
 
     def recipe(self, name: str, published: str | None = None) -> Recipe:
         """The recipe under its name; `published` is what a sound mechanism, run as printed, says of its guarantee."""
@@ -240,7 +240,7 @@ class _Private:
         if self.step is not None:
             return step_rule(self.step, None)
         bounded = binding.constraint.bounded and binding.constraint.can("diameter")
-        _validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
+        validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
         clip = self.clipping().init()
         m = binding.d if self.m is None else resolve(bound_size(self.m, binding, 1), binding.d)
         noise = plan.multiplier("gradient") * clip / divisor

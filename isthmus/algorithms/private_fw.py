@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.private import Relation
-from isthmus.lifts import Lifted
-from isthmus.matrix import matmul
-from isthmus.parts import FrankWolfe
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.base import validate
+from isthmus.base.matrix import matmul
+from isthmus.geometry.lifts import Lifted
+from isthmus.geometry.sets import ConvexHull, L1Ball, Simplex
+from isthmus.geometry.sketches import Context, Encoder, Identity, Sketch
+from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.papers import Rule
 from isthmus.privacy import Charge, Clip, NoisyMax
-from isthmus.sets import ConvexHull, L1Ball, Simplex
-from isthmus.sketches import Context, Encoder, Identity, Sketch
-from isthmus.sketches.identity import IdentityMap
-from isthmus.solve import Binding, Recipe
-from isthmus.theory import Rule
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import FrankWolfe
+from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
 def dp_fw(
@@ -72,7 +72,7 @@ def _polytope(constraint: Any) -> tuple[Encoder, Any, bool]:
         return Negated(), _Vertex(constraint.radius, 1.0), False
     if isinstance(constraint, ConvexHull):
         return VertexScores(constraint), _HullVertex(constraint), False
-    _validate.refuse("constraint", constraint, "private Frank-Wolfe needs a polytope: L1Ball, Simplex or ConvexHull")
+    validate.refuse("constraint", constraint, "private Frank-Wolfe needs a polytope: L1Ball, Simplex or ConvexHull")
 
 
 @dataclass(frozen=True)

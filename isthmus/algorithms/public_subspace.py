@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
+from isthmus.base import validate
+from isthmus.geometry.sketches import GaussianSketch, PublicSubspace
 from isthmus.privacy import AdaptiveClip
-from isthmus.sketches import GaussianSketch, PublicSubspace
-from isthmus.solve import Recipe
+from isthmus.round.minimize import Recipe
 
 _PUBLISHED = (
     "as claimed, by this accountant: gradients are clipped before the projection, which public directions allow "
@@ -75,7 +75,7 @@ def rpdp_sgd(
     >>> rpdp_sgd(epsilon=1.0, k=10, clip=1.0, step=0.1, n="exact").name
     'rpdp_sgd'
     """
-    _validate.positive_int(k=k)
+    validate.positive_int(k=k)
     encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
     recipe = filling.recipe("rpdp_sgd")

@@ -22,16 +22,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.bounded import weighted_sum
+from isthmus.base import validate
+from isthmus.base.matrix import is_sparse
 from isthmus.gradients import Glm
 from isthmus.gradients.adding import KAPPA
-from isthmus.matrix import is_sparse
-from isthmus.objectives.linear import top_eigenvalue
-from isthmus.objectives.targets import CountTargets
-from isthmus.parts.updates import Preconditioned
-from isthmus.scaling import RowMap, RowMaps, Scaled
-from isthmus.spending import Prepared
+from isthmus.privacy.bounded import weighted_sum
+from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.targets import CountTargets
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled
+from isthmus.round.spending import Prepared
+from isthmus.round.updates import Preconditioned
 
 SMALL = 300
 """Up to this many columns moments are centred and sufficient statistics are affordable."""
@@ -98,8 +98,8 @@ class _Any:
     def check(self, objective: Any) -> None:
         """Linear models of at most `CAPACITY` records only."""
         linear = hasattr(objective, "X") and hasattr(objective, "with_inputs")
-        _validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
-        _validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
+        validate.check(linear, "objective", objective, "give a linear model such as Logistic or LeastSquares")
+        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=objective.n)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Ranges(_Any):
         """Dense data."""
         super().check(objective)
         sparse = is_sparse(Scaled.of(objective.X).X)
-        _validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
+        validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
     def bound(self, objective: Any) -> float:
         """sqrt of the columns: a record is in one octave of each."""
@@ -243,9 +243,7 @@ class Moments(_Any):
         super().check(objective)
         d, sparse = objective.X.shape[1], is_sparse(Scaled.of(objective.X).X)
         few = d <= SMALL or not sparse
-        _validate.check(
-            few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"'
-        )
+        validate.check(few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"')
 
     def bound(self, objective: Any) -> float:
         """sqrt 2: two parts of norm at most 1."""
@@ -301,9 +299,9 @@ class Statistics(_Any):
         """One smooth output and few columns."""
         super().check(objective)
         d = objective.X.shape[1]
-        _validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
+        validate.check(d <= SMALL, "precondition", True, f"give data with at most {SMALL} columns, not {d}")
         smooth = getattr(objective, "curvature", None) is not None and objective.space.d == d
-        _validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
+        validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
 
     def bound(self, objective: Any) -> float:
         """sqrt 2: two parts of norm at most 1."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from isthmus import _validate
 from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
-from isthmus.parts import AgainstAnchor, Restart, Step
-from isthmus.pipeline import Pipeline, Release, Stage
+from isthmus.base import validate
 from isthmus.privacy import Charge, Clip, FullBatch
-from isthmus.solve import Binding, Recipe
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.parts import AgainstAnchor, Restart, Step
+from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
 def dp_svrg(
@@ -36,8 +36,8 @@ def dp_svrg(
     """
     budget = Budget(epsilon, delta, adjacency, n)
     rule, bounds = step_rule(step, None), (Clip(clip), Clip(clip if inner_clip is None else inner_clip))
-    _validate.positive_int(inner=inner)
-    _validate.open_unit(anchor_share=anchor_share)
+    validate.positive_int(inner=inner)
+    validate.open_unit(anchor_share=anchor_share)
 
     def build(binding: Binding) -> Pipeline:
         everything, sampler = budget.sampler(binding, None), budget.sampler(binding, batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import betaincinv
 from scipy.stats import binom
 
-from isthmus import _validate
+from isthmus.base import validate
 
 __all__ = ["clopper_pearson", "epsilon_from_counts", "one_run_epsilon", "one_run_p_value"]
 
@@ -22,10 +22,10 @@ def clopper_pearson(hits: Any, trials: int, confidence: float) -> tuple[Any, Any
     >>> [round(float(x), 4) for x in clopper_pearson(3, 10, 0.975)]
     [0.0667, 0.6525]
     """
-    _validate.positive_int(trials=trials)
-    _validate.open_unit(confidence=confidence)
+    validate.positive_int(trials=trials)
+    validate.open_unit(confidence=confidence)
     k = np.asarray(hits, dtype=np.float64)
-    _validate.check(bool(((k >= 0) & (k <= trials)).all()), "hits", hits, f"give counts from 0 to trials = {trials}")
+    validate.check(bool(((k >= 0) & (k <= trials)).all()), "hits", hits, f"give counts from 0 to trials = {trials}")
     tail = 1 - confidence
     low = np.where(k > 0, betaincinv(np.maximum(k, 1), trials - k + 1, tail), 0.0)
     high = np.where(k < trials, betaincinv(k + 1, np.maximum(trials - k, 1), confidence), 1.0)
@@ -58,11 +58,11 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     >>> round(one_run_p_value(10, 10, 10, 0.0), 9) == round(2.0**-10, 9)
     True
     """
-    _validate.positive_int(canaries=canaries)
-    _validate.non_negative_int(guesses=guesses, correct=correct)
-    _validate.at_most(canaries, "the number of canaries", guesses=guesses)
-    _validate.at_most(guesses, "the number of guesses", correct=correct)
-    _validate.non_negative(epsilon=epsilon, delta=delta)
+    validate.positive_int(canaries=canaries)
+    validate.non_negative_int(guesses=guesses, correct=correct)
+    validate.at_most(canaries, "the number of canaries", guesses=guesses)
+    validate.at_most(guesses, "the number of guesses", correct=correct)
+    validate.non_negative(epsilon=epsilon, delta=delta)
     q = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(correct - 1, guesses, q))
     if delta == 0 or correct == 0:
@@ -78,7 +78,7 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float = 0.
     >>> round(one_run_epsilon(1000, 1000, 750), 3)
     0.977
     """
-    _validate.open_unit(confidence=confidence)
+    validate.open_unit(confidence=confidence)
     tail = 1 - confidence
     low, high = 0.0, 1.0
     if one_run_p_value(canaries, guesses, correct, 0.0, delta) >= tail:

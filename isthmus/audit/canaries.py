@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.audit.bounds import one_run_epsilon
 from isthmus.audit.records import LinearRecords
-from isthmus.pipeline import Pipeline
+from isthmus.base import validate
 from isthmus.privacy.noise import SecretSource
-from isthmus.solve import minimize
+from isthmus.round.minimize import minimize
+from isthmus.round.pipeline import Pipeline
 
 __all__ = ["OneRun", "one_run", "orthogonal_canaries", "training"]
 
@@ -62,15 +62,15 @@ def one_run(
     >>> print(one_run(leak, canaries, guesses=30, noise=SeededSource(0)))
     30 of 30 guesses about 50 canaries were right: epsilon >= 2.254 at delta=0 (confidence 0.95)
     """
-    _validate.check(canaries.ndim == 2 and len(canaries) > 0, "canaries.shape", tuple(canaries.shape), "give m x d")
+    validate.check(canaries.ndim == 2 and len(canaries) > 0, "canaries.shape", tuple(canaries.shape), "give m x d")
     m = len(canaries)
     guesses = m if guesses is None else guesses
-    _validate.positive_int(guesses=guesses)
-    _validate.at_most(m, "the number of canaries", guesses=guesses)
+    validate.positive_int(guesses=guesses)
+    validate.at_most(m, "the number of canaries", guesses=guesses)
     member = (SecretSource() if noise is None else noise).mask(m, 0.5)
     result = train(canaries[member])
-    _validate.shape((m,), scores=result)
-    _validate.finite(scores=result)
+    validate.shape((m,), scores=result)
+    validate.finite(scores=result)
     order = result.argsort(descending=True)
     high = (guesses + 1) // 2
     low = guesses - high
@@ -86,9 +86,9 @@ def orthogonal_canaries(count: int, d: int, size: float = 1.0, seed: int = 0) ->
     >>> torch.allclose(c @ c.T, 4 * torch.eye(3, dtype=c.dtype))
     True
     """
-    _validate.positive_int(count=count, d=d)
-    _validate.at_most(d, "the dimension d", count=count)
-    _validate.positive(size=size)
+    validate.positive_int(count=count, d=d)
+    validate.at_most(d, "the dimension d", count=count)
+    validate.positive(size=size)
     normal = torch.randn(d, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return torch.linalg.qr(normal)[0].T * size
 
@@ -107,7 +107,7 @@ def training(
     Every canary is the gradient of one linear loss, so a canary that is in pulls the iterate along itself.  `others`
     are records that are always there, by default one zero vector.
 
-    >>> from isthmus.pipeline import Promise, Release, Stage
+    >>> from isthmus.round.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian, SeededSource
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(50.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
@@ -116,7 +116,7 @@ def training(
     >>> found.lower <= 1.0
     True
     """
-    _validate.positive_int(steps=steps)
+    validate.positive_int(steps=steps)
     always = torch.zeros(1, canaries.shape[1], dtype=canaries.dtype) if others is None else others.to(canaries)
 
     def train(included: Tensor) -> Tensor:

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.audit.bounds import clopper_pearson, epsilon_from_counts
 from isthmus.audit.neighbours import Movement, inner, law, movement
 from isthmus.audit.probe import Probe, Values
 from isthmus.audit.records import Pair
-from isthmus.bounded import Bounded
-from isthmus.pipeline import Pipeline, Release, Stage, slots
+from isthmus.base import validate
+from isthmus.base.space import as_space
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.mechanisms import Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import SecretSource
-from isthmus.space import as_space
+from isthmus.round.pipeline import Pipeline, Release, Stage, slots
 
 __all__ = ["AuditReport", "attack", "scores"]
 
@@ -104,7 +104,7 @@ def attack(
     The other records' membership is held fixed, which every sampler's guarantee allows: it holds whoever else is in.
 
     >>> from isthmus.audit import worst_pair
-    >>> from isthmus.pipeline import Promise
+    >>> from isthmus.round.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, SeededSource, noise_multiplier
     >>> z = noise_multiplier(epsilon=1.0, delta=1e-5)
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(z))])], lambda t: 0.1,
@@ -113,9 +113,9 @@ def attack(
     'consistent'
     """
     pair = pair.pair if isinstance(pair, Movement) else pair
-    _validate.positive_int(draws=draws)
-    _validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
-    _validate.open_unit(confidence=confidence)
+    validate.positive_int(draws=draws)
+    validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
+    validate.open_unit(confidence=confidence)
     found = movement(pipe, pair, public_rows=public_rows)
     promise = pipe.promise
     assert promise is not None  # a private pipeline has one

@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms import priv_sgd
-from isthmus.bounded import Bounded
-from isthmus.penalties import NoPenalty
-from isthmus.pipeline import Pipeline
+from isthmus.base import validate
+from isthmus.base.space import Space
+from isthmus.geometry.sets import Whole
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.sets import Whole
-from isthmus.solve import Binding
-from isthmus.space import Space
+from isthmus.privacy.bounded import Bounded
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding
+from isthmus.round.pipeline import Pipeline
 
 __all__ = ["Halved", "halved", "published_privsgd"]
 
@@ -53,14 +53,14 @@ class Halved:
 def halved(pipe: Pipeline) -> Pipeline:
     """The pipeline with half of every noise and the same promise.  Broken on purpose.
 
-    >>> from isthmus.pipeline import Promise, Release, Stage
+    >>> from isthmus.round.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
     >>> halved(pipe).stages[0].releases[0].mechanism
     Halved(inner=Gaussian(multiplier=4.0))
     """
-    _validate.check(pipe.private, "pipe", pipe, "give a private pipeline")
+    validate.check(pipe.private, "pipe", pipe, "give a private pipeline")
     stages = []
     for stage in pipe.stages:
         releases = []

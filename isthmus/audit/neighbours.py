@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.audit.probe import Probe
 from isthmus.audit.records import Pair
-from isthmus.bounded import Bounded
-from isthmus.pipeline import Pipeline, Release, slots
+from isthmus.base import validate
+from isthmus.base.space import Space, as_space
+from isthmus.geometry.sketches import Sketch
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.mechanisms import NoisyMax, TopK
-from isthmus.sketches import Sketch
-from isthmus.space import Space, as_space
+from isthmus.round.pipeline import Pipeline, Release, slots
 
 __all__ = ["Movement", "candidates", "inner", "law", "movement", "movements", "worst_pair"]
 
@@ -56,7 +56,7 @@ def worst_pair(
     Among pairs that move it equally far the one whose outcomes are easiest to tell apart: a movement in one
     coordinate for Laplace noise, the largest ratio of probabilities for a selection.
 
-    >>> from isthmus.pipeline import Promise, Release, Stage
+    >>> from isthmus.round.pipeline import Promise, Release, Stage
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
@@ -96,7 +96,7 @@ def candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
     | tie | tie all coordinates | breaks the tie |
     | column, row | one random vector | the worst one of the map's l1 or l-infinity norm |
     """
-    _validate.check(n >= 2, "n", n, "give at least 2 records")
+    validate.check(n >= 2, "n", n, "give at least 2 records")
     found: list[Pair] = []
     for stage in probe.stages:
         for _, release, slot in slots([stage]):
@@ -137,7 +137,7 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
     """The largest movement of a pair, and what pairs are ordered by."""
     adjacency = probe.promise.adjacency
     same = pair.adjacency is adjacency
-    _validate.check(same, "pair", pair.name, f"the promise is for {adjacency.describe()}: give such a pair")
+    validate.check(same, "pair", pair.name, f"the promise is for {adjacency.describe()}: give such a pair")
     left, right = pair.records(left=True), pair.records(left=False)
     worst: Movement | None = None
     total = sharp = 0.0

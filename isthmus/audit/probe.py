@@ -9,12 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.audit.records import LinearRecords
-from isthmus.bounded import Bounded
+from isthmus.base import validate
+from isthmus.base.space import Space, as_space
+from isthmus.geometry.lifts import discard
+from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
-from isthmus.lifts import discard
-from isthmus.pipeline import (
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.library import dpa
+from isthmus.privacy.noise import SeededSource
+from isthmus.round.pipeline import (
     Keys,
     Message,
     Pipeline,
@@ -27,10 +31,6 @@ from isthmus.pipeline import (
     slots,
     start,
 )
-from isthmus.privacy._library import dpa
-from isthmus.privacy.noise import SeededSource
-from isthmus.sketches import Sketch
-from isthmus.space import Space, as_space
 
 Values = dict[str, Bounded]
 
@@ -72,7 +72,7 @@ class Probe:
     Maps and clip bounds are those of round `t` of a run with `seed`.  A later stage sees what the stages before it
     release on a record that is zero: one fixed public transcript for every dataset.
 
-    >>> from isthmus.pipeline import Promise
+    >>> from isthmus.round.pipeline import Promise
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
@@ -90,7 +90,7 @@ class Probe:
         t: int = 0,
         public_rows: Callable[[Tensor, Any], Any] | None = None,
     ) -> None:
-        _validate.check(pipe.private, "pipe", pipe, "give a private pipeline: there is nothing else to audit")
+        validate.check(pipe.private, "pipe", pipe, "give a private pipeline: there is nothing else to audit")
         assert pipe.promise is not None
         self.pipe, self.space, self.promise = pipe, as_space(space), pipe.promise
         state = replace(start(pipe, torch.zeros(self.space.d, dtype=torch.float64), seed), t=t)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
+from isthmus.base.space import Space, as_space
 from isthmus.gradients import Dense, Rows
-from isthmus.objectives.base import Objective, as_index
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.space import Space, as_space
+from isthmus.problems.objectives.base import Objective, as_index
 
 
 class LinearRecords(Objective):
@@ -26,10 +26,10 @@ class LinearRecords(Objective):
     """
 
     def __init__(self, vectors: Any, space: Space | int | None = None) -> None:
-        self.vectors = _validate.as_tensor("vectors", vectors, ndim=2)
+        self.vectors = validate.as_tensor("vectors", vectors, ndim=2)
         self.n, self.dtype = self.vectors.shape[0], self.vectors.dtype
         self.space = as_space(self.vectors.shape[1] if space is None else space)
-        _validate.shape((self.n, self.space.d), vectors=self.vectors)
+        validate.shape((self.n, self.space.d), vectors=self.vectors)
 
     def data_loss(self, w: Tensor, index: Any = None) -> float:
         """The mean of the `<v_i, w>`; 0 for an empty batch."""
@@ -72,11 +72,11 @@ class Pair:
     t: int = 0
 
     def __post_init__(self) -> None:
-        _validate.check(self.common.ndim == 2, "common.shape", tuple(self.common.shape), "give an (n - 1) x d tensor")
-        _validate.non_negative_int(seed=self.seed, t=self.t)
+        validate.check(self.common.ndim == 2, "common.shape", tuple(self.common.shape), "give an (n - 1) x d tensor")
+        validate.non_negative_int(seed=self.seed, t=self.t)
         for name, record in (("left", self.left), ("right", self.right)):
             if record is not None:
-                _validate.shape((self.d,), **{name: record})
+                validate.shape((self.d,), **{name: record})
 
     @property
     def d(self) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
+from isthmus.base.matrix import is_sparse, to_dense
 from isthmus.gradients import Outer, Rows
 from isthmus.gradients.base import row_spans
-from isthmus.matrix import is_sparse, to_dense
 
 BLOCK_BYTES = 1 << 26
 SQUARES_AT_ONCE = 32
@@ -19,8 +19,8 @@ SQUARES_AT_ONCE = 32
 def check_public(name: str, rows: Any) -> None:
     """Rows, with at least one of them; loaders, tuples and tensors are refused, without a word of what they hold."""
     remedy = "give the per-example gradients of public examples, as isthmus.gradients.Rows"
-    _validate.check(isinstance(rows, Rows), name, type(rows).__name__, remedy)
-    _validate.check(rows.n > 0, f"{name}.n", rows.n, "give at least one public example")
+    validate.check(isinstance(rows, Rows), name, type(rows).__name__, remedy)
+    validate.check(rows.n > 0, f"{name}.n", rows.n, "give at least one public example")
 
 
 def products(left: Rows, right: Rows) -> Tensor:
@@ -31,7 +31,7 @@ def products(left: Rows, right: Rows) -> Tensor:
     total = torch.zeros(left.n, right.n, dtype=torch.float64, device=left.device)
     for (_, one), (_, two) in zip(ours, theirs, strict=True):
         total += _of_leaves(one, two).to(total.device)
-    _validate.finite(gradients=total)
+    validate.finite(gradients=total)
     return total
 
 

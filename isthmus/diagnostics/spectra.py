@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.diagnostics._draw import axes
 from isthmus.diagnostics._products import check_public, products
 from isthmus.gradients import Rows
@@ -51,9 +51,9 @@ class Spectrum:
         return self.total / float(self.values[0]) if self.total > 0 else 0.0
 
     def gap(self, k: int) -> float:
-        """lambda_k - lambda_{k+1}, the eigen-gap alpha of `isthmus.theory.subspace_error`."""
-        _validate.positive_int(k=k)
-        _validate.at_most(self.d, "the dimension d", k=k)
+        """lambda_k - lambda_{k+1}, the eigen-gap alpha of `isthmus.papers.subspace_error`."""
+        validate.positive_int(k=k)
+        validate.at_most(self.d, "the dimension d", k=k)
         padded = [*self.values[k - 1 : k + 1].tolist(), 0.0, 0.0]
         return padded[0] - padded[1]
 
@@ -85,14 +85,14 @@ class Spectra:
 
     def add(self, step: int, spectrum: Spectrum) -> Spectra:
         """These and one more; steps increase."""
-        _validate.non_negative_int(step=step)
+        validate.non_negative_int(step=step)
         after = not self.steps or step > self.steps[-1]
-        _validate.check(after, "step", step, f"give a step after {self.steps[-1:]}")
-        _validate.check(isinstance(spectrum, Spectrum), "spectrum", spectrum, "give what spectrum(public) returned")
+        validate.check(after, "step", step, f"give a step after {self.steps[-1:]}")
+        validate.check(isinstance(spectrum, Spectrum), "spectrum", spectrum, "give what spectrum(public) returned")
         return Spectra((*self.steps, step), (*self.spectra, spectrum))
 
     def gaps(self, k: int) -> list[float]:
-        """The eigen-gap at k of every step: the `gaps` of `isthmus.theory.gap_moment`."""
+        """The eigen-gap at k of every step: the `gaps` of `isthmus.papers.gap_moment`."""
         return [each.gap(k) for each in self.spectra]
 
     def table(self) -> dict[str, list[float]]:
@@ -128,7 +128,7 @@ class Components:
 
     @property
     def envelope(self) -> float:
-        """The least c with |m_(j)| <= c / sqrt(j) for every j: the half-axes of `isthmus.theory.ellipsoid_gamma2`."""
+        """The least c with |m_(j)| <= c / sqrt(j) for every j: the half-axes of `isthmus.papers.ellipsoid_gamma2`."""
         order = torch.arange(1, len(self.values) + 1, dtype=self.values.dtype, device=self.values.device)
         return float((self.values * order.sqrt()).max())
 
@@ -178,10 +178,10 @@ def sorted_components(public: Rows | Tensor) -> Components:
     [3.0, 1.0]
     """
     if isinstance(public, Tensor):
-        vector = _validate.as_tensor("public", public, ndim=1)
-        _validate.check(vector.numel() > 0, "public.shape", tuple(vector.shape), "give at least one component")
+        vector = validate.as_tensor("public", public, ndim=1)
+        validate.check(vector.numel() > 0, "public.shape", tuple(vector.shape), "give at least one component")
     else:
         check_public("public", public)
         vector = public.sum() / public.n
-        _validate.finite(public=vector)
+        validate.finite(public=vector)
     return Components(vector.detach().double().abs().sort(descending=True).values.cpu())

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.diagnostics._draw import axes
 from isthmus.diagnostics._products import check_public, products, squares
+from isthmus.geometry.sketches.public import NEGLIGIBLE
 from isthmus.gradients import Rows
-from isthmus.sketches.public import NEGLIGIBLE
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class EnergyCurve:
 
     def at(self, k: int) -> float:
         """The share at k, one of `ks`."""
-        _validate.one_of(self.ks, k=k)
+        validate.one_of(self.ks, k=k)
         return self.shares[self.ks.index(k)]
 
     def table(self) -> dict[str, list[float]]:
@@ -93,22 +93,22 @@ def captured_energy(public: Rows, public_holdout: Rows, ks: Iterable[int] | None
     check_public("public", public)
     check_public("public_holdout", public_holdout)
     remedy = "give gradients of public examples that the subspace was not learned from"
-    _validate.check(not _shared(public, public_holdout), "public_holdout", public_holdout, remedy)
-    _validate.check(public_holdout.d == public.d, "public_holdout.d", public_holdout.d, f"give d = {public.d}")
+    validate.check(not _shared(public, public_holdout), "public_holdout", public_holdout, remedy)
+    validate.check(public_holdout.d == public.d, "public_holdout.d", public_holdout.d, f"give d = {public.d}")
     whole = float(squares(public_holdout).sum())
-    _validate.check(whole > 0, "public_holdout", public_holdout, "give gradients that are not all zero")
+    validate.check(whole > 0, "public_holdout", public_holdout, "give gradients that are not all zero")
     values, vectors = torch.linalg.eigh(products(public, public))
     top = float(values[-1])
-    _validate.check(top > 0, "public", public, "give gradients that are not all zero")
+    validate.check(top > 0, "public", public, "give gradients that are not all zero")
     keep = (values > NEGLIGIBLE * top).nonzero().squeeze(1).flip(0)[: public.d]
     # V_k' h_i = lambda^(-1/2) U' (G h_i), and G h_i are inner products
     codes = vectors[:, keep].T @ products(public, public_holdout).to(vectors.device) / values[keep].sqrt()[:, None]
     shares = (codes.square().sum(1).cumsum(0) / whole).clamp(max=1.0).tolist()
     wanted = range(1, len(shares) + 1) if ks is None else list(ks)
-    _validate.check(len(wanted) > 0, "ks", ks, "give at least one k")
+    validate.check(len(wanted) > 0, "ks", ks, "give at least one k")
     for k in wanted:
-        _validate.positive_int(k=k)
-        _validate.at_most(public.d, "the dimension d", k=k)
+        validate.positive_int(k=k)
+        validate.at_most(public.d, "the dimension d", k=k)
     picked = tuple(shares[min(k, len(shares)) - 1] for k in wanted)
     return EnergyCurve(tuple(wanted), picked, len(shares), public.n, public_holdout.n)
 
@@ -119,10 +119,10 @@ def choose_k(curve: EnergyCurve, share: float = 0.9) -> int:
     >>> choose_k(EnergyCurve(ks=(1, 2), shares=(0.5, 0.92), rank=2, n_fit=9, n_holdout=9))
     2
     """
-    _validate.probability(share=share)
+    validate.probability(share=share)
     good = [k for k, seen in zip(curve.ks, curve.shares, strict=True) if seen >= share]
     best = max(curve.shares)
-    _validate.check(
+    validate.check(
         bool(good), "share", share, f"the curve reaches {best:.3g}: ask for less, a larger k, or more public examples"
     )
     return min(good)
@@ -139,7 +139,7 @@ def principal_angles(V: Tensor, W: Tensor) -> Angles:
     ([0.0, 1.5707963267948966], 1.0)
     """
     one, two = _basis("V", V), _basis("W", W)
-    _validate.check(len(two) == len(one), "W.shape", tuple(W.shape), f"give {len(one)} rows, as V has")
+    validate.check(len(two) == len(one), "W.shape", tuple(W.shape), f"give {len(one)} rows, as V has")
     if two.shape[1] > one.shape[1]:
         one, two = two, one
     inner = one.T @ two
@@ -165,22 +165,22 @@ def principal_residual_ratio(public: Rows | Tensor, V: Tensor) -> float:
     """||V V' g||^2 / ||g - V V' g||^2 of the mean public gradient g, or of a vector that is public or was released.
 
     Infinite when nothing is left outside.  Theorem 4 of Zhou, Wu and Banerjee asks for a c of at least 1 / this,
-    averaged over training: the `residual` of `isthmus.theory.subspace_stationary_bound`.  Use examples that V was not
+    averaged over training: the `residual` of `isthmus.papers.subspace_stationary_bound`.  Use examples that V was not
     learned from.
 
     >>> principal_residual_ratio(torch.tensor([3.0, 4.0]), torch.tensor([[0.0], [1.0]])) == 16 / 9
     True
     """
     if isinstance(public, Tensor):
-        gradient = _validate.as_tensor("public", public, ndim=1)
+        gradient = validate.as_tensor("public", public, ndim=1)
     else:
         check_public("public", public)
         gradient = public.sum() / public.n
     basis, g = _basis("V", V), gradient.detach().double().cpu()
-    _validate.shape((len(basis),), public=g)
+    validate.shape((len(basis),), public=g)
     inside = basis @ (basis.T @ g)
     principal, residual = float(inside.square().sum()), float((g - inside).square().sum())
-    _validate.check(principal + residual > 0, "||public||", 0.0, "give a gradient that is not zero")
+    validate.check(principal + residual > 0, "||public||", 0.0, "give a gradient that is not zero")
     return principal / residual if residual > 0 else math.inf
 
 
@@ -192,11 +192,11 @@ def _shared(one: Rows, two: Rows) -> bool:
 
 def _basis(name: str, columns: Tensor) -> Tensor:
     """Orthonormal columns in float64; refused unless they were orthonormal to half the digits of their dtype."""
-    basis = _validate.as_tensor(name, columns, ndim=2).detach()
+    basis = validate.as_tensor(name, columns, ndim=2).detach()
     tolerance = math.sqrt(torch.finfo(basis.dtype).eps)
     basis = basis.double().cpu()
     d, k = basis.shape
-    _validate.check(1 <= k <= d, f"{name}.shape", (d, k), "give a d x k matrix with 1 <= k <= d")
+    validate.check(1 <= k <= d, f"{name}.shape", (d, k), "give a d x k matrix with 1 <= k <= d")
     off = float((basis.T @ basis - torch.eye(k, dtype=torch.float64)).abs().max())
-    _validate.check(off <= tolerance, name, f"||{name}'{name} - I||_max = {off:.2g}", "give orthonormal columns")
+    validate.check(off <= tolerance, name, f"||{name}'{name} - I||_max = {off:.2g}", "give orthonormal columns")
     return torch.linalg.qr(basis)[0]  # the same subspace, orthonormal to the last digits

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.diagnostics._draw import axes
 
 
 class Sink(Protocol):
-    """Where a `Tracker` sends its numbers as they come: `isthmus.tensorboard.TensorBoardWriter`, say."""
+    """Where a `Tracker` sends its numbers as they come: `isthmus.diagnostics.tensorboard.TensorBoardWriter`, say."""
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """Take the named numbers of a step."""
@@ -72,8 +72,8 @@ def noise_to_signal(released: Tensor, sigma_per_coordinate: float) -> NoiseToSig
     17.0
     """
     _check_released(released)
-    _validate.positive(sigma_per_coordinate=sigma_per_coordinate)
-    _validate.finite(released=released)
+    validate.positive(sigma_per_coordinate=sigma_per_coordinate)
+    validate.finite(released=released)
     return _measured(_square(released), released.numel(), sigma_per_coordinate)
 
 
@@ -107,12 +107,12 @@ class Tracker:
         noise_std      of each of its coordinates, > 0
         clip_fraction  the share of clipped records where it was itself released with noise; None where it was not
         """
-        _validate.non_negative_int(t=t)
-        _validate.check(not self._seen or t > self._seen[-1][0], "t", t, "observe each round once, in order")
+        validate.non_negative_int(t=t)
+        validate.check(not self._seen or t > self._seen[-1][0], "t", t, "observe each round once, in order")
         _check_released(released)
-        _validate.positive(noise_std=noise_std)
+        validate.positive(noise_std=noise_std)
         if clip_fraction is not None:  # noise may carry it out of [0, 1]
-            _validate.check(math.isfinite(clip_fraction), "clip_fraction", clip_fraction, "give a number, or None")
+            validate.check(math.isfinite(clip_fraction), "clip_fraction", clip_fraction, "give a number, or None")
         self._seen.append((t, _square(released), released.numel(), noise_std, clip_fraction))
         if self.sink is not None:
             self.sink.scalars(t, self._record(-1))
@@ -150,6 +150,6 @@ def _square(released: Tensor) -> Tensor:
 
 def _check_released(released: Tensor) -> None:
     remedy = "give the released noisy value, a floating tensor that is not empty"
-    _validate.check(isinstance(released, Tensor), "released", type(released).__name__, remedy)
+    validate.check(isinstance(released, Tensor), "released", type(released).__name__, remedy)
     good = released.is_floating_point() and released.numel() > 0
-    _validate.check(good, "released", (released.dtype, tuple(released.shape)), remedy)
+    validate.check(good, "released", (released.dtype, tuple(released.shape)), remedy)

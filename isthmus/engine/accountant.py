@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus import _validate
-from isthmus.privacy import Charge, PrivacyPlan, _events, accounting
-from isthmus.privacy._calibrate import solve
-from isthmus.privacy._library import dpa
+from isthmus.base import validate
+from isthmus.privacy import Charge, PrivacyPlan, accounting, event_json
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.calibrate import solve
 from isthmus.privacy.ledger import BudgetExceeded, Ledger
+from isthmus.privacy.library import dpa
 
 ACCOUNTANTS = ("pld", "prv", "rdp")
 
@@ -24,10 +24,10 @@ class Accountant:
     """
 
     def __init__(self, ledger: Ledger, kind: str = "pld") -> None:
-        _validate.check(
+        validate.check(
             kind != "gdp", "accountant", kind, 'its central limit is no upper bound and under-reports: take "pld"'
         )
-        _validate.one_of(ACCOUNTANTS, accountant=kind)
+        validate.one_of(ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind = ledger, kind
 
     @classmethod
@@ -37,7 +37,7 @@ class Accountant:
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at delta of everything released so far, its number of rounds taken as fixed beforehand."""
-        _validate.open_unit(delta=delta)
+        validate.open_unit(delta=delta)
         tight = self.kind != "rdp" or not len(self)
         return self.ledger.spent(delta) if tight else self.cost(self.ledger.event(), delta)
 
@@ -69,8 +69,8 @@ class Accountant:
     def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sampling rate, steps) for each kind of round that is a sampled Gaussian."""
         found = []
-        for record, count in _events.flatten(_events.to_json(self.ledger.event()), 1) if len(self) else []:
-            event = _events.from_json(record)
+        for record, count in event_json.flatten(event_json.to_json(self.ledger.event()), 1) if len(self) else []:
+            event = event_json.from_json(record)
             rate = getattr(event, "sampling_probability", 1.0)
             inner = getattr(event, "event", event)
             found.append((float(getattr(inner, "noise_multiplier", float("nan"))), float(rate), int(count)))

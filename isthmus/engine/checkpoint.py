@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from isthmus import _validate
-from isthmus.driver import TorchDriver
-from isthmus.privacy import _events
+from isthmus.base import validate
+from isthmus.privacy import event_json
 from isthmus.privacy.ledger import Ledger
-from isthmus.state import pack, unpack
+from isthmus.round.state import pack, unpack
+from isthmus.round.torch_loop import TorchDriver
 
 RESTORED = "restored:"
 FORMAT = "isthmus-checkpoint-1"
@@ -26,7 +26,7 @@ FORMAT = "isthmus-checkpoint-1"
 def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, Any]:
     """What training was begun with: it goes on with the same, or not at all."""
     return {
-        "event": _events.to_json(event),
+        "event": event_json.to_json(event),
         "sampler": sampler.describe(),
         "sketch": words(sketch),
         **{name: value if isinstance(value, (int, float, str)) else repr(value) for name, value in choices.items()},
@@ -36,7 +36,7 @@ def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, An
 def words(part: Any) -> Any:
     """A sketch by its kind and its numbers; data and functions are not compared.
 
-    >>> from isthmus.sketches import Kronecker
+    >>> from isthmus.geometry.sketches import Kronecker
     >>> words(Kronecker(3, 2, refresh=4))
     'Kronecker(refresh=4, rank_in=3, rank_out=2, ranks=None)'
     """
@@ -89,13 +89,13 @@ def load(
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
     tree = _read(path)
-    _validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
+    validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
     _charge_again(ledger, tree["spent"])
     module.load_state_dict(tree["module"])
     if optimizer is not None:
-        _validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
+        validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
         optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"], optimizer))
     driver.forget()
     kept = tree["driver"]
@@ -112,7 +112,7 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
             name = str(record["what"])
             run = name.removeprefix(RESTORED) if name.startswith(RESTORED) else record["run"]
             sign = 1 if record["kind"] == "charge" else -1
-            found.setdefault(run, Counter())[_events.canonical(record["event"])] += sign * record["rounds"]
+            found.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * record["rounds"]
     return {run: dict(counts) for run, counts in found.items()}
 
 
@@ -131,11 +131,11 @@ def _read(path: str | Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            _validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
+            validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         return unpack(json.loads(header["tree"]), tensors)
     except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise _validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
+        raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
 
 
 def _as_torch_has_it(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from isthmus import _validate
-from isthmus.sketches import Encoder
+from isthmus.base import validate
+from isthmus.geometry.sketches import Encoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class GradientEmbedding:
     encoder    the map of the code, tight: `PublicSubspace`, `KroneckerSubspace`, ...
     clip_rest  the clip bound of residuals
 
-    >>> from isthmus.sketches import PublicSubspace
+    >>> from isthmus.geometry.sketches import PublicSubspace
     >>> GradientEmbedding(PublicSubspace(4), clip_rest=0.1).multipliers(3.0)[1] > 3.0
     True
     """
@@ -30,9 +30,9 @@ class GradientEmbedding:
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        _validate.check(isinstance(self.encoder, Encoder), "encoder", self.encoder, "give a sketch of isthmus")
-        _validate.positive(clip_rest=self.clip_rest)
-        _validate.open_unit(share=self.share)
+        validate.check(isinstance(self.encoder, Encoder), "encoder", self.encoder, "give a sketch of isthmus")
+        validate.positive(clip_rest=self.clip_rest)
+        validate.open_unit(share=self.share)
 
     def multipliers(self, z: float) -> tuple[float, float]:
         """The noise multipliers of code and residual."""

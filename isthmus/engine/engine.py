@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from isthmus import _validate, modules
-from isthmus.driver import Ticket, TorchDriver
-from isthmus.engine import checkpoint, options
+from isthmus.base import validate
+from isthmus.engine import checkpoint, modules, options
 from isthmus.engine.accountant import Accountant, Limited
 from isthmus.engine.filling import Filling, Norm, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
@@ -25,14 +24,15 @@ from isthmus.engine.optimizer import (
     restore_steps,
 )
 from isthmus.gradients.layers import Layers
-from isthmus.pipeline import Pipeline, Promise, Stage
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
-from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta
+from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import PrivacyStatement
-from isthmus.spending import stopped
+from isthmus.round.pipeline import Pipeline, Promise, Stage
+from isthmus.round.spending import stopped
+from isthmus.round.torch_loop import Ticket, TorchDriver
 
 ASSUMPTIONS = (
     "one record belongs to one person",
@@ -98,9 +98,9 @@ class PrivacyEngine:
         adjacency: Adjacency | str = "add-remove",
         seed: int = 0,
     ) -> None:
-        _validate.non_negative_int(seed=seed)
+        validate.non_negative_int(seed=seed)
         Accountant(Ledger(), accountant)
-        _validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
+        validate.one_of([member.value for member in Adjacency], adjacency=getattr(adjacency, "value", adjacency))
         self.secure_mode, self.seed, self.adjacency = secure_mode, seed, Adjacency(adjacency)
         self._kind, self._given = accountant, ledger
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
@@ -159,7 +159,7 @@ class PrivacyEngine:
         extra = options.check(
             grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
         )
-        _validate.positive(noise_multiplier=noise_multiplier)
+        validate.positive(noise_multiplier=noise_multiplier)
         options.check_loss(criterion, loss_reduction)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
@@ -234,11 +234,9 @@ class PrivacyEngine:
         engine opens (in memory, or at a path) has this target as the budget of all it is charged for.  The multiplier
         that was found is `optimizer.noise_multiplier`.
         """
-        _validate.positive(target_epsilon=target_epsilon, epochs=epochs)
-        _validate.open_unit(target_delta=target_delta)
-        _validate.check(
-            "noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out"
-        )
+        validate.positive(target_epsilon=target_epsilon, epochs=epochs)
+        validate.open_unit(target_delta=target_delta)
+        validate.check("noise_multiplier" not in rest, "noise_multiplier", rest.get("noise_multiplier"), "leave it out")
         n, batch = check_loader(data_loader)
         warn_of_large_delta(target_delta, n)
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
@@ -405,18 +403,18 @@ class PrivacyEngine:
 
     def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
         if normaliser is not None:
-            _validate.positive(normaliser=normaliser)
+            validate.positive(normaliser=normaliser)
         if poisson:
             return Poisson(batch / n, float(batch / micro if normaliser is None else normaliser))
-        _validate.check(normaliser is None, "normaliser", normaliser, "batches of a fixed size divide by their size")
-        _validate.check(micro == 1, "micro_batch_size", micro, "micro-batches are of Poisson batches only")
+        validate.check(normaliser is None, "normaliser", normaliser, "batches of a fixed size divide by their size")
+        validate.check(micro == 1, "micro_batch_size", micro, "micro-batches are of Poisson batches only")
         return FixedSize(batch, n)
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
             known = isinstance(generator, torch.Generator)
-            _validate.check(known, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
-            _validate.check(not self.secure_mode, "noise_generator", generator, "secure_mode draws its own noise")
+            validate.check(known, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
+            validate.check(not self.secure_mode, "noise_generator", generator, "secure_mode draws its own noise")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()
 
@@ -430,7 +428,7 @@ class PrivacyEngine:
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
             self._ledger = Ledger(path, self._budget, adjacency=needed)
-        _validate.check(
+        validate.check(
             self._ledger.adjacency is needed,
             "poisson_sampling",
             poisson,
@@ -447,7 +445,7 @@ class PrivacyEngine:
     def _run_of(self, module: nn.Module) -> tuple[TorchDriver, dict[str, Any]]:
         self._require_driver()
         found = [run for run in self._runs if run[0].module is module]
-        _validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
+        validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
         return found[-1]
 
     def _require_driver(self) -> TorchDriver:

@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
+from isthmus.base import validate
+from isthmus.base.space import Space
 from isthmus.engine.embedding import GradientEmbedding
-from isthmus.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
-from isthmus.pipeline import Release
-from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
-from isthmus.privacy.clips import GroupClip
-from isthmus.sets import ConvexSet
-from isthmus.sketches import (
+from isthmus.geometry.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
+from isthmus.geometry.sets import ConvexSet
+from isthmus.geometry.sketches import (
     Encoder,
     Identity,
     Kronecker,
@@ -28,8 +26,10 @@ from isthmus.sketches import (
     Residual,
     Sketch,
 )
-from isthmus.sketches.selection import SelectionMap
-from isthmus.space import Space
+from isthmus.geometry.sketches.selection import SelectionMap
+from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
+from isthmus.privacy.clips import GroupClip
+from isthmus.round.pipeline import Release
 
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 Norm = float | Sequence[float] | Mapping[str, float]
@@ -70,26 +70,24 @@ class Filling:
     constraint: ConvexSet | None = None
 
     def __post_init__(self) -> None:
-        _validate.one_of(CLIPPINGS, clipping=self.clipping)
-        _validate.positive_int(micro_batch_size=self.micro)
+        validate.one_of(CLIPPINGS, clipping=self.clipping)
+        validate.positive_int(micro_batch_size=self.micro)
         one = isinstance(self.max_grad_norm, (int, float)) and not isinstance(self.max_grad_norm, bool)
         if self.clipping == "per_layer":
             values = self.max_grad_norm.values() if isinstance(self.max_grad_norm, Mapping) else self.max_grad_norm
             for value in [self.max_grad_norm] if one else values:  # type: ignore[union-attr]
-                _validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
+                validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
         else:
-            _validate.check(one, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
-            _validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
+            validate.check(one, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
+            validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
         known = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
-        _validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
+        validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
         if self.micro > 1:
-            _validate.check(
-                self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat"
-            )
+            validate.check(self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat")
 
     def releases(self, z: float, space: Space) -> list[Release]:
         """The releases of a round whose noise, taken together, has the multiplier z."""
-        _validate.positive(noise_multiplier=z)
+        validate.positive(noise_multiplier=z)
         if isinstance(self.sketch, GradientEmbedding):
             return self._embedding(self.sketch, z)
         encode = Identity() if self.sketch is None else self.sketch
@@ -101,7 +99,7 @@ class Filling:
     def _clip(self, encode: Encoder, space: Space) -> Any:
         if self.clipping == "per_layer":
             remedy = "its code mixes layers: clip flat, or take Kronecker, KroneckerSubspace, PerLeaf or no sketch"
-            _validate.check(keeps_layers(encode), "sketch", encode, remedy)
+            validate.check(keeps_layers(encode), "sketch", encode, remedy)
             bounds = _shares(self.max_grad_norm, [leaf.name for leaf in space.leaves])
             return PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
         bound = float(self.max_grad_norm)  # type: ignore[arg-type]
@@ -118,9 +116,9 @@ class Filling:
         ]
 
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
-        _validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
-        _validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
-        _validate.check(not clips_before(sketch.encoder), "sketch", sketch.encoder, 'here the code is clipped: "after"')
+        validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
+        validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
+        validate.check(not clips_before(sketch.encoder), "sketch", sketch.encoder, 'here the code is clipped: "after"')
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip
         return [
@@ -133,7 +131,7 @@ def clips_before(encode: Encoder) -> bool:
     """Whether a sketch asks for clipping before the projection (as PDP-SGD was published)."""
     if isinstance(encode, Progressive):
         asked = {clips_before(each) for _, each in encode.schedule}
-        _validate.check(len(asked) == 1, "sketch", encode, "clip after, or before, in every part of the schedule")
+        validate.check(len(asked) == 1, "sketch", encode, "clip after, or before, in every part of the schedule")
         return asked.pop()
     return isinstance(encode, PublicSubspace) and encode.clip == "before"
 
@@ -149,11 +147,11 @@ def _shares(given: Norm, names: list[str]) -> dict[str, float]:
     """A bound for each leaf: given by name or in order, or one bound C shared as C / sqrt(L)."""
     remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
     if isinstance(given, Mapping):
-        _validate.check(set(given) == set(names), "max_grad_norm", dict(given), remedy)
+        validate.check(set(given) == set(names), "max_grad_norm", dict(given), remedy)
         return dict(given)
     if isinstance(given, (int, float)):
         return dict.fromkeys(names, given / math.sqrt(len(names)))
-    _validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
+    validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
     return dict(zip(names, (float(value) for value in given), strict=True))
 
 

@@ -1,7 +1,7 @@
 """The private loader: secret batches, cut to what memory holds, with a ticket for each.
 
 Membership is drawn from the operating system's generator in the main process; workers only fetch.  What a dataset draws
-while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.passes`.
+while it is read (augmentation) is secret too, unless the noise has a seed: see `isthmus.round.passes`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from isthmus import _validate
-from isthmus.driver import Ticket, TorchDriver
-from isthmus.message import Keys
-from isthmus.passes import hiding
+from isthmus.base import validate
+from isthmus.round.passes import hiding
+from isthmus.round.torch_loop import Ticket, TorchDriver
+from isthmus.round.wire import Keys
 
 
 class Draws(Sampler[list[int]]):
@@ -127,13 +127,13 @@ class BatchMemoryManager:
 
     >>> BatchMemoryManager(data_loader=None, max_physical_batch_size=4, optimizer=None)
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: data_loader=None is not allowed: give the loader that make_private returned
+    isthmus.base.validate.InvalidInput: data_loader=None is not allowed: give the loader that make_private returned
     """
 
     def __init__(self, *, data_loader: Any, max_physical_batch_size: int, optimizer: Any) -> None:
         private = isinstance(data_loader, PrivateLoader)
-        _validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
-        _validate.positive_int(max_physical_batch_size=max_physical_batch_size)
+        validate.check(private, "data_loader", data_loader, "give the loader that make_private returned")
+        validate.positive_int(max_physical_batch_size=max_physical_batch_size)
         self.data_loader, self.size = data_loader, max_physical_batch_size
         check_physical(self.size, data_loader._draws.micro)
 
@@ -149,28 +149,28 @@ class BatchMemoryManager:
 def check_physical(physical: int | None, micro: int) -> None:
     """Micro-batches are clipped whole: they are not cut."""
     if physical is not None:
-        _validate.positive_int(max_physical_batch_size=physical)
+        validate.positive_int(max_physical_batch_size=physical)
         remedy = "micro-batches are clipped whole and cannot be cut: give one of the two"
-        _validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
+        validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
 def check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
-    _validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
-    _validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, "it is private already: give yours")
-    _validate.check(
+    validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
+    validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, "it is private already: give yours")
+    validate.check(
         not isinstance(loader.dataset, IterableDataset),
         "data_loader",
         type(loader.dataset).__name__,
         "give a map-style dataset: the sampling of a stream cannot be accounted",
     )
     n = len(loader.dataset) if hasattr(loader.dataset, "__len__") else 0
-    _validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
+    validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
-        _validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
-    _validate.positive_int(**{"data_loader.batch_size": size})
-    _validate.at_most(n, "the number of records", batch_size=size)
+        validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
+    validate.positive_int(**{"data_loader.batch_size": size})
+    validate.at_most(n, "the number of records", batch_size=size)
     _check_sampler(loader, n)
     return n, size
 
@@ -181,7 +181,7 @@ def _check_sampler(loader: DataLoader, n: int) -> None:
     plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == n
     )
-    _validate.check(
+    validate.check(
         own and plain,
         "data_loader.sampler" if own else "data_loader.batch_sampler",
         type(sampler if own else loader.batch_sampler).__name__,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from isthmus import _validate
-from isthmus.driver import TorchDriver
+from isthmus.base import validate
+from isthmus.geometry.sets import ConvexSet, Product, Whole
 from isthmus.gradients.layers import Layers
-from isthmus.sets import ConvexSet, Product, Whole
+from isthmus.round.torch_loop import TorchDriver
 
 FIXED = "the noise multiplier is fixed when training is made private: it is what the ledger charges"
 ADAPTIVE = 'the clip bound is fixed when training is made private; for one that moves use clipping="adaptive"'
@@ -48,11 +48,11 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in LOCKED:
-                _validate.refuse(f"optimizer.{name}", value, f"{LOCKED[name]}; call engine.detach() to begin anew")
+                validate.refuse(f"optimizer.{name}", value, f"{LOCKED[name]}; call engine.detach() to begin anew")
             super().__setattr__(name, value)
 
         def add_param_group(self, param_group: dict[str, Any]) -> None:
-            _validate.refuse(
+            validate.refuse(
                 "optimizer.add_param_group",
                 sorted(param_group),
                 "its parameters would move by raw gradients: call engine.detach(), add it and make it private again",
@@ -78,7 +78,7 @@ def make_steps_private(
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> None:
         if closure is not None:
-            _validate.refuse("closure", closure, "a private round is released once: call step() without a closure")
+            validate.refuse("closure", closure, "a private round is released once: call step() without a closure")
         _refuse_raw(self, private)
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
         if driver.step():
@@ -108,8 +108,8 @@ def check_fresh(module: Any, optimizer: Any) -> None:
     remedy = "it is private already: call detach() of its engine first"
     hooks = getattr(module, "_forward_pre_hooks", {}).values()
     private = any(getattr(hook, "driver", None) is not None and hook.driver.module is module for hook in hooks)
-    _validate.check(not private, "module", type(module).__name__, remedy)
-    _validate.check(
+    validate.check(not private, "module", type(module).__name__, remedy)
+    validate.check(
         not hasattr(getattr(optimizer, "step", None), "_before"), "optimizer", type(optimizer).__name__, remedy
     )
 
@@ -117,7 +117,7 @@ def check_fresh(module: Any, optimizer: Any) -> None:
 def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
     """A gradient that did not come out of the pipeline would move its parameter by unprotected data."""
     raw = sum(p.grad is not None and id(p) not in private for group in optimizer.param_groups for p in group["params"])
-    _validate.check(
+    validate.check(
         not raw,
         "optimizer",
         f"{raw} parameter(s) with a gradient of their own",
@@ -140,10 +140,10 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
     names = [leaf.name for leaf in layers.space.leaves]
     given = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
     for name, each in given.items():
-        _validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
-        _validate.check(hasattr(each, "project"), f"constraint[{name!r}]", each, "give a set from isthmus.sets")
+        validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
+        validate.check(hasattr(each, "project"), f"constraint[{name!r}]", each, "give a set from isthmus.sets")
         size, dim = layers.space[name].size, getattr(each, "dim", None)
-        _validate.check(dim in (None, size), f"constraint[{name!r}]", each, f"the layer has {size} numbers [W | c]")
+        validate.check(dim in (None, size), f"constraint[{name!r}]", each, f"the layer has {size} numbers [W | c]")
     return given
 
 
@@ -157,8 +157,8 @@ def product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | Non
 def check_optimizer(optimizer: Any, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
     known = isinstance(optimizer, torch.optim.Optimizer)
-    _validate.check(known, "optimizer", type(optimizer).__name__, "give a torch optimiser")
-    _validate.check(
+    validate.check(known, "optimizer", type(optimizer).__name__, "give a torch optimiser")
+    validate.check(
         not isinstance(optimizer, torch.optim.LBFGS),
         "optimizer",
         "LBFGS",
@@ -166,7 +166,7 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
     )
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in layers.parameters()}
-    _validate.check(
+    validate.check(
         trained == held,
         "optimizer",
         f"{len(held)} trainable parameters",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus import _validate
+from isthmus.base import validate
 
 MODES = {
     "ghost": "not needed: norms always come from the factors; use grad_sample_mode='hooks', three values come back",
@@ -30,14 +30,14 @@ def check_loss(criterion: Any, reduction: str) -> None:
     >>> from torch import nn
     >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: loss_reduction='mean' is not allowed: the criterion's reduction is 'sum'
+    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: the criterion's reduction is 'sum'
     """
-    _validate.one_of(("mean", "sum"), loss_reduction=reduction)
+    validate.one_of(("mean", "sum"), loss_reduction=reduction)
     own = getattr(criterion, "reduction", reduction)
-    _validate.check(own in (reduction, "none"), "loss_reduction", reduction, f"the criterion's reduction is {own!r}")
+    validate.check(own in (reduction, "none"), "loss_reduction", reduction, f"the criterion's reduction is {own!r}")
     weighted = reduction == "mean" and getattr(criterion, "weight", None) is not None
     remedy = "a mean with class weights divides by the weights of the whole batch: use reduction='sum' with them"
-    _validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
+    validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
 
 
 def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -47,10 +47,10 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
     ...       more={"target_unclipped_quantile": 0.7})
     {'quantile': 0.7}
     """
-    _validate.check(
+    validate.check(
         grad_sample_mode == "hooks", "grad_sample_mode", grad_sample_mode, MODES.get(grad_sample_mode, "use 'hooks'")
     )
-    _validate.check(
+    validate.check(
         not rand_on_empty,
         "rand_on_empty",
         rand_on_empty,
@@ -59,7 +59,7 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
     found = {}
     for name, value in more.items():
         if name not in ADAPTIVE:
-            _validate.refuse(name, value, REFUSED.get(name, "there is no such option"))
-        _validate.check(clipping == "adaptive", name, value, 'it belongs to clipping="adaptive"')
+            validate.refuse(name, value, REFUSED.get(name, "there is no such option"))
+        validate.check(clipping == "adaptive", name, value, 'it belongs to clipping="adaptive"')
         found[ADAPTIVE[name]] = value
     return found

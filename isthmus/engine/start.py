@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus import _validate
+from isthmus.base import validate
 
 
 def warm_start(
@@ -30,12 +30,12 @@ def warm_start(
     >>> module(torch.eye(2)).argmax(1).tolist()
     [0, 1]
     """
-    _validate.positive_int(steps=steps)
-    _validate.positive(lr=lr)
+    validate.positive_int(steps=steps)
+    validate.positive(lr=lr)
     x, y = public
-    _validate.check(len(x) == len(y) > 0, "public", (len(x), len(y)), "give as many labels as examples, at least one")
+    validate.check(len(x) == len(y) > 0, "public", (len(x), len(y)), "give as many labels as examples, at least one")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    _validate.check(bool(trained), "module", type(module).__name__, "call it before make_private: nothing is trainable")
+    validate.check(bool(trained), "module", type(module).__name__, "call it before make_private: nothing is trainable")
     device = trained[0].device
     x, y = x.to(device), y.to(device)
     optimizer: Any = torch.optim.SGD(trained, lr=lr, momentum=momentum)

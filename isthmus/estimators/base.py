@@ -17,9 +17,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from isthmus import _validate, algorithms
+from isthmus import algorithms
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
+from isthmus.base import validate
+from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
 from isthmus.estimators import turns
 from isthmus.estimators.inputs import (
     Inputs,
@@ -31,18 +33,17 @@ from isthmus.estimators.inputs import (
     threads_for,
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
-from isthmus.matrix import as_matrix, is_sparse, matmul, take
-from isthmus.objectives.linear import top_eigenvalue
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, _events, compose, noise_multiplier
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
-from isthmus.scaling import RowMaps, Scaled
-from isthmus.solve import minimize
-from isthmus.spending import unspent
-from isthmus.state import State
+from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.scaling import RowMaps, Scaled
+from isthmus.round.minimize import minimize
+from isthmus.round.spending import unspent
+from isthmus.round.state import State
 
 DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
 """Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
@@ -103,7 +104,7 @@ class PrivateLinear(BaseEstimator):
         done = 0 if first else self._calls
         run, charged = self._run_of_calls(first)
         remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
-        _validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
+        validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
         counted = bool(charged) or not self._private
         claim = None if counted else partial(turns.take, run, done)
         self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done, claim=claim)
@@ -121,7 +122,7 @@ class PrivateLinear(BaseEstimator):
         charged = getattr(self, "_charged", "")
         remedy = "earlier calls were charged to another ledger: give that one again, set_params(ledger=...)"
         same = not charged or charged == own or (charged is True and bool(own))  # True: stored without its identity
-        _validate.check(same, "ledger", self.ledger, remedy)
+        validate.check(same, "ledger", self.ledger, remedy)
         return getattr(self, "_run", None), charged
 
     def _train(
@@ -205,7 +206,7 @@ class PrivateLinear(BaseEstimator):
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         known = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
         twice = sorted(known & set(self.facts or {}))
-        _validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
+        validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -289,9 +290,9 @@ class PrivateLinear(BaseEstimator):
         labelled = isinstance(self.public, tuple)
         X, y = self.public if labelled else (self.public, None)
         X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
-        _validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
+        validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
         same = y is None or len(y) == X.shape[0]
-        _validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", "give one for each")
+        validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", "give one for each")
         if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
             some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
             X, y = take(X, torch.from_numpy(some)), None if y is None else np.asarray(y)[some]
@@ -331,7 +332,7 @@ class PrivateLinear(BaseEstimator):
             return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
         if charged <= statement.epsilon:
             return statement
-        return replace(statement, event=_events.to_json(event), epsilon=charged, nominal=charged, released="")
+        return replace(statement, event=event_json.to_json(event), epsilon=charged, nominal=charged, released="")
 
     @property
     def _tallied(self) -> bool:
@@ -349,10 +350,10 @@ class PrivateLinear(BaseEstimator):
         check_is_fitted(self)
         if self.privacy_ is None or not math.isfinite(self.privacy_.nominal):
             return []
-        leaves, last = list(_events.flatten(self.privacy_.event)), getattr(self, "_planned_rounds", self.n_iter_)
+        leaves, last = list(event_json.flatten(self.privacy_.event)), getattr(self, "_planned_rounds", self.n_iter_)
         curve = []
         for t in sorted({max(1, round(self.n_iter_ * i / points)) for i in range(1, points + 1)}):
-            spent = _events.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
+            spent = event_json.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
 
@@ -407,36 +408,36 @@ class PrivateLinear(BaseEstimator):
 
     def _check_parameters(self) -> None:
         if self.epsilon != math.inf:
-            _validate.positive(epsilon=self.epsilon)
+            validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
-            _validate.open_unit(delta=self.delta)
-        _validate.one_of(self._LOSSES, loss=self.loss)
+            validate.open_unit(delta=self.delta)
+        validate.one_of(self._LOSSES, loss=self.loss)
         known = ["auto", *algorithms.__all__]
-        _validate.one_of(known, algorithm=self.algorithm)
-        _validate.non_negative(l1=self.l1, l2=self.l2)
-        _validate.one_of(SCALES, scale=self.scale)
-        _validate.check(
+        validate.one_of(known, algorithm=self.algorithm)
+        validate.non_negative(l1=self.l1, l2=self.l2)
+        validate.one_of(SCALES, scale=self.scale)
+        validate.check(
             self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
         )
         centred = self.scale in ("moments", "public") and not self.fit_intercept
-        _validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
+        validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
         for name in ("clip", "step", "max_weight"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                _validate.positive(**{name: value})
+                validate.positive(**{name: value})
         for name in ("max_iter", "batch_size", "n", "partial_calls"):
             if getattr(self, name) is not None:
-                _validate.positive_int(**{name: getattr(self, name)})
-        _validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
+                validate.positive_int(**{name: getattr(self, name)})
+        validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         check_bounds(self.bounds, self.data_norm)
         forced = self.algorithm == "auto" and self.as_published
-        _validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
+        validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
 
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
         asked = self._private and self.scale in ("columns", "moments")
         remedy = 'only algorithm="dp_gd" buys scales, and not over a set: leave it out'
-        _validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
+        validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         X, y = validate_data(
@@ -450,7 +451,7 @@ class PrivateLinear(BaseEstimator):
         from sklearn.utils.validation import _check_sample_weight
 
         values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        _validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
+        validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
         return np.minimum(values, self.max_weight) / self.max_weight
 
 

@@ -9,12 +9,12 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from isthmus import _validate
 from isthmus.algorithms.purchases import ClassCounts, Purchase
+from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.leaks import leak
-from isthmus.objectives import Hinge, Logistic, OneVsRest, SmoothHinge, Softmax
-from isthmus.objectives.linear import CLASSES_READ
+from isthmus.problems.objectives import Hinge, Logistic, OneVsRest, SmoothHinge, Softmax
+from isthmus.problems.objectives.linear import CLASSES_READ
 
 
 def _has_probabilities(estimator: Any) -> bool:
@@ -181,14 +181,14 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
-            _validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
+            validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
             if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
-                _validate.refuse("y", "(a label)", f"labels must be among classes={self.classes_.tolist()}")
+                validate.refuse("y", "(a label)", f"labels must be among classes={self.classes_.tolist()}")
             return ()
         if hasattr(self, "_calls"):  # what the first call read is in its state
             return ()
         self.classes_ = np.unique(y)
-        _validate.check(
+        validate.check(
             len(self.classes_) > 1, "y", self.classes_.tolist(), "it holds one class only: declare all with classes="
         )
         return (leak(*CLASSES_READ),) if self._private else ()
@@ -198,16 +198,16 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         if chosen is None:
             return weights, ()
         if isinstance(chosen, str):
-            _validate.one_of(("balanced",), class_weight=chosen)
+            validate.one_of(("balanced",), class_weight=chosen)
             if self._private:
                 return weights, (ClassCounts(),)
             counts = np.array([(y == label).sum() for label in self.classes_])
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
-        _validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
+        validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         given = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
-        _validate.check(min(given.values()) >= 0, "class_weight", chosen, "give weights >= 0")
+        validate.check(min(given.values()) >= 0, "class_weight", chosen, "give weights >= 0")
         most = max(given.values())
-        _validate.positive(class_weight=most)
+        validate.positive(class_weight=most)
         each = np.zeros(len(y))
         for label, value in given.items():
             each[y == label] = value / most

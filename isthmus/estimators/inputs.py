@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus import _validate
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
+from isthmus.base import validate
+from isthmus.base.matrix import as_matrix, canonical, is_sparse, row_norms
 from isthmus.estimators.leaks import leak
-from isthmus.matrix import as_matrix, canonical, is_sparse, row_norms
-from isthmus.scaling import RowMap, RowMaps, Scaled
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
@@ -37,19 +37,19 @@ class Inputs:
 def check_bounds(bounds: Any, data_norm: Any) -> None:
     """Refuse bounds and norms that are none, before data is read."""
     if isinstance(bounds, str):
-        _validate.one_of(("data",), bounds=bounds)
+        validate.one_of(("data",), bounds=bounds)
     elif bounds is not None:
         pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-        _validate.check(pair, "bounds", bounds, 'give (low, high), numbers or one for each column; or "data"')
+        validate.check(pair, "bounds", bounds, 'give (low, high), numbers or one for each column; or "data"')
         low, high = (np.asarray(side, dtype=float) for side in bounds)
         known = ~(np.isnan(low) | np.isnan(high))
         ordered = bool(np.all(np.where(known, low < high, True)))
         finite = bool(np.all(np.isfinite(np.where(known, low, 0)) & np.isfinite(np.where(known, high, 0))))
-        _validate.check(ordered and finite, "bounds", bounds, "give finite low < high (NaN: buy that column's range)")
+        validate.check(ordered and finite, "bounds", bounds, "give finite low < high (NaN: buy that column's range)")
     if isinstance(data_norm, str):
-        _validate.one_of(("data", "unit"), data_norm=data_norm)
+        validate.one_of(("data", "unit"), data_norm=data_norm)
     elif data_norm is not None:
-        _validate.positive(data_norm=data_norm)
+        validate.positive(data_norm=data_norm)
 
 
 def inputs_of(
@@ -120,7 +120,7 @@ def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, o
 def _column(side: Any, d: int) -> Tensor:
     values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
     values = values.expand(d).clone() if len(values) == 1 else values
-    _validate.check(len(values) == d, "bounds", f"{len(values)} columns", f"give one number, or {d}")
+    validate.check(len(values) == d, "bounds", f"{len(values)} columns", f"give one number, or {d}")
     return values
 
 
@@ -141,7 +141,7 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
 
 def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
     if is_sparse(X):
-        _validate.refuse("bounds", "data", "give data_norm= for sparse rows")
+        validate.refuse("bounds", "data", "give data_norm= for sparse rows")
     low, high = X.double().amin(0), X.double().amax(0)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)

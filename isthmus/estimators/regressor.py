@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from isthmus import _validate
 from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
+from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear, Problem
 from isthmus.estimators.leaks import leak
-from isthmus.objectives import Huber, LeastSquares, Poisson
+from isthmus.problems.objectives import Huber, LeastSquares, Poisson
 
 
 class PrivateRegressor(RegressorMixin, PrivateLinear):
@@ -118,17 +118,17 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        _validate.positive(huber_delta=self.huber_delta)
+        validate.positive(huber_delta=self.huber_delta)
         bounds = self.target_bounds
         if isinstance(bounds, str):
-            _validate.one_of(("data",), target_bounds=bounds)
+            validate.one_of(("data",), target_bounds=bounds)
         elif bounds is not None:
             pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-            _validate.check(pair, "target_bounds", bounds, "give (low, high)")
+            validate.check(pair, "target_bounds", bounds, "give (low, high)")
             low, high = float(bounds[0]), float(bounds[1])
             ok = math.isfinite(low) and math.isfinite(high) and low < high
-            _validate.check(ok, "target_bounds", bounds, "give finite low < high")
-            _validate.check(self.loss != "poisson" or low >= 0, "target_bounds", bounds, "counts are >= 0")
+            validate.check(ok, "target_bounds", bounds, "give finite low < high")
+            validate.check(self.loss != "poisson" or low >= 0, "target_bounds", bounds, "counts are >= 0")
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
         told: tuple[str, ...] = ()

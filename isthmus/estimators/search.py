@@ -35,14 +35,12 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.bounded import Bounded, weighted_sum
+from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
-from isthmus.objectives.linear import CLASSES_READ
 from isthmus.privacy import (
     Adjacency,
     Gaussian,
@@ -51,13 +49,15 @@ from isthmus.privacy import (
     PrivacyStatement,
     SecretSource,
     SeededSource,
-    _events,
     compose,
     epsilon_of,
+    event_json,
     joint,
     noise_multiplier,
 )
-from isthmus.privacy._library import dpa
+from isthmus.privacy.bounded import Bounded, weighted_sum
+from isthmus.privacy.library import dpa
+from isthmus.problems.objectives.linear import CLASSES_READ
 
 FIXED = {
     "epsilon",
@@ -166,28 +166,28 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
 
     def _candidates(self) -> list[dict[str, Any]]:
         """All combinations, checked; nothing of the data is looked at yet."""
-        _validate.positive(epsilon=self.epsilon)
+        validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
-            _validate.open_unit(delta=self.delta)
-        _validate.open_unit(share=self.share, validation=self.validation)
+            validate.open_unit(delta=self.delta)
+        validate.open_unit(share=self.share, validation=self.validation)
         fitting = isinstance(self.estimator, PrivateLinear)
         remedy = "give a PrivateClassifier or PrivateRegressor; put what prepares the data before the search"
-        _validate.check(fitting, "estimator", self.estimator, remedy)
+        validate.check(fitting, "estimator", self.estimator, remedy)
         for name in ("ledger", "checkpoint", "noise_seed"):
             value = getattr(self.estimator, name)
-            _validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
+            validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
         found = list(ParameterGrid(self.param_grid))
-        _validate.check(len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: one needs none")
+        validate.check(len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: one needs none")
         for params in found:
             taken = sorted(set(params) & FIXED)
-            _validate.check(not taken, "param_grid", taken, "candidates share these: set them on search or estimator")
+            validate.check(not taken, "param_grid", taken, "candidates share these: set them on search or estimator")
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
-            _validate.check(not published, "as_published", True, "a search takes sound mechanisms only")
+            validate.check(not published, "as_published", True, "a search takes sound mechanisms only")
         if not self._classifies:
             bounds = self.estimator.target_bounds
             known = bounds is not None and not isinstance(bounds, str)
-            _validate.check(known, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it")
+            validate.check(known, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it")
         return found
 
     def _read_classes(self, y: Any) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             cost = joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
             remedy = 'look at all records in each round: choose algorithm="dp_gd", say, and leave out batch_size'
-            _validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
+            validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
     def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Tensor:
         """For each trial, the sum over the last part of numbers in [0, 1]: right answers, or 1 less the error."""
@@ -250,7 +250,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
         made = PrivacyStatement.of(
-            compose([Gaussian(split.multiplier).event(), _events.from_json(last.event)]),
+            compose([Gaussian(split.multiplier).event(), event_json.from_json(last.event)]),
             split.delta,
             self._adjacency,
             seeded=self.noise_seed is not None,
@@ -355,7 +355,7 @@ class Split:
         """The split of a budget and of n records, a public number."""
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
-        _validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
+        validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
         whole = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
         first, last = whole / math.sqrt(share), whole / math.sqrt(1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))

@@ -22,14 +22,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isthmus import _validate, sets
+from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.regressor import PrivateRegressor
+from isthmus.geometry import sets
+from isthmus.geometry.sets import ConvexSet
 from isthmus.privacy import PrivacyStatement
-from isthmus.scaling import RowMap, RowMaps
-from isthmus.sets import ConvexSet
-from isthmus.state import State, pack, unpack
+from isthmus.problems.scaling import RowMap, RowMaps
+from isthmus.round.state import State, pack, unpack
 
 FORMAT = "isthmus-estimator-1"
 KINDS: dict[str, type[PrivateLinear]] = {kind.__name__: kind for kind in (PrivateClassifier, PrivateRegressor)}
@@ -58,8 +59,8 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     """
     kind = type(estimator).__name__
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
-    _validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
-    _validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
+    validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
+    validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
     tensors: Tensors = {}
     state = getattr(estimator, "_partial_state", None)
     statement = estimator.privacy_
@@ -90,13 +91,13 @@ def load(path: str | Path) -> Any:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        _validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
-        _validate.check(header["seal"] == _seal(header["tree"], tensors), "path", str(path), remedy)
+        validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
+        validate.check(header["seal"] == _seal(header["tree"], tensors), "path", str(path), remedy)
         return _rebuilt(json.loads(header["tree"]), tensors)
-    except _validate.InvalidInput:
+    except validate.InvalidInput:
         raise
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
+        raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
 
 
 # ---------------------------------------------------------------- parts of the tree
@@ -161,14 +162,14 @@ def _encode(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, ConvexSet) and is_dataclass(value) and getattr(sets, name, None) is type(value):
         inner = {each.name: getattr(value, each.name) for each in fields(value)}
         return {"@set": name, "fields": {key: _encode(inner[key], f"{path}/{key}", tensors) for key in inner}}
-    _validate.refuse(path, value, "only numbers, strings, arrays and sets of isthmus.sets made of them can be stored")
+    validate.refuse(path, value, "only numbers, strings, arrays and sets of isthmus.sets made of them can be stored")
 
 
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> dict[str, Any]:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return {"@array": _encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
     numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
-    _validate.check(numeric, path, value, "only arrays of numbers or strings can be stored")
+    validate.check(numeric, path, value, "only arrays of numbers or strings can be stored")
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     tensors[path] = tensor.detach().cpu().clone().contiguous()
     return {"@tensor" if isinstance(value, Tensor) else "@numpy": path}
@@ -190,7 +191,7 @@ def _decode(tree: Any, tensors: Tensors) -> Any:
     if kind in ("@tensor", "@numpy"):
         return tensors[inner] if kind == "@tensor" else tensors[inner].numpy()
     known = getattr(sets, inner) if kind == "@set" and inner in sets.__all__ else None
-    _validate.check(known is not None, "path", kind, "this file holds something that no estimator has")
+    validate.check(known is not None, "path", kind, "this file holds something that no estimator has")
     assert known is not None
     return known(**{name: _decode(value, tensors) for name, value in tree["fields"].items()})
 

@@ -13,7 +13,7 @@ import secrets
 import threading
 from typing import Any
 
-from isthmus import _validate
+from isthmus.base import validate
 
 _MADE: dict[str, int] = {}
 """How many calls were begun, by run; of runs of this process only."""
@@ -37,15 +37,15 @@ def take(run: str | None, done: int) -> None:
     >>> take(name, 0)
     >>> take(name, 0)
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: partial_fit='call 1' is not allowed: it was begun before, by another copy ...
+    isthmus.base.validate.InvalidInput: partial_fit='call 1' is not allowed: it was begun before, by another copy ...
     """
     call = f"call {done + 1}"
     with _LOCK:
         made = None if run is None else _MADE.get(run)
         remedy = f"this copy comes from another process, where the rest of its budget may be spent: {LEDGER}"
-        _validate.check(made is not None, "partial_fit", call, remedy)
+        validate.check(made is not None, "partial_fit", call, remedy)
         remedy = f"it was begun before, by another copy or until an interruption: go on there, or {LEDGER}"
-        _validate.check(made == done, "partial_fit", call, remedy)
+        validate.check(made == done, "partial_fit", call, remedy)
         assert run is not None
         _MADE[run] = done + 1
 

@@ -23,9 +23,9 @@ import math
 import torch
 from torch import Tensor
 
-from isthmus.gradients import _rounding
-from isthmus.gradients._rounding import CHUNK_BYTES, Bounds, gamma
-from isthmus.matrix import exact_products
+from isthmus.base.matrix import exact_products
+from isthmus.gradients import rounding
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds, gamma
 
 BLOCK = 512
 """Columns of one inner product; more are added block by block."""
@@ -53,7 +53,7 @@ def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHU
     True
     """
     limit_exponent = 100 if work == torch.float32 else 900
-    (most_a, scale_a), (most_b, scale_b) = (_rounding.power_of_two(x, limit_exponent) for x in (a, b))
+    (most_a, scale_a), (most_b, scale_b) = (rounding.power_of_two(x, limit_exponent) for x in (a, b))
     zero = (most_a == 0) | (most_b == 0)
     a = a.to(work) / scale_a.to(work)[:, None, None]
     b = b.to(work) / scale_b.to(work)[:, None, None]
@@ -64,7 +64,7 @@ def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHU
             low, high = _direct(a, b, ord, limit)
     high = torch.where(zero & ~high.isnan(), 0.0, high)
     scale = scale_a * scale_b
-    return _rounding.product((low, high), (scale, scale))
+    return rounding.product((low, high), (scale, scale))
 
 
 def _magnitude(a: Tensor, b: Tensor, ord: float) -> Tensor:
@@ -111,8 +111,8 @@ def _gram(x: Tensor, y: Tensor) -> Tensor:
 def _direct(a: Tensor, b: Tensor, ord: float, limit: int) -> Bounds:
     (n, t, p), q = a.shape, b.shape[2]
     width = max(1, limit // (2 * a.element_size() * n * p))
-    pieces = [_rounding.matrix_bounds((b[..., lo : lo + width].mT @ a).flatten(1), ord) for lo in range(0, q, width)]
-    low, high = _rounding.combine(pieces, ord)
+    pieces = [rounding.matrix_bounds((b[..., lo : lo + width].mT @ a).flatten(1), ord) for lo in range(0, q, width)]
+    low, high = rounding.combine(pieces, ord)
     entries = 1.0 if ord == math.inf else float(p * q) ** (1 / ord)
     error = gamma(t + 2, a.dtype) * _magnitude(a, b, ord) + 16 * t * entries * torch.finfo(a.dtype).tiny
     return (low - error).clamp_min(0), high + error * (1 + 2.0**-50)

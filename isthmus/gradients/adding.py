@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from isthmus.gradients._rounding import CHUNK_BYTES, unit, working
-from isthmus.matrix import Total, exact_products
+from isthmus.base.matrix import Total, exact_products
+from isthmus.gradients.rounding import CHUNK_BYTES, unit, working
 
 KAPPA = 2.0**-10
 """What rounding may add to the bound of one record in sums of codes and of float64 rows, relative."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _rounding, adding
-from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
-from isthmus.matrix import Total, exact_products
-from isthmus.sketches.base import Sketch
-from isthmus.space import Space
+from isthmus.base import validate
+from isthmus.base.matrix import Total, exact_products
+from isthmus.base.space import Space
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import adding, rounding
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 if TYPE_CHECKING:
     from isthmus.gradients.residual import ResidualRows
@@ -98,7 +98,7 @@ class Rows(ABC):
           * a zero row has norm exactly 0; a row with NaN or infinite entries has norm infinity.
         """
         upper = self.norm_upper(ord)
-        return _rounding.round_up(upper * (1 + _rounding.RESERVE * _rounding.unit(self.dtype)), self.dtype)
+        return rounding.round_up(upper * (1 + rounding.RESERVE * rounding.unit(self.dtype)), self.dtype)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         """The upper half of `norm_bounds`: kinds whose rows are on a device answer it with fewer kernels."""
@@ -129,8 +129,8 @@ class Rows(ABC):
         >>> Dense(torch.tensor([[1.0, 2.0]])).inner(Dense(torch.tensor([[3.0, 0.0], [0.0, 4.0]])))
         tensor([[3., 8.]])
         """
-        _validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
-        dtype = _rounding.working(self.dtype, other.dtype)
+        validate.check(other.d == self.d, "other.d", other.d, f"give rows of the same space, d = {self.d}")
+        dtype = rounding.working(self.dtype, other.dtype)
         result = torch.empty(self.n, other.n, dtype=dtype, device=self.device)
         with exact_products(self.device):
             for lo, hi in row_spans(self.n, self.d * dtype.itemsize):
@@ -154,7 +154,7 @@ class Rows(ABC):
 
     def grouped(self, size: int) -> Rows:
         """Micro-batches: row j is the mean of rows j*size, ..., (j+1)*size - 1; a remainder is a smaller group."""
-        _validate.positive_int(size=size)
+        validate.positive_int(size=size)
 
         def means(lo: int, hi: int) -> Tensor:
             groups = [self.part(j * size, min((j + 1) * size, self.n)) for j in range(lo, hi)]
@@ -173,7 +173,7 @@ class Rows(ABC):
                 [0.],
                 [2.]])
         """
-        _validate.shape((self.n,), groups=groups)
+        validate.shape((self.n,), groups=groups)
         counts = torch.bincount(groups) if self.n else groups.new_zeros(0)
         most = int(counts.max()) if len(counts) else 1
         order = torch.argsort(groups, stable=True)
@@ -242,12 +242,12 @@ class Rows(ABC):
         """The weights in the working dtype; ones where none are given."""
         if weights is None:
             return torch.ones(self.n, dtype=self.dtype, device=self.device)
-        _validate.shape((self.n,), weights=weights)
+        validate.shape((self.n,), weights=weights)
         return weights.to(dtype=self.dtype, device=self.device)
 
     def _check_alike(self, other: Rows) -> None:
         same = (other.n, other.d) == (self.n, self.d)
-        _validate.check(same, "rows (n, d)", (other.n, other.d), f"give rows with (n, d) = {(self.n, self.d)}")
+        validate.check(same, "rows (n, d)", (other.n, other.d), f"give rows with (n, d) = {(self.n, self.d)}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n={self.n}, d={self.d}, {str(self.dtype).removeprefix('torch.')})"
@@ -261,13 +261,13 @@ class Dense(Rows):
     """
 
     def __init__(self, values: Tensor) -> None:
-        _validate.check(values.ndim == 2, "values.shape", tuple(values.shape), "give an n x d tensor")
+        validate.check(values.ndim == 2, "values.shape", tuple(values.shape), "give an n x d tensor")
         self.values = values.detach()
         self.n, self.d = values.shape
-        self.dtype, self.device = _rounding.working(values.dtype), values.device
+        self.dtype, self.device = rounding.working(values.dtype), values.device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        return _rounding.matrix_bounds(self.values, ord)
+        return rounding.matrix_bounds(self.values, ord)
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if weights is None:
@@ -297,7 +297,7 @@ class Dense(Rows):
         return Dense(self.dense() - other.values) if isinstance(other, Dense) else super().minus(other)
 
     def grouped(self, size: int) -> Dense:
-        _validate.positive_int(size=size)
+        validate.positive_int(size=size)
         whole = self.n - self.n % size
         means = self.values[:whole].view(-1, size, self.d) if whole else self.values.new_zeros(0, 1, self.d)
         rest = [self.values[whole:].mean(0, keepdim=True, dtype=self.dtype)] if whole < self.n else []
@@ -333,18 +333,18 @@ class Lazy(Rows):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        _validate.non_negative_int(n=n)
-        _validate.positive_int(d=d)
+        validate.non_negative_int(n=n)
+        validate.positive_int(d=d)
         if space is not None:
-            _validate.check(space.d == d, "space.d", space.d, f"give a space of dimension d = {d}")
+            validate.check(space.d == d, "space.d", space.d, f"give a space of dimension d = {d}")
         self.chunk, self.n, self.d, self.space = chunk, n, d, space
-        self.dtype, self.device = _rounding.working(dtype), torch.device(device)
+        self.dtype, self.device = rounding.working(dtype), torch.device(device)
         self._width = d
         self._last: tuple[tuple[int, int], Tensor] | None = None
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        _rounding.check_ord(ord)
-        return join_bounds([_rounding.matrix_bounds(self._rows(*span), ord) for span in self.spans()], self.device)
+        rounding.check_ord(ord)
+        return join_bounds([rounding.matrix_bounds(self._rows(*span), ord) for span in self.spans()], self.device)
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         c, total = self._weights(weights), self._zeros(self.d)
@@ -388,7 +388,7 @@ class Lazy(Rows):
     def _rows(self, lo: int, hi: int) -> Tensor:
         if self._last is None or self._last[0] != (lo, hi):
             values = self.chunk(lo, hi).detach()
-            _validate.shape((hi - lo, self.d), chunk=values)
+            validate.shape((hi - lo, self.d), chunk=values)
             self._last = (lo, hi), values.to(self.dtype)
         return self._last[1]
 

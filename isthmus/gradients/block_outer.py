@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _rounding, adding
-from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
+from isthmus.base import validate
+from isthmus.base.matrix import exact_products
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.outer import Outer
-from isthmus.matrix import exact_products
-from isthmus.sketches.base import Sketch
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
 class BlockOuter(Rows):
@@ -33,20 +33,20 @@ class BlockOuter(Rows):
     """
 
     def __init__(self, inputs: Tensor, outputs: Tensor, ones: bool = False) -> None:
-        _validate.check(inputs.ndim == 4, "inputs.shape", tuple(inputs.shape), "give (n, T, g, p)")
+        validate.check(inputs.ndim == 4, "inputs.shape", tuple(inputs.shape), "give (n, T, g, p)")
         same = outputs.ndim == 4 and outputs.shape[:3] == inputs.shape[:3]
         remedy = f"give {(*inputs.shape[:3], 'q')} to match inputs of shape {tuple(inputs.shape)}"
-        _validate.check(same, "outputs.shape", tuple(outputs.shape), remedy)
+        validate.check(same, "outputs.shape", tuple(outputs.shape), remedy)
         self.inputs, self.outputs, self.ones = inputs.detach(), outputs.detach(), ones
         self.n, self.positions, self.blocks, self.q = outputs.shape
         self.p = inputs.shape[-1] + ones
         self.d = self.blocks * self.q * self.p
-        self.dtype, self.device = _rounding.working(outputs.dtype), outputs.device
+        self.dtype, self.device = rounding.working(outputs.dtype), outputs.device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         low, high = self._each().norm_bounds(ord)
         shape = (self.n, self.blocks)
-        return _rounding.matrix_bounds(low.view(shape), ord)[0], _rounding.matrix_bounds(high.view(shape), ord)[1]
+        return rounding.matrix_bounds(low.view(shape), ord)[0], rounding.matrix_bounds(high.view(shape), ord)[1]
 
     def underflow(self) -> Tensor:
         return self._each().underflow().view(self.n, self.blocks).sum(1)
@@ -67,7 +67,7 @@ class BlockOuter(Rows):
     def mass(self, ord: float = 2) -> Tensor | None:
         """That of every block, combined."""
         sizes = self._each().mass(ord)
-        return None if sizes is None else _rounding.matrix_bounds(sizes.view(self.n, self.blocks), ord)[1]
+        return None if sizes is None else rounding.matrix_bounds(sizes.view(self.n, self.blocks), ord)[1]
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room, (n, positions) = self._room(rho, out), (self.n, max(1, self.positions))
@@ -107,7 +107,7 @@ class BlockOuter(Rows):
         return BlockOuter(self.inputs, self.outputs.to(self.dtype) * factor, self.ones)
 
     def grouped(self, size: int) -> Rows:
-        _validate.positive_int(size=size)
+        validate.positive_int(size=size)
         folded = Outer(self.inputs.flatten(2), self.outputs.flatten(2)).grouped(size)
         assert isinstance(folded, Outer)
         a, b = (x.unflatten(2, (self.blocks, -1)) for x in (folded.a, folded.b))

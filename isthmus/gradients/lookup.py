@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _rounding, adding
-from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
+from isthmus.base import validate
+from isthmus.base.matrix import exact_products
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
-from isthmus.matrix import exact_products
-from isthmus.sketches.base import Sketch
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 Entries = tuple[Tensor, Tensor, Tensor]
 """Places (ascending), the examples they belong to, and the sums of values there: no pair of the first two is twice."""
@@ -43,19 +43,19 @@ class Lookup(Rows):
     """
 
     def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
-        _validate.positive_int(vocabulary=vocabulary)
-        _validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
+        validate.positive_int(vocabulary=vocabulary)
+        validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
         same = values.ndim == 3 and values.shape[:2] == index.shape
         remedy = f"give {(*index.shape, 'D')} to match index of shape {tuple(index.shape)}"
-        _validate.check(same, "values.shape", tuple(values.shape), remedy)
+        validate.check(same, "values.shape", tuple(values.shape), remedy)
         self.index, self.values, self.vocabulary = index.long(), values.detach(), vocabulary
         self.n, self.positions, self.width = values.shape
         self.d = vocabulary * self.width
-        self.dtype, self.device = _rounding.working(values.dtype), values.device
+        self.dtype, self.device = rounding.working(values.dtype), values.device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         """Sums of at most T numbers in the dtype of `sum` are off by gamma_T times their absolute sums: added."""
-        _rounding.check_ord(ord)
+        rounding.check_ord(ord)
         spans = row_spans(self.n, 16 * self.positions * self.width)
         return join_bounds([self._bounds(lo, hi, ord) for lo, hi in spans], self.device)
 
@@ -69,7 +69,7 @@ class Lookup(Rows):
 
     def mass(self, ord: float = 2) -> Tensor:
         """sum_t ||c_t||: the values of equal places may cancel."""
-        sizes = _rounding.matrix_bounds(self.values.flatten(0, 1), ord)[1]
+        sizes = rounding.matrix_bounds(self.values.flatten(0, 1), ord)[1]
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
@@ -116,7 +116,7 @@ class Lookup(Rows):
         return self.plus([other.scaled(-1.0)]) if isinstance(other, Lookup) else super().minus(other)
 
     def grouped(self, size: int) -> Lookup:
-        _validate.positive_int(size=size)
+        validate.positive_int(size=size)
         groups = -(-self.n // size)
         missing = groups * size - self.n
         counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
@@ -144,7 +144,7 @@ class Lookup(Rows):
         mate: Any = other
         if getattr(mate, "vocabulary", None) != self.vocabulary or mate.d != self.d:
             return super().inner(other)
-        dtype = _rounding.working(self.dtype, mate.dtype)
+        dtype = rounding.working(self.dtype, mate.dtype)
         theirs = _entries(mate.index, mate.values.to(dtype))
         parts = [torch.zeros(0, mate.n, dtype=dtype, device=self.device)]
         with exact_products(self.device):
@@ -161,9 +161,9 @@ class Lookup(Rows):
     def _bounds(self, lo: int, hi: int, ord: float) -> Bounds:
         values = self.values[lo:hi].to(torch.float64)
         merged = _merged(self.index[lo:hi], values)
-        low, high = _rounding.matrix_bounds(merged.flatten(1), ord)
-        most = _rounding.matrix_bounds(_merged(self.index[lo:hi], values.abs()).flatten(1), ord)[1]
-        error = most * _rounding.gamma(self.positions + 4, self.dtype) * (1 + 2.0**-30)
+        low, high = rounding.matrix_bounds(merged.flatten(1), ord)
+        most = rounding.matrix_bounds(_merged(self.index[lo:hi], values.abs()).flatten(1), ord)[1]
+        error = most * rounding.gamma(self.positions + 4, self.dtype) * (1 + 2.0**-30)
         return (low - error).clamp_min(0), high + error
 
     def _with(self, values: Tensor) -> Lookup:

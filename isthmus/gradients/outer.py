@@ -10,13 +10,13 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _products, _rounding, adding
-from isthmus.gradients._rounding import CHUNK_BYTES, Bounds
+from isthmus.base import validate
+from isthmus.base.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sparse, matmul, rmatmul, to_dense
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.kronecker import is_outer
+from isthmus.gradients import _products, adding, rounding
 from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
-from isthmus.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sparse, matmul, rmatmul, to_dense
-from isthmus.sketches.base import Sketch
-from isthmus.sketches.kronecker import is_outer
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
 class Outer(Rows):
@@ -41,27 +41,27 @@ class Outer(Rows):
 
     def __init__(self, a: Matrix, b: Tensor, ones: bool = False) -> None:
         ndims = (2,) if is_sparse(a) else (2, 3)
-        _validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
-        _validate.check(
+        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
+        validate.check(
             b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1]),
             "b.shape",
             tuple(b.shape),
             f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
         )
-        _validate.check(not (ones and is_sparse(a)), "ones", ones, "a CSR factor carries its own column of ones")
+        validate.check(not (ones and is_sparse(a)), "ones", ones, "a CSR factor carries its own column of ones")
         self.a, self.b, self.ones = a if is_sparse(a) else a.detach(), b.detach(), ones
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
         self.positions = 1 if a.ndim == 2 else a.shape[1]
         self.d = self.p * self.q
-        self.dtype, self.device = _rounding.working(b.dtype), b.device
+        self.dtype, self.device = rounding.working(b.dtype), b.device
         self._known: dict[float, Tensor] = {}
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        _rounding.check_ord(ord)
+        rounding.check_ord(ord)
         if self.positions == 1:
             factor = self._factor_bounds(ord)
             self._known[ord] = factor[1]
-            return _rounding.product(factor, _rounding.matrix_bounds(self._flat(self.b), ord))
+            return rounding.product(factor, rounding.matrix_bounds(self._flat(self.b), ord))
         work = self.dtype  # that of `sum`, which adds a rounded to it
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
@@ -71,10 +71,10 @@ class Outer(Rows):
     def norm_upper(self, ord: float = 2) -> Tensor:
         if self.positions > 1 or self.ones or is_sparse(self.a) or is_lazy(self.a):
             return super().norm_upper(ord)
-        if self.device.type != "cuda" and not _rounding.narrow(self.a, self.b):
+        if self.device.type != "cuda" and not rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
-        _rounding.check_ord(ord)
-        return self._sizes(ord) * _rounding.device_upper(self._flat(self.b), ord) * (1 + 2.0**-50)
+        rounding.check_ord(ord)
+        return self._sizes(ord) * rounding.device_upper(self._flat(self.b), ord) * (1 + 2.0**-50)
 
     def underflow(self) -> Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
@@ -103,10 +103,10 @@ class Outer(Rows):
             if size is None:
                 return None
             size = size * (self.p**0.5 if ord == 1 else 1.0)
-            return size * _rounding.matrix_bounds(self._flat(self.b), ord)[1] * (1 + 2.0**-40)
+            return size * rounding.matrix_bounds(self._flat(self.b), ord)[1] * (1 + 2.0**-40)
         if self.positions == 1:
             return None
-        sizes = self._sizes(ord) * _rounding.matrix_bounds(self._flat(self.b), ord)[1]
+        sizes = self._sizes(ord) * rounding.matrix_bounds(self._flat(self.b), ord)[1]
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
@@ -124,7 +124,7 @@ class Outer(Rows):
     def _seen_sum(self, weights: Tensor, rho: float, out: Tensor | None) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
         if is_lazy(self.a):  # a map has roundings of its own
-            rho = max(0.0, rho - _rounding.gamma(2 * self.a.U.shape[1] + 16, torch.float64))
+            rho = max(0.0, rho - rounding.gamma(2 * self.a.U.shape[1] + 16, torch.float64))
         if not is_lazy(self.a) and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return self._room(rho, out).copy_(self.sum(weights))
         b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
@@ -162,7 +162,7 @@ class Outer(Rows):
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
         if is_lazy(self.a):
             return super().through(sketch, lo)
-        a = self.a if is_sparse(self.a) else self.a.to(_rounding.working(self.a.dtype))
+        a = self.a if is_sparse(self.a) else self.a.to(rounding.working(self.a.dtype))
         a = self._shown(a)
         if self.q == 1 and self.positions == 1:
             return Outer(sketch.rows(self._flat(a), lo), self._flat(self.b))
@@ -176,7 +176,7 @@ class Outer(Rows):
         pairs, m = self.positions * mate.positions, mate.n
         if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
             return super().inner(other)
-        dtype = _rounding.working(self.dtype, mate.dtype)
+        dtype = rounding.working(self.dtype, mate.dtype)
         shown = mate.a if not mate.ones else torch.cat([mate.a, mate.a.new_ones(*mate.a.shape[:-1], 1)], -1)
         inputs, outputs = self._flat(shown), self._flat(mate.b)
         width = self.positions * (self.p + self.q) + 3 * pairs * m
@@ -219,7 +219,7 @@ class Outer(Rows):
         return super().minus(other)
 
     def grouped(self, size: int) -> Rows:
-        _validate.positive_int(size=size)
+        validate.positive_int(size=size)
         groups = -(-self.n // size)
         counts = torch.full((groups,), float(size), dtype=self.dtype, device=self.device)
         if self.n % size:
@@ -246,16 +246,16 @@ class Outer(Rows):
     def _sizes(self, ord: float) -> Tensor:
         """Upper bounds of the norms of all a_t, computed once."""
         if ord not in self._known:
-            quick = isinstance(self.a, Tensor) and not self.ones and (self.a.is_cuda or _rounding.narrow(self.a))
-            upper = _rounding.device_upper(self._flat(self.a), ord) if quick else self._factor_bounds(ord)[1]
+            quick = isinstance(self.a, Tensor) and not self.ones and (self.a.is_cuda or rounding.narrow(self.a))
+            upper = rounding.device_upper(self._flat(self.a), ord) if quick else self._factor_bounds(ord)[1]
             self._known[ord] = upper
         return self._known[ord]
 
     def _factor_bounds(self, ord: float) -> Bounds:
-        low, high = _rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)
+        low, high = rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)
         if self.ones:
             one = torch.ones_like(low)
-            low, high = _rounding.combine([(low, high), (one, one)], ord)
+            low, high = rounding.combine([(low, high), (one, one)], ord)
         return low.to(self.device), high.to(self.device)
 
     def _shown(self, a: Tensor) -> Tensor:
@@ -287,7 +287,7 @@ def Glm(r: Tensor, X: Matrix) -> Outer:
     >>> Glm(torch.tensor([2.0, -1.0]), sp.csr_array([[1.0, 0.0], [0.0, 3.0]])).sum()
     tensor([ 2., -3.])
     """
-    _validate.shape((X.shape[0],), r=r)
+    validate.shape((X.shape[0],), r=r)
     return Outer(X, r[:, None])
 
 
@@ -302,7 +302,7 @@ def _cross(x: Matrix, y: Matrix, dtype: torch.dtype) -> Tensor:
 
 def _joined(rows: Sequence[Outer]) -> Outer:
     """The row-wise sum of factored rows, by laying their positions one after the other."""
-    dtype = _rounding.working(*(r.a.dtype for r in rows))
+    dtype = rounding.working(*(r.a.dtype for r in rows))
     a = [r.a.to(dtype).reshape(r.n, r.positions, r.p - r.ones) for r in rows]
     b = [r._wide(r.b).reshape(r.n, r.positions, r.q) for r in rows]
     return Outer(torch.cat(a, dim=1), torch.cat(b, dim=1), rows[0].ones)

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _rounding
-from isthmus.gradients._rounding import Bounds
+from isthmus.base import validate
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import rounding
 from isthmus.gradients.base import Rows
-from isthmus.sketches.base import Sketch
+from isthmus.gradients.rounding import Bounds
 
 
 class ResidualRows(Rows):
@@ -45,15 +45,15 @@ class ResidualRows(Rows):
     """
 
     def __init__(self, rows: Rows, codes: Rows, sketch: Sketch) -> None:
-        _validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: others have no cheap pseudo-inverse")
+        validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: others have no cheap pseudo-inverse")
         expected = (rows.n, sketch.m)
         found = (codes.n, codes.d)
-        _validate.check(found == expected, "codes (n, d)", found, f"give the codes of these rows: {expected}")
+        validate.check(found == expected, "codes (n, d)", found, f"give the codes of these rows: {expected}")
         self.rows, self.codes, self.sketch = rows, codes, sketch
         self.n, self.d, self.dtype, self.device = rows.n, rows.d, rows.dtype, rows.device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        _rounding.check_ord(ord)
+        rounding.check_ord(ord)
         if ord != 2:
             return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense()).norm_bounds(ord)
         (rows_low, rows_high), (codes_low, codes_high) = self.rows.norm_bounds(), self.codes.norm_bounds()
@@ -87,7 +87,7 @@ class ResidualRows(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         """The rounding of the lift, in float64, is within rho too: sqrt(m) gamma_m of the codes' sum."""
-        lift = math.sqrt(self.sketch.m) * _rounding.gamma(self.sketch.m + 64, torch.float64)
+        lift = math.sqrt(self.sketch.m) * rounding.gamma(self.sketch.m + 64, torch.float64)
         if lift > rho:
             return super().sum_to(weights, rho, out)
         lifted = self.sketch.pinv(self.codes.sum_to(weights, rho).to(torch.float64))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _rounding
-from isthmus.gradients._rounding import Bounds
+from isthmus.base import validate
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import rounding
 from isthmus.gradients.base import Rows
-from isthmus.sketches.base import Sketch
+from isthmus.gradients.rounding import Bounds
 
 
 class Stack(Rows):
@@ -24,16 +24,16 @@ class Stack(Rows):
     """
 
     def __init__(self, items: Sequence[tuple[str, Rows]]) -> None:
-        _validate.check(len(items) > 0, "items", items, "give at least one (name, rows)")
+        validate.check(len(items) > 0, "items", items, "give at least one (name, rows)")
         self.items = list(items)
         self.n, self.d = self.items[0][1].n, sum(piece.d for _, piece in self.items)
         for name, piece in self.items:
-            _validate.check(piece.n == self.n, f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
-        self.dtype = _rounding.working(*(piece.dtype for _, piece in self.items))
+            validate.check(piece.n == self.n, f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
+        self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
         self.device = self.items[0][1].device
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        return _rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
+        return rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         if self.device.type != "cuda" and self.dtype == torch.float64:  # whose squares may leave the range

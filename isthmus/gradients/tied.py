@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.gradients import _products, _rounding, adding
-from isthmus.gradients._rounding import Bounds, gamma
+from isthmus.base import validate
+from isthmus.base.matrix import exact_products, is_sparse
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.gradients import _products, adding, rounding
 from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
-from isthmus.matrix import exact_products, is_sparse
-from isthmus.sketches.base import Sketch
+from isthmus.gradients.rounding import Bounds, gamma
 
 ROUNDOFF = 2.0**-30
 """Slack for the computation of an error bound itself, relative."""
@@ -45,16 +45,16 @@ class Sum(Rows):
     """
 
     def __init__(self, pieces: Sequence[Rows]) -> None:
-        _validate.check(len(pieces) > 0, "pieces", pieces, "give at least one")
+        validate.check(len(pieces) > 0, "pieces", pieces, "give at least one")
         first = pieces[0]
         for piece in pieces[1:]:
             first._check_alike(piece)
         self.pieces = list(pieces)
         self.n, self.d, self.device = first.n, first.d, first.device
-        self.dtype = _rounding.working(*(piece.dtype for piece in pieces))
+        self.dtype = rounding.working(*(piece.dtype for piece in pieces))
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        _rounding.check_ord(ord)
+        rounding.check_ord(ord)
         pair = self._tied()
         if ord == 2 and pair is not None:
             outer, lookup = pair
@@ -188,7 +188,7 @@ def _ghost(outer: Outer, lookup: Lookup) -> Bounds:
     Factors are divided by powers of two first: nothing of a row underflows but what is below tiny times its largest.
     """
     n, s, p, q = outer.n, outer.positions, outer.p, outer.q
-    (_, scale_a), (_, scale_b) = (_rounding.power_of_two(x, 500) for x in (outer.a, outer.b))
+    (_, scale_a), (_, scale_b) = (rounding.power_of_two(x, 500) for x in (outer.a, outer.b))
     scale = scale_a * scale_b
     a = outer.a.to(torch.float64).reshape(n, s, p) / scale_a[:, None, None]
     b = outer.b.to(torch.float64).reshape(n, s, q) / scale_b[:, None, None]
@@ -210,10 +210,10 @@ def _ghost(outer: Outer, lookup: Lookup) -> Bounds:
     alive = ((a != 0).any(2) & (b != 0).any(2)).any(1) | (lookup.values != 0).any(2).any(1)
     guard += torch.where(alive, 64.0 * t * t * p * q * torch.finfo(torch.float64).tiny, 0.0)
     low, high = (square - guard).clamp_min(0).sqrt(), (square.clamp_min(0) + guard).sqrt()
-    rounded = gamma(t + 4, _rounding.working(outer.dtype, lookup.dtype)) * most  # of the sum, which is not float64
+    rounded = gamma(t + 4, rounding.working(outer.dtype, lookup.dtype)) * most  # of the sum, which is not float64
     low, high = (low - rounded).clamp_min(0), high + rounded
     bounds = low * (1 - 2.0**-50), torch.where(alive | high.isnan(), high * (1 + 2.0**-50), 0.0)
-    return _rounding.product(bounds, (scale, scale))
+    return rounding.product(bounds, (scale, scale))
 
 
 def _direct(pieces: Sequence[Rows], ord: float) -> Bounds:
@@ -225,9 +225,9 @@ def _direct(pieces: Sequence[Rows], ord: float) -> Bounds:
         size = most if size is None else size.add_(most)
         positions += getattr(piece, "positions", 1)
     assert whole is not None and size is not None
-    low, high = _rounding.matrix_bounds(whole, ord)
-    work = _rounding.working(*(piece.dtype for piece in pieces))
-    most = _rounding.matrix_bounds(size, ord)[1]
+    low, high = rounding.matrix_bounds(whole, ord)
+    work = rounding.working(*(piece.dtype for piece in pieces))
+    most = rounding.matrix_bounds(size, ord)[1]
     error = gamma(positions + len(pieces) + 4, work) * most * (1 + ROUNDOFF)
     entries = 1.0 if ord == math.inf else float(whole.shape[1]) ** (1 / ord)
     error += torch.where(most == 0, 0.0, 16 * positions * entries * torch.finfo(torch.float64).tiny)

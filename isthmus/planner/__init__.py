@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.planner import blocks, chosen, descent, free, narrow
 from isthmus.planner.choice import Choice, Plan
 from isthmus.planner.constants import CONSTANTS
@@ -103,7 +103,7 @@ def _filled(facts: Facts, algorithms: Iterable[str] | None) -> tuple[list[Choice
     refused: dict[str, str] = {}
     known = {key.split(" ")[0] for key in (*PRIVATE, *FREE)} | set(ALIASES) | set(PRIVATE) | {"comp_dist_sgd"}
     for name in names or ():
-        _validate.check(name in known, "algorithms", name, f"choose from {sorted(n for n in known if ' ' not in n)}")
+        validate.check(name in known, "algorithms", name, f"choose from {sorted(n for n in known if ' ' not in n)}")
         if name == "comp_dist_sgd":
             refused[name] = "it is for several holders of data: give their objectives to minimize(clients=...)"
         elif any(name in (key, key.split(" ")[0]) for key in others) or (name in ALIASES and not facts.private):
@@ -163,7 +163,7 @@ def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
-    return tuple(_validate.as_tensor("smoothness", values).double().reshape(-1).tolist())
+    return tuple(validate.as_tensor("smoothness", values).double().reshape(-1).tolist())
 
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]

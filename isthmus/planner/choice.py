@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from isthmus import _validate, algorithms
-from isthmus.matrix import as_matrix
+from isthmus import algorithms
+from isthmus.base import validate
+from isthmus.base.matrix import as_matrix
 from isthmus.planner.facts import Facts
-from isthmus.solve import Recipe
+from isthmus.round.minimize import Recipe
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Choice:
             arguments["data"] = _examples(public)
         if self.algorithm in ("dp_fw", "comp_fw") and constraint is not None:
             able = hasattr(constraint, "lmo") and constraint.can("lmo")
-            _validate.check(able, "constraint", constraint, f"{self.algorithm} needs a set with an lmo")
+            validate.check(able, "constraint", constraint, f"{self.algorithm} needs a set with an lmo")
         if self.private:
             arguments |= {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
         return getattr(algorithms, self.algorithm)(**arguments)
@@ -107,7 +108,7 @@ class Plan:
     def best(self) -> Choice:
         """The first choice; refused where every algorithm is."""
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
-        _validate.check(bool(self.choices), "algorithms", list(self.refused), f"none can run here ({reasons})")
+        validate.check(bool(self.choices), "algorithms", list(self.refused), f"none can run here ({reasons})")
         return self.choices[0]
 
     def choice(self, name: str) -> Choice:
@@ -117,7 +118,7 @@ class Plan:
                 return choice
         reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
         known = sorted({choice.algorithm for choice in self.choices})
-        _validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
+        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
 
     def words(self) -> str:
         """The plan in plain sentences."""
@@ -169,7 +170,7 @@ def _listed(value: Any) -> Any:
 
 def _examples(public: Any) -> tuple[Any, Any]:
     """Public rows with labels; with one output any label gives the same directions."""
-    _validate.check(public is not None, "public", None, "give the public rows, X or (X, y): directions come from them")
+    validate.check(public is not None, "public", None, "give the public rows, X or (X, y): directions come from them")
     if isinstance(public, tuple):
         return public
     X = as_matrix("public", public)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+from isthmus.geometry.sets import ConvexHull, L1Ball, Simplex
 from isthmus.planner import costs
 from isthmus.planner.choice import Choice
 from isthmus.planner.constants import CONSTANTS
 from isthmus.planner.facts import Facts
 from isthmus.planner.fillings import Refusal, Run, allowed_step, full_rounds, full_run
 from isthmus.privacy import Charge
-from isthmus.sets import ConvexHull, L1Ball, Simplex
 
 GUMBEL = math.pi / math.sqrt(6)
 """s.d. of a Gumbel variable of scale 1."""

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Statistics
-from isthmus.objectives.linear import GRAM_LIMIT
 from isthmus.planner import costs
 from isthmus.planner.choice import Choice
 from isthmus.planner.constants import CONSTANTS
@@ -23,6 +22,7 @@ from isthmus.planner.fillings import (
     walk,
 )
 from isthmus.privacy import Charge, Poisson
+from isthmus.problems.objectives.linear import GRAM_LIMIT
 
 SHARES = {"none": 0.0, "columns": Columns().share, "moments": Moments().share}
 NO_RESCALING = "a set or a penalty is about the coefficients as they are: columns are not rescaled"

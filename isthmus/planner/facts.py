@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.planner.constants import CONSTANTS, LossFacts
 from isthmus.planner.public import PublicFacts
 from isthmus.privacy import noise_multiplier
@@ -68,44 +68,44 @@ class Facts:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        _validate.positive_int(n=self.n, d=self.d)
+        validate.positive_int(n=self.n, d=self.d)
         if self.epsilon != math.inf:
-            _validate.positive(epsilon=self.epsilon)
+            validate.positive(epsilon=self.epsilon)
         delta = min(1e-5, self.n**-1.1) if self.delta is None else self.delta
-        _validate.open_unit(delta=delta)
+        validate.open_unit(delta=delta)
         object.__setattr__(self, "delta", delta)
-        _validate.one_of(CONSTANTS.losses, loss=self.loss)
+        validate.one_of(CONSTANTS.losses, loss=self.loss)
         two = isinstance(self.classes, (int, np.integer)) and self.classes >= 2
-        _validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
+        validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
         one = self.classes == 2 or self.loss == "softmax" or not self.of_loss.classifier
-        _validate.check(one, "classes", self.classes, 'only loss="softmax" has more than two')
+        validate.check(one, "classes", self.classes, 'only loss="softmax" has more than two')
         if self.density is not None:
-            _validate.probability(density=self.density)
-        _validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
-        _validate.one_of(SCALES, scale=self.scale)
-        _validate.check(0 <= self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
+            validate.probability(density=self.density)
+        validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
+        validate.one_of(SCALES, scale=self.scale)
+        validate.check(0 <= self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
         for name in ("max_passes", "bound", "clip", "step"):
             if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
+                validate.positive(**{name: getattr(self, name)})
         for name in ("max_dims", "rounds", "batch_size", "sparsity"):
             if getattr(self, name) is not None:
-                _validate.positive_int(**{name: getattr(self, name)})
+                validate.positive_int(**{name: getattr(self, name)})
         if self.batch_size is not None:
-            _validate.at_most(self.n, "n", batch_size=self.batch_size)
-        _validate.check(
+            validate.at_most(self.n, "n", batch_size=self.batch_size)
+        validate.check(
             self.constraint is None or hasattr(self.constraint, "project"),
             "constraint",
             self.constraint,
             "give a set from isthmus.sets, or None",
         )
         if self.smoothness is not None:
-            numbers = _validate.as_tensor("smoothness", self.smoothness, ndim=1).double()
-            _validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers > 0")
+            numbers = validate.as_tensor("smoothness", self.smoothness, ndim=1).double()
+            validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers > 0")
             right = len(numbers) in (self.d, self.parameters)
-            _validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
+            validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
             object.__setattr__(self, "smoothness", tuple(numbers.tolist()))
         seen = self.public is None or self.public.columns == self.d
-        _validate.check(seen, "public", self.public, f"give public rows with d = {self.d} columns")
+        validate.check(seen, "public", self.public, f"give public rows with d = {self.d} columns")
 
     # ------------------------------------------------------------ what follows from them
 

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from isthmus.geometry.sets import Subspace
 from isthmus.planner import costs
 from isthmus.planner.choice import Choice
 from isthmus.planner.constants import CONSTANTS
 from isthmus.planner.facts import Facts
 from isthmus.planner.fillings import Refusal, Run, allowed_step, full_run, sampled_run, walk
-from isthmus.sets import Subspace
 
 REFRESH = 10
 """Rounds that directions of PDP-SGD and RPDP-SGD serve."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from isthmus import _validate
+from isthmus.base import validate
+from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
 from isthmus.diagnostics import EnergyCurve, captured_energy
 from isthmus.gradients import Glm, Outer, Rows
-from isthmus.matrix import Matrix, as_matrix, is_sparse, take
 
 LEAST = 4
 """Fewer public rows cannot be split into a half that learns a subspace and a half that judges it."""
@@ -69,12 +69,12 @@ def read_public(public: Any, loss: str, classes: int) -> PublicFacts | None:
         return public
     labelled = isinstance(public, tuple)
     if labelled:
-        _validate.check(len(public) == 2, "public", f"{len(public)} parts", "give X, or (X, y)")
+        validate.check(len(public) == 2, "public", f"{len(public)} parts", "give X, or (X, y)")
     X = as_matrix("public", public[0] if labelled else public)
     y = public[1] if labelled else None
     rows, columns = X.shape
     if y is not None:
-        _validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
+        validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
     found = PublicFacts(rows, columns, labelled, None, _moments(X))
     if rows < LEAST or (loss == "softmax" and y is None):
         return found
@@ -96,7 +96,7 @@ def _gradients(X: Matrix, y: Any, half: Any, loss: str, classes: int) -> Rows:
     part = take(X, torch.from_numpy(half))
     if loss == "softmax":
         codes = torch.from_numpy(np.unique(np.asarray(y), return_inverse=True)[1].reshape(-1)[half])
-        _validate.check(int(codes.max()) < classes, "classes", classes, "the public labels have more")
+        validate.check(int(codes.max()) < classes, "classes", classes, "the public labels have more")
         slopes = torch.full((len(half), classes), 1 / classes, dtype=torch.float64)
         slopes[torch.arange(len(half)), codes] -= 1
         return Outer(part, slopes)

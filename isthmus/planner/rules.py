@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from isthmus.geometry.sets import Subspace
 from isthmus.planner.blocks import shape_of
 from isthmus.planner.choice import Choice
 from isthmus.planner.chosen import ball_bound, reach, vertex_bound
@@ -18,7 +19,6 @@ from isthmus.planner.constants import CONSTANTS
 from isthmus.planner.descent import preferred
 from isthmus.planner.facts import Facts
 from isthmus.planner.narrow import public_size
-from isthmus.sets import Subspace
 
 PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")

@@ -22,7 +22,6 @@ from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt
 from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplace, Mechanism, NoisyMax, TopK
 from isthmus.privacy.noise import FastSource, GeneratorSource, SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge, PrivacyPlan
-from isthmus.privacy.published import Published, comp_minibatch_sigma, farokhi_scale, privsgd_sigma, skgd_sigma
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 from isthmus.privacy.statement import PrivacyStatement
 
@@ -72,8 +71,13 @@ __all__ = [
 ]
 
 
+_PUBLISHED = ("Published", "comp_minibatch_sigma", "farokhi_scale", "privsgd_sigma", "skgd_sigma")
+
+
 def __getattr__(name: str) -> Any:
-    """`privacy.audit` is loaded when it is first used: it looks at whole pipelines, which are built on this package."""
+    """What is built on this package and found here too: loaded when it is first used."""
     if name == "audit":
         return importlib.import_module("isthmus.audit")
+    if name in _PUBLISHED:
+        return getattr(importlib.import_module("isthmus.papers.published"), name)
     raise AttributeError(f"module 'isthmus.privacy' has no attribute {name!r}")

@@ -31,18 +31,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from isthmus import _validate
-from isthmus.privacy._calibrate import solve
-from isthmus.privacy._curves import exact, interval, renyi
-from isthmus.privacy._library import dpa
+from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.calibrate import solve
+from isthmus.privacy.curves import exact, interval, renyi
+from isthmus.privacy.library import dpa
 
 _ADD = Adjacency.ADD_REMOVE
 Leaves = Mapping[Any, int]
 Key = tuple[tuple[Any, int], ...]
 
 
-class UnsupportedEvent(_validate.InvalidInput):
+class UnsupportedEvent(validate.InvalidInput):
     """An event that no accountant can compose; the message names the part that is to blame."""
 
 
@@ -204,7 +204,7 @@ def check(event: Any, adjacency: Adjacency = _ADD) -> None:
     Traceback (most recent call last):
     isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
     """
-    _validate.one_of(Adjacency, adjacency=adjacency)
+    validate.one_of(Adjacency, adjacency=adjacency)
     _route({leaf: 1 for leaf in _leaves(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
 
 
@@ -219,14 +219,14 @@ def epsilon_of(event: Any, delta: float, adjacency: Adjacency = _ADD) -> float:
     ...     Adjacency.REPLACE_ONE), 6)
     (4.377178, 4.377178)
     """
-    _validate.open_unit(delta=delta)
+    validate.open_unit(delta=delta)
     check(event, adjacency)
     return _cost(_key(event), adjacency, "epsilon", delta)
 
 
 def delta_of(event: Any, epsilon: float, adjacency: Adjacency = _ADD) -> float:
     """The smallest delta the accountant can vouch for at `epsilon`."""
-    _validate.non_negative(epsilon=epsilon)
+    validate.non_negative(epsilon=epsilon)
     check(event, adjacency)
     return _cost(_key(event), adjacency, "delta", epsilon)
 
@@ -304,10 +304,10 @@ def noise_multiplier(
     >>> round(noise_multiplier(epsilon=1.0, delta=1e-5), 6)
     3.730632
     """
-    _validate.positive(epsilon=epsilon)
-    _validate.open_unit(delta=delta)
+    validate.positive(epsilon=epsilon)
+    validate.open_unit(delta=delta)
     _front(mechanism, 1.0, sampling_rate, steps)
-    _validate.one_of(Adjacency, adjacency=adjacency)
+    validate.one_of(Adjacency, adjacency=adjacency)
     return _noise_multiplier(epsilon, delta, sampling_rate, steps, adjacency, mechanism)
 
 
@@ -342,16 +342,16 @@ def calibrate(
 
         try:
             guess, slope = solve(cost, epsilon, guess, slope=slope, tolerance=tolerance)
-        except _validate.InvalidInput:  # the fast accountant has a floor that the tight one may not have
+        except validate.InvalidInput:  # the fast accountant has a floor that the tight one may not have
             if haste == 0:
                 raise
     return guess
 
 
 def _front(mechanism: str, multiplier: float, rate: float, steps: int) -> Any:
-    _validate.one_of(("gaussian", "laplace"), mechanism=mechanism)
-    _validate.positive(noise_multiplier=multiplier)
-    _validate.probability(sampling_rate=rate)
-    _validate.positive_int(steps=steps)
+    validate.one_of(("gaussian", "laplace"), mechanism=mechanism)
+    validate.positive(noise_multiplier=multiplier)
+    validate.probability(sampling_rate=rate)
+    validate.positive_int(steps=steps)
     event = dpa.GaussianDpEvent(multiplier) if mechanism == "gaussian" else dpa.LaplaceDpEvent(multiplier)
     return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(rate, event) if rate < 1 else event, steps)

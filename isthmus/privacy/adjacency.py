@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from isthmus import _validate
+from isthmus.base import validate
 
 
 class Adjacency(Enum):
@@ -31,7 +31,7 @@ class Adjacency(Enum):
 
     def sensitivity(self, bound: float) -> float:
         """The most that a sum of records, each of norm at most `bound`, moves between neighbours."""
-        _validate.positive(bound=bound)
+        validate.positive(bound=bound)
         return self.factor * bound
 
     def describe(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
 
 _SPAN = 1e6
 SMALLEST, LARGEST = 1e-24, 1e30
@@ -42,7 +42,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         _check_bound("clip", self.bound)
-        _validate.one_of((1, 2, math.inf), ord=self.ord)
+        validate.one_of((1, 2, math.inf), ord=self.ord)
 
     def init(self) -> float:
         """The bound of the first round."""
@@ -78,10 +78,10 @@ class PerLeafClip:
     before: bool = False
 
     def __post_init__(self) -> None:
-        _validate.check(len(self.bounds) > 0, "bounds", dict(self.bounds), "give a bound for each leaf")
+        validate.check(len(self.bounds) > 0, "bounds", dict(self.bounds), "give a bound for each leaf")
         for name, value in self.bounds.items():
             _check_bound(f"bounds[{name!r}]", value)
-        _validate.one_of((2,), ord=self.ord)
+        validate.one_of((2,), ord=self.ord)
 
     def init(self) -> float:
         """Bounds are given; the state is one common factor."""
@@ -91,7 +91,7 @@ class PerLeafClip:
         """A weight for each row and leaf."""
         leaves = rows.leaves()
         names = [name for name, _ in leaves]
-        _validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
+        validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
         return {name: _weights(leaf, self.ord, self.bounds[name] * bound) for name, leaf in leaves}
 
     def each(self, bound: float) -> dict[str, float]:
@@ -145,9 +145,9 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         _check_bound("clip", self.initial)
-        _validate.positive(rate=self.rate)
-        _validate.open_unit(quantile=self.quantile)
-        _validate.one_of((1, 2, math.inf), ord=self.ord)
+        validate.positive(rate=self.rate)
+        validate.open_unit(quantile=self.quantile)
+        validate.one_of((1, 2, math.inf), ord=self.ord)
 
     def init(self) -> float:
         """The bound of the first round."""
@@ -167,7 +167,7 @@ class AdaptiveClip:
 
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
-        _validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
+        validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
         low, high = max(self.initial / _SPAN, SMALLEST), min(self.initial * _SPAN, LARGEST)
@@ -191,6 +191,6 @@ def _weights(rows: Any, ord: float, bound: float) -> Tensor:
 
 def _check_bound(name: str, value: float) -> None:
     """Bounds so far from 1 that float32 sums near them lose digits, or overflow, are refused."""
-    _validate.positive(**{name: value})
+    validate.positive(**{name: value})
     remedy = f"give a number between {SMALLEST:g} and {LARGEST:g}: rescale the loss, float32 ends near these"
-    _validate.check(SMALLEST <= value <= LARGEST, name, value, remedy)
+    validate.check(SMALLEST <= value <= LARGEST, name, value, remedy)

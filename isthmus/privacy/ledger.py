@@ -50,8 +50,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-from isthmus.privacy import _events
-from isthmus.privacy._chain import (
+from isthmus.privacy import event_json
+from isthmus.privacy.chain import (
     Account,
     Chain,
     FileStore,
@@ -64,7 +64,7 @@ from isthmus.privacy._chain import (
     mended,
     opening,
 )
-from isthmus.privacy._events import Json, refuse
+from isthmus.privacy.event_json import Json, refuse
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "RunLedger"]
 
@@ -101,7 +101,7 @@ class Ledger:
     (2.0, 1e-06)
     >>> Ledger.open(path, budget=(3.0, 1e-6))
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: budget=(3.0, 1e-06) is not allowed: this ledger was opened with (2.0, 1e-06)
+    isthmus.base.validate.InvalidInput: budget=(3.0, 1e-06) is not allowed: this ledger was opened with (2.0, 1e-06)
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Ledger:
         """
         if self.budget is None:
             return
-        data = _events.to_json(event)
+        data = event_json.to_json(event)
         self._meter.check_supported([data])
         with self._locked():
             totals = dict(self._account.totals)
@@ -240,7 +240,7 @@ class Ledger:
 
     def event(self) -> Any:
         """All charges as one `dp_accounting` event, equal ones counted together."""
-        return _events.composed((json.loads(key), count) for key, count in self._totals().items())
+        return event_json.composed((json.loads(key), count) for key, count in self._totals().items())
 
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
@@ -320,7 +320,7 @@ class RunLedger:
     {'main': 4}
     >>> run.charge("tuning", 0)
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: stage='tuning' is not allowed: this run announced ['main']
+    isthmus.base.validate.InvalidInput: stage='tuning' is not allowed: this run announced ['main']
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class RunLedger:
             refuse("reserve", sorted(sizes), f"give one number, or one for each of {sorted(events)}")
         check_rounds(**{f"reserve[{name!r}]": size for name, size in sizes.items()})
         self._offers: Json = {
-            name: {"event": _events.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
+            name: {"event": event_json.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
         }
         self.ledger, self.id, self._whole, self.seeded = ledger, secrets.token_hex(8), whole, seeded
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
@@ -439,7 +439,7 @@ class _Meter:
         from isthmus.privacy import accounting
 
         for event in events:
-            if not accounting.supports(_events.from_json(event), self.adjacency):
+            if not accounting.supports(event_json.from_json(event), self.adjacency):
                 refuse("event", event, f"no accountant composes it for {self._adjacency}")
 
     def epsilon(self, totals: Totals, delta: float) -> float:
@@ -452,7 +452,7 @@ class _Meter:
         if key not in self._cache:
             if len(self._cache) >= 256:
                 self._cache.clear()
-            event = _events.composed((json.loads(each), count) for each, count in totals.items())
+            event = event_json.composed((json.loads(each), count) for each, count in totals.items())
             self._cache[key] = float(accounting.epsilon_of(event, delta, self.adjacency))
         return self._cache[key]
 
@@ -496,8 +496,8 @@ class _Meter:
 
 def _plus(totals: Totals, event: Json, rounds: int) -> dict[str, int]:
     new = Counter(totals)
-    for each, count in _events.flatten(event, rounds):
-        new[_events.canonical(each)] += count
+    for each, count in event_json.flatten(event, rounds):
+        new[event_json.canonical(each)] += count
     return {key: count for key, count in new.items() if count}
 
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.bounded import Bounded
-from isthmus.privacy._library import dpa
+from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE
@@ -86,7 +86,7 @@ class Gaussian:
     ords: ClassVar[tuple[float, ...]] = (2.0,)
 
     def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.multiplier)
+        validate.positive(noise_multiplier=self.multiplier)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
@@ -123,7 +123,7 @@ class Laplace:
     ords: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.multiplier)
+        validate.positive(noise_multiplier=self.multiplier)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
@@ -160,7 +160,7 @@ class NoisyMax:
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
-        _validate.positive(epsilon=self.epsilon)
+        validate.positive(epsilon=self.epsilon)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
@@ -201,14 +201,14 @@ class TopK:
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
-        _validate.positive_int(k=self.k)
-        _validate.positive(epsilon=self.epsilon)
+        validate.positive_int(k=self.k)
+        validate.positive(epsilon=self.epsilon)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """A 0/1 tensor of the value's shape with k ones."""
         _check(self, bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1).abs()
-        _validate.at_most(len(scores), "the number of coordinates", k=self.k)
+        validate.at_most(len(scores), "the number of coordinates", k=self.k)
         noisy = _noisy(scores, 2 * bounded.bound / self.epsilon, noise.gumbel)
         chosen = torch.zeros_like(bounded.value).reshape(-1)
         chosen[noisy.topk(self.k).indices.to(chosen.device)] = 1.0
@@ -243,7 +243,7 @@ class DiscreteGaussian:
     ords: ClassVar[tuple[float, ...]] = (2.0,)
 
     def __post_init__(self) -> None:
-        _validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
+        validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
@@ -251,7 +251,7 @@ class DiscreteGaussian:
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
         scale = self.scale(bounded.bound, len(steps)) / self.grid
         reach = 2.0**53 - 40 * scale
-        _validate.check(reach > 0, "grid", self.grid, f"the noise is {scale:.3g} grid steps wide: take a coarser grid")
+        validate.check(reach > 0, "grid", self.grid, f"the noise is {scale:.3g} grid steps wide: take a coarser grid")
         # saturation is a contraction: it never moves two neighbours further apart
         integers = steps.nan_to_num(0.0).clamp(-reach, reach).long()
         noisy = _discrete_gaussian(integers.tolist(), scale)
@@ -275,13 +275,13 @@ class DiscreteGaussian:
 def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
     """Refuse a value without a bound, a bound in another norm, and a missing source of noise."""
     name = type(mechanism).__name__
-    _validate.check(
+    validate.check(
         math.isfinite(bounded.bound) and bounded.bound > 0, "bound", bounded.bound, f"{name} noises clipped sums only"
     )
-    _validate.check(
+    validate.check(
         bounded.ord in mechanism.ords, "ord", bounded.ord, f"{name} takes sums clipped in one of {mechanism.ords}"
     )
-    _validate.check(
+    validate.check(
         noise is not None, "noise", noise, f"{name} has no default generator: give a SecretSource as the run's noise"
     )
 

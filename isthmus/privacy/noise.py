@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
-from isthmus import _validate
+from isthmus.base import validate
 
 Shape = int | Sequence[int]
 SECRET = "secret noise from the operating system's generator"
@@ -96,14 +96,14 @@ class Source:
 
     def mask(self, n: int, q: float, device: Any = None) -> Tensor:
         """Poisson membership: n independent booleans, each true with probability q."""
-        _validate.non_negative_int(n=n)
-        _validate.probability(q=q)
+        validate.non_negative_int(n=n)
+        validate.probability(q=q)
         return self.uniform(n, device=device) < q
 
     def integers(self, high: int, size: int) -> Tensor:
         """`size` integers uniform on 0, ..., high - 1, exactly (by rejection)."""
-        _validate.positive_int(high=high)
-        _validate.non_negative_int(size=size)
+        validate.positive_int(high=high)
+        validate.non_negative_int(size=size)
         limit = np.uint64((1 << 64) // high * high - 1)
         kept = np.empty(0, np.uint64)
         while len(kept) < size:
@@ -113,8 +113,8 @@ class Source:
 
     def subset(self, n: int, k: int) -> Tensor:
         """k different indices below n, every subset as likely as every other, sorted."""
-        _validate.positive_int(n=n, k=k)
-        _validate.at_most(n, "the number of records", k=k)
+        validate.positive_int(n=n, k=k)
+        validate.at_most(n, "the number of records", k=k)
         chosen = np.argpartition(self.words(n), k - 1)[:k]
         return torch.from_numpy(np.sort(chosen.astype(np.int64)))
 
@@ -215,7 +215,7 @@ class SeededSource(Source):
     seeded = True
 
     def __init__(self, seed: int) -> None:
-        _validate.non_negative_int(noise_seed=seed)
+        validate.non_negative_int(noise_seed=seed)
         self._generator = np.random.Generator(np.random.Philox(seed))
 
     def bytes(self, count: int) -> bytes:
@@ -240,7 +240,7 @@ class GeneratorSource(Source):
     seeded = True
 
     def __init__(self, generator: torch.Generator) -> None:
-        _validate.check(isinstance(generator, torch.Generator), "generator", generator, "give a torch.Generator")
+        validate.check(isinstance(generator, torch.Generator), "generator", generator, "give a torch.Generator")
         self._generator = generator
 
     def bytes(self, count: int) -> bytes:
@@ -297,13 +297,13 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     >>> check_scale(1e-170, torch.float64)
     >>> check_scale(1e-170, torch.float32)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
+    isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
     """
     infos = [torch.finfo(each) for each in (dtype, torch.float64) if each.is_floating_point]
     least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
     short = str(dtype).removeprefix("torch.")
     remedy = f"{short} numbers hold noise of {least:.3g} to {most:.3g}: change the clip bound, or the units of the data"
-    _validate.check(least <= scale <= most, name, scale, remedy)
+    validate.check(least <= scale <= most, name, scale, remedy)
 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isthmus import _validate
-from isthmus.privacy._library import dpa
+from isthmus.base import validate
 from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.library import dpa
 
 
 class RunLedgers(Ledger):
@@ -37,7 +37,7 @@ class RunLedgers(Ledger):
         if shared is not None:
             same = shared.adjacency is self.adjacency
             remedy = f"the shared budget counts {shared.adjacency.value}: give the same --adjacency"
-            _validate.check(same, "adjacency", self.adjacency.value, remedy)
+            validate.check(same, "adjacency", self.adjacency.value, remedy)
 
     def require(self, event: Any, what: str = "run") -> None:
         """Refuse a run that the shared budget does not hold, with what it will release afterwards; charges nothing."""

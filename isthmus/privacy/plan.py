@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.privacy import accounting
-from isthmus.privacy._library import dpa
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.library import dpa
 from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
@@ -44,18 +44,18 @@ class Charge:
     grid: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.one_of(KINDS, mechanism=self.mechanism)
-        _validate.positive_int(rounds=self.rounds, k=self.k)
-        _validate.probability(share=self.share)
-        _validate.check(
+        validate.one_of(KINDS, mechanism=self.mechanism)
+        validate.positive_int(rounds=self.rounds, k=self.k)
+        validate.probability(share=self.share)
+        validate.check(
             isinstance(self.sampler, tuple(_SAMPLERS.values())),
             "sampler",
             self.sampler,
             f"choose one of {sorted(_SAMPLERS)}",
         )
         if self.mechanism == "discrete-gaussian":
-            _validate.check(self.grid is not None, "grid", self.grid, "a discrete Gaussian needs its grid")
-        _validate.check(self.mechanism == "top-k" or self.k == 1, "k", self.k, "only top-k takes a k")
+            validate.check(self.grid is not None, "grid", self.grid, "a discrete Gaussian needs its grid")
+        validate.check(self.mechanism == "top-k" or self.k == 1, "k", self.k, "only top-k takes a k")
 
     @property
     def selects(self) -> bool:
@@ -101,20 +101,20 @@ class PrivacyPlan:
     numbers: Mapping[str, float] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _validate.positive(epsilon=self.epsilon)
+        validate.positive(epsilon=self.epsilon)
         object.__setattr__(self, "items", tuple(self.items))
         object.__setattr__(self, "delta", _delta(self.delta, self.n_public))
-        _validate.one_of(Adjacency, adjacency=self.adjacency)
+        validate.one_of(Adjacency, adjacency=self.adjacency)
         _check_items(self.items)
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
-            _validate.check(abs(total - 1) < 1e-9, "share", total, "the shares of a plan sum to 1")
+            validate.check(abs(total - 1) < 1e-9, "share", total, "the shares of a plan sum to 1")
             object.__setattr__(self, "numbers", self._calibrate())
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
             spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)
-            _validate.check(
+            validate.check(
                 spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, f"these items cost {spent:.6g} at delta"
             )
 
@@ -151,7 +151,7 @@ class PrivacyPlan:
         """The event of that many rounds of an item (all its rounds by default), on its own."""
         item = self.item(name)
         rounds = item.rounds if rounds is None else rounds
-        _validate.non_negative_int(rounds=rounds)
+        validate.non_negative_int(rounds=rounds)
         if rounds == 0:
             return dpa.NoOpDpEvent()
         return dpa.SelfComposedDpEvent(item.sampler.event(self.mechanism(name).event()), rounds)
@@ -163,7 +163,7 @@ class PrivacyPlan:
     def item(self, name: str) -> Charge:
         """The item of that name."""
         found = [item for item in self.items if item.name == name]
-        _validate.check(bool(found), "name", name, f"the plan has the items {[item.name for item in self.items]}")
+        validate.check(bool(found), "name", name, f"the plan has the items {[item.name for item in self.items]}")
         return found[0]
 
     def to_json(self) -> str:
@@ -182,7 +182,7 @@ class PrivacyPlan:
         items = []
         for entry in record["items"]:
             sampler = dict(entry.pop("sampler"))
-            _validate.one_of(_SAMPLERS, sampler=sampler["kind"])
+            validate.one_of(_SAMPLERS, sampler=sampler["kind"])
             items.append(Charge(**entry, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
         adjacency = Adjacency(record["adjacency"])
         return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
@@ -242,31 +242,31 @@ def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> Any:
 
 def _check_items(items: Sequence[Charge]) -> None:
     names = [item.name for item in items]
-    _validate.check(len(names) > 0, "items", names, "give at least one item")
-    _validate.check(len(set(names)) == len(names), "items", names, "give each item its own name")
+    validate.check(len(names) > 0, "items", names, "give at least one item")
+    validate.check(len(set(names)) == len(names), "items", names, "give each item its own name")
     stages: dict[str, Charge] = {}
     for item in items:
         first = stages.setdefault(item.stage, item) if item.stage is not None else item
         same = (first.sampler, first.rounds) == (item.sampler, item.rounds)
-        _validate.check(same, "stage", item.stage, "items of one stage have one sampler and one number of rounds")
+        validate.check(same, "stage", item.stage, "items of one stage have one sampler and one number of rounds")
 
 
 def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:
     names = [item.name for item in items]
-    _validate.check(set(numbers) == set(names), "numbers", sorted(numbers), f"give one number for each of {names}")
+    validate.check(set(numbers) == set(names), "numbers", sorted(numbers), f"give one number for each of {names}")
     for name, value in numbers.items():
-        _validate.positive(**{f"numbers[{name!r}]": value})
+        validate.positive(**{f"numbers[{name!r}]": value})
 
 
 def _delta(delta: float | None, n_public: int | None) -> float:
     """The given delta, or min(1e-5, n^-1.1) where n is public."""
     if n_public is not None:
-        _validate.positive_int(n_public=n_public)
+        validate.positive_int(n_public=n_public)
     if delta is None:
-        _validate.check(
+        validate.check(
             n_public is not None, "delta", delta, "give it, or n_public where the number of records is public"
         )
         assert n_public is not None
         delta = min(1e-5, n_public**-1.1)
-    _validate.open_unit(delta=delta)
+    validate.open_unit(delta=delta)
     return delta

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus import _validate
-from isthmus.privacy._library import dpa
+from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
+from isthmus.privacy.library import dpa
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Poisson:
     expected: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.probability(sampling_rate=self.rate)
+        validate.probability(sampling_rate=self.rate)
         if self.expected is not None:
-            _validate.positive(expected=self.expected)
+            validate.positive(expected=self.expected)
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
@@ -109,8 +109,8 @@ class FixedSize:
     n: int
 
     def __post_init__(self) -> None:
-        _validate.positive_int(batch_size=self.batch_size, n=self.n)
-        _validate.at_most(self.n, "the number of records", batch_size=self.batch_size)
+        validate.positive_int(batch_size=self.batch_size, n=self.n)
+        validate.at_most(self.n, "the number of records", batch_size=self.batch_size)
 
     @property
     def rate(self) -> float:
@@ -119,7 +119,7 @@ class FixedSize:
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
-        _validate.check(n == self.n, "n", n, f"the sampler was built, and is accounted, for n={self.n} records")
+        validate.check(n == self.n, "n", n, f"the sampler was built, and is accounted, for n={self.n} records")
         return _secret(self, keys).subset(n, self.batch_size)
 
     def divisor(self, n: int, t: int = 0) -> float:
@@ -149,5 +149,5 @@ class FixedSize:
 def _secret(sampler: Any, keys: Any) -> Any:
     source = getattr(keys, "noise", None)
     name = type(sampler).__name__
-    _validate.check(source is not None, "noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
+    validate.check(source is not None, "noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
     return source

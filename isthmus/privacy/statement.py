@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from isthmus import _validate
-from isthmus.privacy import _events, accounting
-from isthmus.privacy._events import Json
+from isthmus.base import validate
+from isthmus.privacy import accounting, event_json
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.noise import SECRET, SEEDED
 
@@ -70,17 +70,17 @@ class PrivacyStatement:
     released: str = ""
 
     def __post_init__(self) -> None:
-        _validate.open_unit(delta=self.delta)
-        _validate.one_of(Adjacency, adjacency=self.adjacency)
+        validate.open_unit(delta=self.delta)
+        validate.one_of(Adjacency, adjacency=self.adjacency)
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
-            _validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
-        _validate.check(
+            validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
+        validate.check(
             self.private == math.isfinite(self.epsilon), "private", self.private, "private means a finite epsilon"
         )
         if self.n is not None:
-            _validate.positive_int(n=self.n)
-        _validate.check(
+            validate.positive_int(n=self.n)
+        validate.check(
             self.n_public or not _sizes(self.event),
             "n",
             self.n,
@@ -118,8 +118,8 @@ class PrivacyStatement:
         >>> print(PrivacyStatement.of(dp_event.GaussianDpEvent(1.0), 1e-5, seeded=True))
         not private (seeded noise: not private)
         """
-        data = _events.to_json(event)
-        built = _events.from_json(data)
+        data = event_json.to_json(event)
+        built = event_json.from_json(data)
         nominal = accounting.epsilon_of(built, delta, adjacency)
         private = math.isfinite(nominal) and not seeded
         return cls(
@@ -207,7 +207,7 @@ class PrivacyStatement:
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
         data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
-        return _events.canonical(data)
+        return event_json.canonical(data)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
@@ -215,9 +215,9 @@ class PrivacyStatement:
         data = {"leaks": (), "released": ""} | json.loads(text)
         n_public = data.pop("n_public", None)
         names = {each.name for each in fields(cls)}
-        _validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
-        _validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
-        data |= {"adjacency": Adjacency(data["adjacency"]), "event": _events.to_json(data["event"])}
+        validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
+        validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
+        data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
         return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
 
@@ -241,7 +241,7 @@ def _rounded_up(value: float) -> str:
 
 
 def _leaves(data: Json) -> list[tuple[Json, int]]:
-    return list(_events.flatten(data))
+    return list(event_json.flatten(data))
 
 
 def _sampler_words(data: Json) -> str:
@@ -283,7 +283,7 @@ def release_words(mechanism: Any, event: Any) -> str:
 
     `event` is what the release costs as its sampler sees it.
     """
-    data = _events.to_json(event)
+    data = event_json.to_json(event)
     describe = getattr(mechanism, "describe", None)
     if describe is None:
         return ", ".join(_leaf_words(leaf) for leaf, _ in _leaves(data))

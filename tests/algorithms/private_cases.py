@@ -10,9 +10,9 @@ import scipy.sparse as sp
 import torch
 
 from isthmus import Logistic
-from isthmus.parts import Client
-from isthmus.pipeline import Keys, Pipeline, bind_stage, close_stage, contribute, open_round, start
-from isthmus.solve import Binding, _gradient
+from isthmus.round.minimize import Binding, _gradient
+from isthmus.round.parts import Client
+from isthmus.round.pipeline import Keys, Pipeline, bind_stage, close_stage, contribute, open_round, start
 
 
 def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> Logistic:

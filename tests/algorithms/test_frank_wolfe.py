@@ -10,8 +10,8 @@ import torch
 
 import isthmus
 from isthmus import L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
-from isthmus.parts import FrankWolfe
-from isthmus.sketches import CountSketch
+from isthmus.geometry.sketches import CountSketch
+from isthmus.round.parts import FrankWolfe
 
 
 def problem(kind: str) -> tuple[LeastSquares, Any]:

@@ -13,10 +13,10 @@ import torch
 
 import isthmus
 from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
-from isthmus.matrix import matmul
+from isthmus.base.matrix import matmul
 from isthmus.privacy import Ledger
-from isthmus.scaling import RowMap
-from isthmus.state import State
+from isthmus.problems.scaling import RowMap
+from isthmus.round.state import State
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.3, "n": "exact", "output": "average"}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -86,10 +86,10 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.budget import Budget
     from isthmus.algorithms.prepared import Purchases
     from isthmus.algorithms.purchases import Facts, Lambda
-    from isthmus.objectives.linear import largest_eigenvalue, top_eigenvalue
     from isthmus.privacy import Charge
-    from isthmus.solve import Binding
-    from isthmus.spending import Spending
+    from isthmus.problems.objectives.linear import largest_eigenvalue, top_eigenvalue
+    from isthmus.round.minimize import Binding
+    from isthmus.round.spending import Spending
 
     n, d = size
     X = sp.random(n, d, density=min(1.0, 20 / d), format="csr", random_state=0)

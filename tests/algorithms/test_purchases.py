@@ -31,12 +31,12 @@ from isthmus.algorithms.purchases import (
     ranges,
     target_map,
 )
+from isthmus.base.matrix import to_dense
 from isthmus.gradients.adding import KAPPA
-from isthmus.matrix import to_dense
-from isthmus.pipeline import Promise
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
-from isthmus.scaling import RowMap, RowMaps, Scaled
-from isthmus.spending import Prepared, Spending
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled
+from isthmus.round.pipeline import Promise
+from isthmus.round.spending import Prepared, Spending
 
 D = 4
 HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, NoisyMax, TopK
 from isthmus.privacy.noise import Source
 
@@ -122,7 +122,7 @@ def observe(
         warnings.simplefilter("ignore")
         try:
             train(arrays)
-        except (_validate.InvalidInput, NotImplementedError) as error:
+        except (validate.InvalidInput, NotImplementedError) as error:
             seen.refused = f"{type(error).__name__}: {error}"
     return seen
 

@@ -14,8 +14,8 @@ import torch
 from attack.cases import Case, draw, replay
 from attack.probes import Arrays, Membership, Seen, compare, observe
 from attack.search import LIMIT, Search
-from isthmus.bounded import Bounded
 from isthmus.privacy import Gaussian, SeededSource
+from isthmus.privacy.bounded import Bounded
 
 SEEDS, CASES = range(2), 250
 

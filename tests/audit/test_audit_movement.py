@@ -9,11 +9,8 @@ import torch
 
 from isthmus import InvalidInput
 from isthmus.audit import LinearRecords, Pair, Probe, known_bad, movement, movements, worst_pair
-from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
-from isthmus.pipeline import Pipeline, Promise, Release, Stage
-from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
-from isthmus.sketches import (
+from isthmus.base.space import Space
+from isthmus.geometry.sketches import (
     SRHT,
     Blocks,
     Coordinates,
@@ -29,7 +26,10 @@ from isthmus.sketches import (
     Residual,
     SparseJL,
 )
-from isthmus.space import Space
+from isthmus.gradients import Dense
+from isthmus.gradients.adding import KAPPA
+from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 REACHED = 1 / (1 + KAPPA)  # the bound holds what rounding may add

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from isthmus import algorithms, auditing
-from isthmus.audit import known_bad
-from isthmus.penalties import NoPenalty
-from isthmus.sets import Whole
-from isthmus.solve import Binding
-from isthmus.space import Space
+from isthmus import algorithms
+from isthmus.audit import known_bad, suite
+from isthmus.base.space import Space
+from isthmus.geometry.sets import Whole
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding
 
 
 def test_the_audit_runs_the_pipeline_of_the_recipe() -> None:
-    case = auditing.broken_pipelines()["PRIVSGD as published"]
+    case = suite.broken_pipelines()["PRIVSGD as published"]
     recipe = algorithms.priv_sgd(
-        epsilon=auditing.EPSILON, delta=auditing.DELTA, m=50, clip=1.0, step=0.1, n="exact", as_published=True
+        epsilon=suite.EPSILON, delta=suite.DELTA, m=50, clip=1.0, step=0.1, n="exact", as_published=True
     )
     own = recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(case.d), case.n, 1, None))
     (audited,), (run,) = case.pipe.stages, own.stages

@@ -15,8 +15,8 @@ from isthmus import LeastSquares, PrivacyEngine, minimize
 from isthmus.algorithms import dp_gd
 from isthmus.estimators import PrivateClassifier, PrivateSearch
 from isthmus.privacy import Ledger, LedgerCorrupt
-from isthmus.privacy._chain import _SILENT
-from isthmus.state import State
+from isthmus.privacy.chain import _SILENT
+from isthmus.round.state import State
 
 DELTA = 1e-5
 

@@ -16,7 +16,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from isthmus import InvalidInput, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor
 from isthmus.privacy import BudgetExceeded, Ledger
-from isthmus.state import State
+from isthmus.round.state import State
 
 # ---------------------------------------------------------------- partial fits
 

@@ -27,14 +27,14 @@ from isthmus import (
     minimize,
 )
 from isthmus.algorithms.purchases import ranged
+from isthmus.base.matrix import rmatmul
 from isthmus.estimators import base, load
-from isthmus.gradients._rounding import matrix_bounds
-from isthmus.matrix import rmatmul
-from isthmus.objectives.linear import top_eigenvalue
-from isthmus.penalties import NoPenalty
+from isthmus.geometry.sets import Whole
+from isthmus.gradients.rounding import matrix_bounds
 from isthmus.privacy import Ledger
-from isthmus.sets import Whole
-from isthmus.solve import Binding
+from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding
 
 
 def data(n: int = 500) -> tuple[np.ndarray, np.ndarray]:

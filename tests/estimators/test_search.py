@@ -28,10 +28,10 @@ from isthmus.privacy import (
     Ledger,
     SecretSource,
     SeededSource,
-    _events,
     compose,
     delta_of,
     epsilon_of,
+    event_json,
     joint,
 )
 
@@ -170,7 +170,7 @@ def test_every_trial_is_as_private_as_the_selection_is_charged_for(bounds: Any, 
             (search._trial(params, split, 0), split.multiplier),
             (search._last(params, split), split.last),
         ):
-            cost = joint([_events.from_json(made.fit(X, y).privacy_.event)])
+            cost = joint([event_json.from_json(made.fit(X, y).privacy_.event)])
             assert multiplier * (1 - 1e-9) <= cost.noise_multiplier < 1.001 * multiplier
 
 
@@ -202,7 +202,7 @@ def test_the_statement_is_of_everything() -> None:
     )
     statement = search.privacy_
     assert (statement.epsilon, statement.delta, statement.n) == (0.7, 1e-6, 800)
-    assert epsilon_of(_events.from_json(statement.event), 1e-6, ADD) <= 0.7
+    assert epsilon_of(event_json.from_json(statement.event), 1e-6, ADD) <= 0.7
     words = statement.words()
     assert "one of 5 parts at random" in words and "one part of the selection" in words
     assert search.parts_["records"] == 160 and search.parts_["validation"] == 160

@@ -9,9 +9,9 @@ import torch
 from reference import DenseSketch, exact_norms
 from row_cases import DERIVED, DTYPES, EXACT, csr, draw
 
-from isthmus._validate import InvalidInput
+from isthmus.base.space import Space
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Rows, Stack
-from isthmus.space import Space
 
 ORDS = [1, 2, math.inf]
 KINDS = EXACT + DERIVED

@@ -12,9 +12,9 @@ import torch
 from reference import DenseSketch, exact_norms, orthonormal, outer_rows
 from row_cases import draw
 
-from isthmus._validate import InvalidInput
-from isthmus.gradients import Dense, Difference, Glm, Grouped, Lazy, Outer, ResidualRows, Stack, _products, _rounding
-from isthmus.space import Space
+from isthmus.base.space import Space
+from isthmus.base.validate import InvalidInput
+from isthmus.gradients import Dense, Difference, Glm, Grouped, Lazy, Outer, ResidualRows, Stack, _products, rounding
 
 
 def cancelling(n, t, p, q, dtype, size, seed=0):
@@ -167,7 +167,7 @@ def test_no_buffer_passes_the_limit(monkeypatch):
     monkeypatch.setattr(_products, "bounds", lambda a, b, *rest: seen.append(a.numel()) or inner(a, b, *rest))
     rows = Outer(torch.ones(3, 1, 1).expand(3, 600, 600), torch.ones(3, 1, 1).expand(3, 600, 700))
     rows.norms()
-    assert _products.rows_at_once(600, 600, 700, 4) * 4 * 600 * 700 <= _rounding.CHUNK_BYTES
+    assert _products.rows_at_once(600, 600, 700, 4) * 4 * 600 * 700 <= rounding.CHUNK_BYTES
     assert sum(seen) == 3 * 600 * 600
 
 

@@ -11,10 +11,10 @@ import torch
 from cells import objective, rows, targets
 
 from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
-from isthmus.penalties import NoPenalty
+from isthmus.geometry.sets import Whole
 from isthmus.planner import PRIVATE, plan
-from isthmus.sets import Whole
-from isthmus.solve import Binding
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding
 
 N, D = 600, 12
 X = rows(N, D)

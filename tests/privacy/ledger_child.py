@@ -29,7 +29,7 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy._chain import FileStore, Store
+    from isthmus.privacy.chain import FileStore, Store
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
     class TornStore(FileStore):

@@ -9,15 +9,15 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from isthmus._validate import InvalidInput
-from isthmus.bounded import weighted_sum
+from isthmus.base.validate import InvalidInput
+from isthmus.geometry.sketches import GaussianSketch
 from isthmus.gradients import Dense, Glm, Lazy, Outer, ResidualRows, Stack
 from isthmus.gradients.adding import KAPPA
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
 from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip
-from isthmus.sketches import GaussianSketch
+from isthmus.privacy.bounded import weighted_sum
 
 N, P, Q, T = 4, 7, 3, 2
 SIZES = [

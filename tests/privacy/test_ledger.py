@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event as E
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import accounting
-from isthmus.privacy._events import canonical, to_json
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.event_json import canonical, to_json
 from isthmus.privacy.ledger import BudgetExceeded, Ledger, LedgerCorrupt, RunLedger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event as E
 
-from isthmus._validate import InvalidInput
-from isthmus.privacy._events import canonical, composed, flatten, from_json, to_json
+from isthmus.base.validate import InvalidInput
+from isthmus.privacy.event_json import canonical, composed, flatten, from_json, to_json
 from isthmus.privacy.ledger import Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ledger_child import TURNS
 
-from isthmus.privacy._chain import FileStore, LedgerCorrupt
+from isthmus.privacy.chain import FileStore, LedgerCorrupt
 from isthmus.privacy.ledger import Ledger
 
 CHILD = Path(__file__).with_name("ledger_child.py")
@@ -230,7 +230,7 @@ def test_processes_share_a_ledger_without_losing_an_update(tmp_path: Path) -> No
 
 def test_processes_share_one_budget(tmp_path: Path) -> None:
     from isthmus.privacy import accounting
-    from isthmus.privacy._events import composed
+    from isthmus.privacy.event_json import composed
 
     path, budget = tmp_path / "ledger", (0.5, 1e-5)
     ledger = Ledger.open(path, budget=budget)

@@ -11,8 +11,8 @@ from scipy import stats
 from torch import Tensor
 
 from isthmus import InvalidInput
-from isthmus.bounded import Bounded
 from isthmus.privacy import FastSource, Gaussian, GeneratorSource, Laplace, SecretSource, SeededSource
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.mechanisms import NoisyMax, TopK
 
 SOURCES = {

@@ -11,7 +11,7 @@ import dp_accounting as dpa
 import pytest
 from scipy import integrate, stats
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     Adjacency,
     Exact,
@@ -228,7 +228,7 @@ def test_zero_noise_has_no_epsilon() -> None:
 
 
 def test_the_accounting_library_is_loaded_only_when_it_is_needed() -> None:
-    code = "import sys, isthmus.pipeline, isthmus.privacy; assert 'dp_accounting' not in sys.modules"
+    code = "import sys, isthmus.round.pipeline, isthmus.privacy; assert 'dp_accounting' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

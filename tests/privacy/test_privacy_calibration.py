@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     Adjacency,
     FixedSize,
@@ -22,7 +22,7 @@ from isthmus.privacy import (
     epsilon_of,
     noise_multiplier,
 )
-from isthmus.privacy._calibrate import solve
+from isthmus.privacy.calibrate import solve
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus._validate import InvalidInput
-from isthmus.bounded import Bounded
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     Adjacency,
     DiscreteGaussian,
@@ -26,6 +25,7 @@ from isthmus.privacy import (
     SeededSource,
     TopK,
 )
+from isthmus.privacy.bounded import Bounded
 
 N = 20000
 

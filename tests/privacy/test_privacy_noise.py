@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource
 from isthmus.privacy.noise import _PAIRS as _CHUNK
 from isthmus.privacy.noise import Source, _keyed, _torch_normal

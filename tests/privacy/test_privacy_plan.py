@@ -9,7 +9,7 @@ from typing import Any
 import dp_accounting as dpa
 import pytest
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     Adjacency,
     Charge,

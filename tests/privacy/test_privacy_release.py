@@ -11,8 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus._validate import InvalidInput
-from isthmus.bounded import Bounded
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy import (
     FastSource,
     Gaussian,
@@ -25,6 +24,7 @@ from isthmus.privacy import (
     TopK,
     noise,
 )
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import _CHUNK as PIECE
 from isthmus.privacy.noise import Source
 
@@ -121,7 +121,7 @@ def test_fast_noise_still_needs_a_bound() -> None:
 
 PEAK = """
 import torch
-from isthmus.bounded import Bounded
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy import FastSource, Gaussian, Laplace, SeededSource
 
 def memory(kind):

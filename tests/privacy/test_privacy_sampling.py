@@ -11,12 +11,12 @@ import pytest
 import torch
 from scipy import stats
 
-from isthmus._validate import InvalidInput
-from isthmus.bounded import Bounded
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense
-from isthmus.parts.samplers import Sampler
-from isthmus.pipeline import Release, Stage
 from isthmus.privacy import AdaptiveClip, Adjacency, Clip, FixedSize, FullBatch, Gaussian, Poisson, SeededSource
+from isthmus.privacy.bounded import Bounded
+from isthmus.round.pipeline import Release, Stage
+from isthmus.round.samplers import Sampler
 
 GAUSS = Gaussian(2.0).event()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dp_accounting import dp_event as E
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.statement import SEEDED, PrivacyStatement, _rounded_up

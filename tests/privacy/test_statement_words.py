@@ -20,7 +20,6 @@ from isthmus import (
     algorithms,
     minimize,
 )
-from isthmus.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.privacy import (
     Adjacency,
     Clip,
@@ -33,6 +32,7 @@ from isthmus.privacy import (
     PrivacyStatement,
     TopK,
 )
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
 NOISE = "secret noise from the operating system's generator"

@@ -13,15 +13,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import LeastSquares, algorithms, minimize
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.engine import PrivacyEngine
 from isthmus.estimators import PrivateClassifier
-from isthmus.parts.stops import FirstOrderStationary
-from isthmus.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.geometry.sets import L2Ball
 from isthmus.privacy import Clip, FullBatch, Gaussian, PrivacyStatement, epsilon_of
-from isthmus.privacy._library import dpa
-from isthmus.sets import L2Ball
-from isthmus.spending import unspent
+from isthmus.privacy.library import dpa
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.round.spending import unspent
+from isthmus.round.stops import FirstOrderStationary
 
 DELTA = 1e-3
 
@@ -69,9 +69,9 @@ def problem() -> LeastSquares:
 
 def charged(statement: PrivacyStatement) -> int:
     """How many releases a statement counts."""
-    from isthmus.privacy import _events
+    from isthmus.privacy import event_json
 
-    return sum(count for _, count in _events.flatten(statement.event))
+    return sum(count for _, count in event_json.flatten(statement.event))
 
 
 RECIPE = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=0.1, n="exact")

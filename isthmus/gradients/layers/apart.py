@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.gradients.layers.general import draws
 from isthmus.gradients.layers.layers import Layers, Site
 from isthmus.gradients.layers.tap import tap
@@ -56,7 +56,7 @@ def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int |
     >>> layers = Layers(nn.Sequential(Centred(), nn.Linear(3, 1)))
     >>> look(layers, (torch.randn(8, 3),), {}, 8)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: examples meet in the module: with other examples beside it, ...
+    isthmus.base.validate.InvalidInput: examples meet in the module: with other examples beside it, ...
     """
     if n is None or n < 2:
         return  # nobody to meet
@@ -87,7 +87,7 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
             try:
                 there.prepare(part)
             except Exception as error:
-                if isinstance(error, _validate.InvalidInput) and part is whole:
+                if isinstance(error, validate.InvalidInput) and part is whole:
                     raise
                 continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
             there.exchange(part, extremes=host or not trial.remote)
@@ -222,10 +222,10 @@ def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
     rows = rows.to(x.device)
     x, y = x.index_select(0, rows), y.index_select(0, rows)
     size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
-    return torch.allclose(x, y, rtol=0.0, atol=_rounding(x) * size, equal_nan=True)
+    return torch.allclose(x, y, rtol=0.0, atol=rounding(x) * size, equal_nan=True)
 
 
-def _rounding(x: Tensor) -> float:
+def rounding(x: Tensor) -> float:
     if x.dtype == torch.float64:
         return 1e-12
     if x.element_size() < 4:
@@ -311,7 +311,7 @@ class _Trial:
         """What differs at every pass says nothing of other examples."""
         where = self._base.differs(self._pass(batch), torch.arange(batch.n))
         if where is not None:
-            raise _validate.InvalidInput(
+            raise validate.InvalidInput(
                 f"the same examples and the same state of all random generators give another result at every pass "
                 f"({where}), so that it cannot be seen whether examples meet in the module: draw random numbers from "
                 "torch's own generators, and keep no state from pass to pass"
@@ -468,7 +468,7 @@ def _quiet(module: nn.Module) -> None:
 
 
 def _refuse(what: str) -> None:
-    raise _validate.InvalidInput(
+    raise validate.InvalidInput(
         f"examples meet in the module: {what}, so that no record's gradient is its own. Take statistics of single "
         "examples (GroupNorm, LayerNorm), compare no example with another, read weights only by calling their layers, "
         "and keep tensors that all examples share in buffers, not among the arguments"

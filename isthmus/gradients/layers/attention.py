@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import LinearRule, Rule, Trainable, factored
@@ -169,7 +169,7 @@ class _Pass:
     ) -> tuple[Tensor, Tensor | None]:
         """What `nn.MultiheadAttention.forward` returns."""
         layer = self.layer
-        _validate.check(
+        validate.check(
             query.dim() == 3,
             "query.shape",
             tuple(query.shape),
@@ -239,7 +239,7 @@ def _masks(
         other_name="attn_mask",
         target_type=query.dtype,
     )
-    _validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, "give the causal attn_mask with it")
+    validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, "give the causal attn_mask with it")
     if is_causal and padding is None and not need_weights:
         return None, None, True
     mask = F._canonical_mask(

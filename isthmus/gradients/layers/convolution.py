@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.base import validate
+from isthmus.base.matrix import exact_products
+from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule
 from isthmus.gradients.outer import Outer
-from isthmus.matrix import exact_products
 
 PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
@@ -36,7 +36,7 @@ class ConvolutionRule(Rule):
         """The input, with its examples in front wherever the module keeps its own."""
         x = args[0] if args else kwargs["input"]
         dims = len(layer.kernel_size) + 2
-        _validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
+        validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
         return x.detach()
 
     def dim(self, layer: Any, output: Tensor) -> int:
@@ -49,7 +49,7 @@ class ConvolutionRule(Rule):
         found: dict[str, Rows] = {}
         for suffix, binding in wanted.items():
             if suffix == "bias":
-                found[suffix] = Dense(b.sum(2, dtype=_rounding.working(b.dtype)))
+                found[suffix] = Dense(b.sum(2, dtype=rounding.working(b.dtype)))
             else:
                 found[suffix] = weight_rows(layer, kept, b, ones=binding.bias is not None)
         return found
@@ -58,7 +58,7 @@ class ConvolutionRule(Rule):
 def weight_rows(layer: Any, x: Tensor, b: Tensor, ones: bool) -> Rows:
     """The rows of [W | c] or W from the input and b (n, C_out, T)."""
     n, places, groups = len(x), b.shape[2], layer.groups
-    p, q, work = layer.weight[0].numel(), layer.out_channels // groups, _rounding.working(b.dtype)
+    p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
     b = b.unflatten(1, (groups, q))
     spans = row_spans(n, groups * places * p * work.itemsize)
     if places > 1 and prefer_products(n * groups, places, p + ones, q, work.itemsize):
@@ -106,7 +106,7 @@ def _windows(layer: Any, x: Tensor) -> Tensor:
 def _products(layer: Any, x: Tensor, b: Tensor, spans: list[tuple[int, int]], ones: bool) -> Tensor:
     """sum_t b_t [a_t, 1]' of every example, a chunk of patches at a time; b is (n, groups, q, T)."""
     n, groups, q, _ = b.shape
-    p, work = layer.weight[0].numel(), _rounding.working(b.dtype)
+    p, work = layer.weight[0].numel(), rounding.working(b.dtype)
     # One channel in, one out: patches would cost far more to copy than to use, and convolving with b needs none.
     alone = groups == layer.in_channels == layer.out_channels and x.device.type == "cpu"
     total = torch.empty(n, groups, q, p + ones, dtype=work, device=b.device)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.base import validate
+from isthmus.gradients import rounding
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule
@@ -22,19 +22,19 @@ class TableRule(Rule):
     def check(self, name: str, layer: Any) -> None:
         """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
         own = f"{name}." if name else ""
-        _validate.check(
+        validate.check(
             layer.max_norm is None,
             f"{own}max_norm",
             layer.max_norm,
             "it rewrites the rows that the data name, before any noise: set max_norm=None",
         )
-        _validate.check(
+        validate.check(
             not layer.scale_grad_by_freq,
             f"{own}scale_grad_by_freq",
             True,
             "it divides an example's gradient by counts of the whole batch: set scale_grad_by_freq=False",
         )
-        _validate.check(
+        validate.check(
             not layer.sparse,
             f"{own}sparse",
             True,
@@ -64,7 +64,7 @@ class EmbeddingRule(TableRule):
             index.ndim == 1 and len(index) > 1 and torch.equal(index, torch.arange(len(index), device=index.device))
         )
         remedy = "these look like position ids shared by all examples: give them as one row, shape (1, T)"
-        _validate.check(not shared, "index.shape", tuple(index.shape), remedy)
+        validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         return self.first(index, 2)
 
     def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
@@ -85,17 +85,17 @@ class EmbeddingBagRule(TableRule):
         """Only sums and means of a bag are linear in the table."""
         super().check(name, layer)
         own = f"{name}.mode" if name else "mode"
-        _validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
+        validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The places of every bag, filled up to the longest, and their weights (0 where filled up)."""
         names = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
         index, offsets, given = (names.get(key) for key in ("input", "offsets", "per_sample_weights"))
         assert index is not None
-        work = _rounding.working(layer.weight.dtype)
+        work = rounding.working(layer.weight.dtype)
         weights = torch.ones_like(index, dtype=work) if given is None else given.detach().to(work)
         if index.ndim == 1:
-            _validate.check(offsets is not None, "offsets", offsets, "a flat input needs the start of every bag")
+            validate.check(offsets is not None, "offsets", offsets, "a flat input needs the start of every bag")
             index, weights = _bags(index, weights, offsets, layer.include_last_offset)
         if layer.padding_idx is not None:
             weights = weights * (index != layer.padding_idx)

@@ -15,12 +15,12 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from isthmus import _validate
-from isthmus.gradients._rounding import CHUNK_BYTES
+from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.attention import Replaced
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule, Trainable
+from isthmus.gradients.rounding import CHUNK_BYTES
 
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
 
@@ -114,7 +114,7 @@ class FunctionRule(Rule):
         for child_name, child in layer.named_modules():
             if draws(child):
                 where = f"{name}.{child_name}".strip(".")
-                _validate.refuse(
+                validate.refuse(
                     "module",
                     type(layer).__name__,
                     f"layer {name!r} owns trainable parameters and holds {where!r}, which draws random numbers: its "
@@ -349,7 +349,7 @@ def _copied(layer: nn.Module) -> dict[str, Tensor]:
 
 def _refuse_unless(ok: bool, name: str, why: str) -> None:
     if not ok:
-        raise _validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {REMEDY}")
+        raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {REMEDY}")
 
 
 @contextmanager
@@ -381,7 +381,7 @@ def _one_by_one(layers: Any, name: str, autocast: Autocast) -> Iterator[None]:
             yield
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().split("\n")[0]
-            raise _validate.InvalidInput(
+            raise validate.InvalidInput(
                 f"layer {name!r} owns trainable parameters and cannot be run one example at a time (control flow "
                 "or shapes that depend on data, random numbers, gradient checkpointing, or an operation that "
                 f"torch.func.vmap does not know): {REMEDY}. torch said: {reason}"

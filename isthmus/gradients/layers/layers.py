@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus import _validate
+from isthmus.base import validate
+from isthmus.base.space import Space
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.registry import rule_for
@@ -21,7 +22,6 @@ from isthmus.gradients.layers.rules import Rule
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
-from isthmus.space import Space
 
 Listener = Callable[[str, Rows], None]
 
@@ -62,7 +62,7 @@ class Layers:
         asked = {
             id(parameter) for parameter in module.parameters() if parameter.requires_grad and not _watched(parameter)
         }
-        _validate.check(
+        validate.check(
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
@@ -154,7 +154,7 @@ class Layers:
             kind = type(layer).__name__
             apart = not layer.training and layer.track_running_stats
             remedy = f"layer {name!r} takes statistics from the batch: use get_compatible_module, or eval() on it"
-            _validate.check(apart, "module", kind, remedy)
+            validate.check(apart, "module", kind, remedy)
 
     def no_rows(self) -> Stack:
         """The rows of no example."""
@@ -178,17 +178,17 @@ class Layers:
 
         def push(b: Tensor) -> None:
             if self.token is not token:
-                raise _validate.InvalidInput(
+                raise validate.InvalidInput(
                     f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
                     "loss of a batch before optimizer.step() and before the next batch"
                 )
             if b.dtype.itemsize < 4 and not self.reduced:
-                raise _validate.InvalidInput(
+                raise validate.InvalidInput(
                     f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
                     "the size of the batch, and with it every record's share; use a sum, loss_reduction='sum'"
                 )
             if any(x._version != version for x, version in seen):
-                raise _validate.InvalidInput(
+                raise validate.InvalidInput(
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
@@ -200,7 +200,7 @@ class Layers:
         """Hand the rows of a site to the listener, under the names of its leaves."""
         for suffix, piece in rows.items():
             if self.batch is not None and piece.n != self.batch:
-                raise _validate.InvalidInput(
+                raise validate.InvalidInput(
                     f"layer {site.name!r} saw {piece.n} examples where the module was given {self.batch}: keep the "
                     "examples in the first dimension of every layer's input (batch_first=False: in the second)"
                 )
@@ -217,7 +217,7 @@ class Layers:
 
         def touched(gradient: Tensor) -> None:
             if not self.plain:
-                raise _validate.InvalidInput(
+                raise validate.InvalidInput(
                     f"the parameter {name!r} is used outside the pass of its own layer (by other code of the module, "
                     "by a hook, or in the loss), where its gradient cannot be told example by example: call the layer "
                     "itself, or tie a second layer to the same Parameter; write .detach() where no gradient is meant, "
@@ -266,7 +266,7 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
             own = f"{name}.{suffix}" if name and suffix else name or suffix
             place = (id(binding.weight), str(binding.rows))
             cut = {rows for weight, rows in owner if weight == place[0] and "None" in (rows, place[1])} - {place[1]}
-            _validate.check(not cut, "module", own, "untie it: another layer uses a part of the same parameter")
+            validate.check(not cut, "module", own, "untie it: another layer uses a part of the same parameter")
             leaf = owner.setdefault(place, own)
             bindings.setdefault(leaf, binding)
             leaves[suffix] = leaf

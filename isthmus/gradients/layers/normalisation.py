@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from isthmus import _validate
-from isthmus.gradients import _rounding
+from isthmus.base import validate
+from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.layers.binding import Binding
 from isthmus.gradients.layers.rules import Rule
@@ -34,7 +34,7 @@ class NormalisationRule(Rule):
 
     def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
         """Scale and shift, or one of them."""
-        b, work = self.examples(layer, b), _rounding.working(kept.dtype, b.dtype)
+        b, work = self.examples(layer, b), rounding.working(kept.dtype, b.dtype)
         row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
         parts: dict[str, list[Tensor]] = {suffix: [] for suffix in wanted}
         for lo, hi in row_spans(len(b), row_bytes) or [(0, 0)]:
@@ -84,7 +84,7 @@ class LayerNormRule(NormalisationRule):
     def channels(self, layer: Any, x: Tensor) -> Tensor:
         """The sum over the dimensions between the examples and the normalised ones."""
         places = x.ndim - len(layer.normalized_shape)
-        _validate.check(places >= 1, "input.ndim", x.ndim, "keep the examples in a dimension of their own")
+        validate.check(places >= 1, "input.ndim", x.ndim, "keep the examples in a dimension of their own")
         x = x.flatten(places)
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
@@ -118,7 +118,7 @@ class InstanceNormRule(GroupNormRule):
 
     def check(self, name: str, layer: Any) -> None:
         """Running statistics come from other examples and have no per-example gradient or bound."""
-        _validate.check(
+        validate.check(
             not layer.track_running_stats,
             f"{name}.track_running_stats",
             True,
@@ -128,7 +128,7 @@ class InstanceNormRule(GroupNormRule):
     def examples(self, layer: Any, x: Tensor) -> Tensor:
         """Inputs without a batch dimension are refused."""
         dims = next(d for d, kind in enumerate(self.kinds, 3) if isinstance(layer, kind))
-        _validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
+        validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
         return x.detach()
 
     def normal(self, layer: Any, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import ParametrizationList
 
-from isthmus import _validate
+from isthmus.base import validate
 from isthmus.gradients.layers.attention import AttentionRule, OutputRule
 from isthmus.gradients.layers.convolution import ConvolutionRule
 from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
@@ -45,11 +45,11 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> Rule:
     'LinearRule'
     >>> rule_for("norm", nn.BatchNorm1d(2))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus._validate.InvalidInput: module='BatchNorm1d' is not allowed: layer 'norm' mixes the examples of a batch ...
+    isthmus.base.validate.InvalidInput: module='BatchNorm1d' is not allowed: layer 'norm' mixes ...
     """
     for kinds, why in REFUSED:
         if isinstance(layer, kinds):
-            _validate.refuse("module", type(layer).__name__, f"layer {name!r} {why}")
+            validate.refuse("module", type(layer).__name__, f"layer {name!r} {why}")
     dim = getattr(layer, "batch_dim", batch_dim)
     for rule in RULES:
         for kind in rule.kinds:

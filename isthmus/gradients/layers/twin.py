@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus import _validate
+from isthmus.base import validate
 
 PLAIN = (nn.Module, dict, list, tuple, set, frozenset, str, bytes, int, float, complex, bool, type(None), type)
 
@@ -43,7 +43,7 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
         twin = copy.deepcopy(module, memo)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        raise _validate.InvalidInput(
+        raise validate.InvalidInput(
             f"module={type(module).__name__!r} is not allowed: a copy of it has to be tried out before it is trusted "
             f"with private examples, and copy.deepcopy cannot make one; keep what cannot be copied out of it ({reason})"
         ) from error

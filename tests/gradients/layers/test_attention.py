@@ -10,7 +10,7 @@ from layer_reference import agree, capture, squares, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients.layers import Layers
 
 KINDS = {

@@ -7,7 +7,7 @@ import torch
 from layer_reference import agree, capture, squares, truth
 from torch import nn
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.base import row_spans
 from isthmus.gradients.block_outer import BlockOuter

@@ -9,12 +9,12 @@ import torch
 from layer_reference import agree, capture, squares
 from torch import nn
 
-from isthmus._validate import InvalidInput
+from isthmus.base.space import Space
+from isthmus.base.validate import InvalidInput
+from isthmus.geometry.sketches import Kronecker
 from isthmus.gradients import Dense, Outer
 from isthmus.gradients.layers import Layers
 from isthmus.gradients.lookup import Lookup
-from isthmus.sketches import Kronecker
-from isthmus.space import Space
 
 DTYPES = [torch.float64, torch.float32]
 

@@ -10,12 +10,12 @@ from layer_reference import agree, capture, squares, truth
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from isthmus._validate import InvalidInput
-from isthmus.driver import TorchDriver
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients import Dense, Lazy
 from isthmus.gradients.layers import Layers, general
-from isthmus.parts import Shuffle
-from isthmus.pipeline import Pipeline, Stage
+from isthmus.round.parts import Shuffle
+from isthmus.round.pipeline import Pipeline, Stage
+from isthmus.round.torch_loop import TorchDriver
 
 pytestmark = pytest.mark.filterwarnings("ignore:layer .* owns parameters:UserWarning")
 

@@ -7,7 +7,7 @@ import torch
 from layer_reference import agree, capture, squares, truth
 from torch import nn
 
-from isthmus._validate import InvalidInput
+from isthmus.base.validate import InvalidInput
 from isthmus.gradients.layers import Layers, normalisation
 
 DTYPES = [torch.float64, torch.float32]

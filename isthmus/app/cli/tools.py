@@ -1,0 +1,258 @@
+"""plan, budget, audit, report, demo, bench, reproduce, completion."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from isthmus.app.cli.output import Out, output_options, warn_of_plan
+
+NO_CHECKOUT = (
+    "this needs a checkout of the project, with its Makefile, benchmarks/ and experiments/: they are no part of the "
+    "installed package. Get the sources, and run it inside them."
+)
+
+
+@click.command()
+@click.option("--rows", "-n", "n", type=int, required=True, metavar="N", help="Records: a public number or estimate.")
+@click.option("--columns", "-d", "d", type=int, required=True, metavar="D", help="Columns of numbers (after encoding).")
+@click.option("--epsilon", type=float, required=True, help="The budget; inf plans a run that is not private.")
+@click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1).")
+@click.option("--loss", default="logistic", show_default=True, help="logistic, softmax, squared, huber, hinge ...")
+@click.option("--classes", type=int, default=2, show_default=True, help="Number of classes.")
+@click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex.")
+@click.option("--public", type=click.Path(exists=True, dir_okay=False), help="Public rows (npz, libsvm) to learn from.")
+@click.option("--sparse", is_flag=True, help="The data is CSR.")
+@click.option("--density", type=float, help="Share of entries that are not 0.")
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
+@click.option("--max-passes", type=float, help="At most so many passes over the data.")
+@click.option("--max-dims", type=int, help="At most so many numbers of a gradient may leave the data in a round.")
+@click.option("--scale", default="auto", show_default=True, help="auto, none, columns or moments.")
+@click.option("--penalty", is_flag=True, help="An l1 or l2 penalty is part of the objective.")
+@output_options
+def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None, **facts: Any) -> None:
+    """Rank the algorithms for a problem, from public facts alone.
+
+    Reads no private data and spends nothing.
+
+    \b
+      isthmus plan --rows 30000 --columns 120 --epsilon 1
+    """
+    out = Out(as_json, quiet)
+    with uncollected():
+        from isthmus.app.runs.config import read_constraint
+        from isthmus.app.runs.tables import read
+        from isthmus.base import validate
+        from isthmus.planner import plan as make
+
+        shown = None
+        if public is not None:
+            table = read(public)
+            validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
+            shown = table.x if table.y is None else (table.x, table.y)
+        found = make(constraint=read_constraint(constraint), public=shown, **facts)
+    warn_of_plan(out, found)
+    out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--epsilon", type=float, help="Create it: epsilon that all runs together must not exceed.")
+@click.option("--delta", type=float, help="Create it: delta, such as 1e-6; well below one over the number of records.")
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="Create it: who is protected.")
+@click.option("--dataset", help="Create it: a public name of the data.")
+@output_options
+def budget(
+    file: str,
+    epsilon: float | None,
+    delta: float | None,
+    adjacency: str | None,
+    dataset: str | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Show or create the budget FILE that several runs on one data set share.
+
+    \b
+      isthmus budget census.budget --epsilon 3 --delta 1e-6
+      isthmus train census.csv --target income --epsilon 1 --budget census.budget
+      isthmus budget census.budget
+    """
+    from isthmus.app.runs.budget import open_shared, spenders
+    from isthmus.base import validate
+    from isthmus.privacy import Ledger
+
+    if (epsilon is None) != (delta is None):
+        validate.refuse("budget", (epsilon, delta), "give both --epsilon and --delta to create one, neither to show it")
+    if epsilon is None or delta is None:
+        ledger = open_shared(file)
+    else:
+        ledger = Ledger.open(file, budget=(epsilon, delta), adjacency=adjacency, dataset=dataset)
+    limit = ledger.budget
+    assert limit is not None
+    spent, runs = ledger.spent(), spenders(ledger)
+    data = {
+        "file": str(file),
+        "dataset": ledger.dataset,
+        "epsilon": limit[0],
+        "delta": limit[1],
+        "adjacency": ledger.adjacency.value,
+        "spent": spent,
+        "left": ledger.remaining(),
+        "seeded": ledger.seeded,
+        "runs": [vars(run) for run in runs],
+    }
+    lines = [
+        f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
+        f"spent    {spent:.4f}",
+        f"left     {data['left']:.4f}",
+        *(f"  {run.label:24} epsilon {run.epsilon:.4f} alone, {run.began[:19]}" for run in runs),
+    ]
+    lines += ["NOT PRIVATE: some of the noise came from a seed and can be subtracted"] if data["seeded"] else []
+    lines += [] if runs else ["no run has charged it yet"]
+    Out(as_json, quiet).result(data, "\n".join(lines))
+
+
+@click.command()
+@click.option("--draws", default=200_000, show_default=True, help="Draws of each side of a pair.")
+@click.option("--json", "as_json", is_flag=True, help="Print the reports as JSON.")
+def audit(draws: int, as_json: bool) -> None:
+    """Attack every private algorithm on its worst neighbours.
+
+    Prints claimed and empirical epsilon. Exits with 1 when a sound mechanism is caught violating its claim, or a broken
+    one is not caught.
+    """
+    from isthmus.audit.suite import main as run
+
+    raise SystemExit(run(draws=draws, as_json=as_json))
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True))
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="The HTML file; default: report.html in the run.")
+@output_options
+def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
+    """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
+    from isthmus.app.report import Record, write
+
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    record = Record.from_file(run)
+    path = write(record, output or folder / "report.html")
+    size = path.stat().st_size
+    Out(as_json, quiet).result({"report": str(path), "bytes": size}, f"report: {path} ({size / 1000:.0f} kB)")
+
+
+@click.command()
+def demo() -> None:
+    """Train privately on embedded data, compare, write a report."""
+    from isthmus.app.demo import main as run
+
+    run()
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
+def bench(names: tuple[str, ...], listed: bool) -> None:
+    """Run the benchmarks (all, or those NAMED), in a checkout."""
+    folder = checkout() / "benchmarks"
+    known = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    _run_scripts(known, names, listed)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
+def reproduce(names: tuple[str, ...], listed: bool) -> None:
+    """Run the experiments behind the documented figures (all, or those NAMED), in a checkout.
+
+    The data sets are read from the folder ISTHMUS_DATA.
+    """
+    root = checkout()
+    wanted = _experiments(root)
+    known = {name: root / "experiments" / f"{name}.py" for name in wanted}
+    if not listed and "ISTHMUS_DATA" not in os.environ:
+        raise click.UsageError("set ISTHMUS_DATA to the folder with the data sets (.npz)")
+    _run_scripts(known, names, listed)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a SHELL.
+
+    \b
+      isthmus completion bash >> ~/.bashrc
+      isthmus completion zsh >> ~/.zshrc
+      isthmus completion fish > ~/.config/fish/completions/isthmus.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = ctx.find_root().command
+    if shell == "bash":  # its check of the installed version needs a bash, and only warns
+        kind = type("Bash", (kind,), {"_check_version": staticmethod(lambda: None)})
+    click.echo(kind(root, {}, "isthmus", "_ISTHMUS_COMPLETE").source())
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look through a short command's imports again and again.
+
+    What is there in the end is kept, so that the exit does not look through it either: a fifth of a plan's time.
+    """
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if before:
+            gc.enable()
+
+
+def checkout() -> Path:
+    """The root of the sources: above the working folder, or around the package; a usage error where there is none."""
+    here = Path.cwd()
+    for root in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        project = root / "pyproject.toml"
+        if (root / "Makefile").is_file() and (root / "benchmarks").is_dir() and project.is_file():
+            if 'name = "isthmus"' in project.read_text(encoding="utf-8"):
+                return root
+    raise click.UsageError(NO_CHECKOUT)
+
+
+def _experiments(root: Path) -> list[str]:
+    """What the Makefile lists as EXPERIMENTS."""
+    for line in (root / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+        if line.startswith("EXPERIMENTS"):
+            return line.partition("=")[2].split()
+    return []
+
+
+def _run_scripts(known: dict[str, Path], names: tuple[str, ...], listed: bool) -> None:
+    """Run scripts one after the other; exits with 1 at the first that fails."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.UsageError(f"there is no {unknown[0]!r}; choose from: {', '.join(known)}")
+    if listed:
+        click.echo("\n".join(known))
+        return
+    for name in names or known:
+        click.echo(f"== {name}")
+        if subprocess.run([sys.executable, str(known[name])], check=False).returncode:
+            click.echo(f"error: {name} failed", err=True)
+            raise SystemExit(1)
+
+
+COMMANDS = (plan, budget, audit, report, demo, bench, reproduce, completion)

@@ -1,0 +1,273 @@
+"""train, predict."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from isthmus.app.cli.output import Out, output_options, warn_of_plan
+
+_FILE = click.Path(dir_okay=False)
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def _pairs(text: tuple[str, ...], what: str) -> dict[str, str]:
+    """`name=value` arguments by their names; the last `=` with something after it counts."""
+    found = {}
+    for each in text:
+        name, equals, value = each.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise click.UsageError(f"{what} {each!r}: write it as column=value")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _range(text: str, what: str) -> list[Any]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2:
+        raise click.UsageError(f"{what} {text!r}: write a range as low,high")
+    return parts
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+DATA_OPTIONS = [
+    click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
+    click.option("--task", type=click.Choice(["classification", "regression"]), help="Else guessed, with a warning."),
+    click.option("--classes", metavar="A,B,..", help="All labels; else read off the data, with a warning."),
+    click.option("--target-bounds", metavar="LOW,HIGH", help="Public range of the target; else bought."),
+    click.option("--schema", type=_FILE, help="A schema.toml: types, words and ranges of the columns, all public."),
+    click.option("--public", type=_FILE, help="Public rows: types, words, ranges and scales are taken from them."),
+    click.option("--categories", multiple=True, metavar="COL=A,B,..", help="The public words of a column."),
+    click.option(
+        "--bounds",
+        multiple=True,
+        metavar="[COL=]LOW,HIGH",
+        help="The public range of a column (numbers or dates), or of all.",
+    ),
+    click.option("--hash", "hashed", multiple=True, metavar="COL=BUCKETS", help="Hash a column's words."),
+    click.option("--drop", multiple=True, metavar="COL", help="Leave a column out."),
+    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
+    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
+    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv.  [default: .]"),
+    click.option("--features", type=int, metavar="D", help="Columns of a libsvm file."),
+    click.option("--zero-based", is_flag=True, default=None, help="Indices of a libsvm file begin with 0."),
+]
+PRIVACY_OPTIONS = [
+    click.option("--epsilon", "-e", type=float, help="The privacy budget; inf trains without privacy.  [default: 1]"),
+    click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1)."),
+    click.option(
+        "--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="Who is protected.  [default: add-remove]"
+    ),
+    click.option(
+        "-n", "--rows", "n", type=int, help="A public estimate of the number of rows; else the true one is public."
+    ),
+    click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget)."),
+    click.option("--test", type=_FILE, help="Test rows that are public: exact figures."),
+    click.option(
+        "--test-fraction", type=float, metavar="SHARE", help="Keep so many rows out of training, and measure on them."
+    ),
+    click.option(
+        "--test-epsilon", type=float, help="Noisy figures of private test rows for this.  [default: epsilon/10]"
+    ),
+    click.option(
+        "--release-test-metrics", is_flag=True, default=None, help="Publish figures of held-out rows without noise."
+    ),
+]
+MODEL_OPTIONS = [
+    click.option("--loss", help="logistic, softmax, hinge, smooth_hinge; squared, huber, poisson."),
+    click.option("--algorithm", help="auto asks the planner.  [default: auto]"),
+    click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex."),
+    click.option("--l1", type=float, help="Strength of an l1 penalty."),
+    click.option("--l2", type=float, help="Strength of an l2 penalty."),
+    click.option("--clip", type=float, help="Bound of a record's gradient."),
+    click.option("--step", type=float, help="Step size."),
+    click.option("--max-iter", type=int, help="Rounds."),
+    click.option("--batch-size", type=int, help="Expected records in a round."),
+    click.option("--scale", help="auto, none, columns, moments or public."),
+    click.option("--data-norm", type=float, help="A public bound of the rows' length."),
+    click.option("--no-intercept", is_flag=True, help="Without an intercept."),
+]
+
+
+def _all(options: list[Any]) -> Callable[[Any], Any]:
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.command()
+@click.argument("data", required=False, type=_FILE)
+@_all(PRIVACY_OPTIONS)
+@_all(DATA_OPTIONS)
+@_all(MODEL_OPTIONS)
+@click.option("--config", type=_FILE, help="A TOML file with these options and the tables [target], [columns].")
+@click.option("--out", "-o", type=click.Path(file_okay=False), help="The run's folder.  [default: runs/<name>-<k>]")
+@click.option("--title", help="Title of the report.")
+@click.option("--resume", type=click.Path(), metavar="RUN", help="Go on with a run that was stopped.")
+@click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
+@output_options
+@click.pass_context
+def train(ctx: click.Context, as_json: bool, quiet: bool, resume: str | None, dry_run: bool, **given: Any) -> None:
+    """Train a private model on DATA: csv, tsv, parquet, npz or libsvm.
+
+    \b
+      isthmus train people.csv --target income --epsilon 1
+      isthmus train people.csv --target income --classes low,high --bounds age=17,90 --test-fraction 0.2
+      isthmus train --resume runs/people-1
+
+    Writes the model, the plan, the ledger, the figures and the record of the run into a folder. Whatever is not
+    declared is bought from the budget, or guessed from the data with a warning that names the option to declare it.
+    """
+    out = Out(as_json, quiet)
+    if resume is not None:
+        told = [name for name, value in given.items() if value not in (None, (), False)]
+        if told or dry_run:
+            raise click.UsageError(
+                f"--resume goes on with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
+            )
+        from isthmus.app.runs import train as work
+
+        finish(out, work.resume(resume, say=out.say, warn=out.warn, progress=_bar(out)))
+        return
+    config = given.pop("config")
+    options = options_of(**given)
+    if options.get("data") is None and config is None:
+        raise click.UsageError("give a file to train on, --config or --resume")
+    from isthmus.app.runs import train as work
+    from isthmus.app.runs.config import load
+
+    settings, declared = load(config, options)
+    if dry_run:
+        show_plan(out, settings.n, *work.dry_run(settings, declared))
+        return
+    finish(out, work.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
+
+
+def options_of(
+    categories: tuple[str, ...],
+    bounds: tuple[str, ...],
+    hashed: tuple[str, ...],
+    drop: tuple[str, ...],
+    classes: str | None,
+    target_bounds: str | None,
+    no_intercept: bool,
+    **rest: Any,
+) -> dict[str, Any]:
+    """The options as settings and columns."""
+    every = [each for each in bounds if "=" not in each]
+    if len(every) > 1:
+        raise click.UsageError("give --bounds LOW,HIGH for all columns once; COL=LOW,HIGH for one")
+    columns: dict[str, Any] = {name: _words(words) for name, words in _pairs(categories, "--categories").items()}
+    named = _pairs(tuple(each for each in bounds if "=" in each), "--bounds")
+    for name, each in named.items():
+        ends = _range(each, "--bounds")
+        kind = "date" if all(_DATE.fullmatch(end) for end in ends) else "number"
+        columns[name] = {"type": kind, "bounds": ends}
+    for name, count in _pairs(hashed, "--hash").items():
+        columns[name] = {"type": "hash", "buckets": int(count) if count.isdecimal() else count}
+    columns |= dict.fromkeys(drop, "drop")
+    return {
+        **rest,
+        "columns": columns,
+        "classes": _words(classes),
+        "bounds": _range(every[0], "--bounds") if every else None,
+        "target_bounds": None if target_bounds is None else _range(target_bounds, "--target-bounds"),
+        "intercept": False if no_intercept else None,
+    }
+
+
+def _bar(out: Out) -> bool:
+    return not out.quiet and sys.stderr.isatty()
+
+
+def finish(out: Out, outcome: Any) -> None:
+    """Say what came out of a run."""
+    record = outcome.record
+    lines = [f"run        {outcome.folder}"]
+    lines.append(
+        f"model      {record.model['algorithm']}, {record.model['rounds']} rounds, {record.model['seconds'] or 0:.1f} s"
+    )
+    if record.private:
+        split = f" (training {record.budget['epsilon']:g}, and test figures)" if outcome.charged_test else ""
+        covered = "everything counted" if not outcome.warnings else "with the warnings above"
+        covered = "of what was released with noise" if outcome.leaks else covered
+        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
+        lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
+    else:
+        lines.append("privacy    none: this model is NOT private")
+    shared = record.budget["shared"]
+    if shared is not None:
+        lines.append(f"budget     {shared['spent']:.4g} of {shared['epsilon']:g} spent ({shared['file']})")
+    lines += [f"test       {figure.words()}" for figure in outcome.figures]
+    if not outcome.figures:
+        lines.append("test       nothing was measured (--test-fraction keeps rows for it)")
+    if not out.quiet:
+        lines += ["", f"isthmus predict {outcome.folder} DATA -o predictions.csv", f"isthmus report {outcome.folder}"]
+    out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
+
+
+def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
+    """Say what a run would do."""
+    n = problem.n if estimate is None else estimate
+    for leak in problem.leaks:
+        out.warn(leak)
+    warn_of_plan(out, plan)
+    lines = [f"note: {note}" for note in problem.notes]
+    lines += ["", f"{n} rows, {problem.d} columns of numbers, {problem.target.task} of {problem.target.name!r}"]
+    if problem.target.classes:
+        lines.append(f"classes: {', '.join(problem.target.classes)}")
+    lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
+    lines += ["", plan.words(), "", plan.table(), "", "nothing was spent, nothing was written"]
+    data = {
+        "n": n,
+        "d": problem.d,
+        "task": problem.target.task,
+        "classes": problem.target.classes,
+        "schema": problem.schema.to_toml(),
+        "leaks": problem.leaks,
+        "notes": problem.notes,
+        "plan": plan.to_dict(),
+    }
+    out.result(data, "\n".join(lines))
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@click.argument("data", type=_FILE)
+@click.option("--output", "-o", required=True, type=_FILE, help="A file ending in .csv, .tsv, .npz or .parquet.")
+@click.option("--proba", is_flag=True, help="Also the probability of each class.")
+@output_options
+def predict(run: str, data: str, output: str, proba: bool, as_json: bool, quiet: bool) -> None:
+    """Predict for the rows of DATA with the model of a RUN.
+
+    Rows are encoded by the run's schema. A prediction tells something about the row it is made for: only the rows the
+    model was trained on are protected by its epsilon.
+    """
+    from isthmus.app.runs import model, tables
+    from isthmus.app.runs.config import Settings
+    from isthmus.app.runs.folder import RunFolder
+
+    folder = RunFolder.open(run)
+    found = model.load(folder)
+    reading = Settings.from_dict(folder.settings["settings"]).reading
+    table = tables.read(data, part="test", reading=reading)
+    columns = found.predict(found.encode(table), proba)
+    tables.write(output, columns)
+    rows = len(columns["prediction"])
+    Out(as_json, quiet).result(
+        {"output": str(Path(output)), "rows": rows, "columns": list(columns)}, f"{rows} predictions: {output}"
+    )
+
+
+COMMANDS = (train, predict)

@@ -1,0 +1,300 @@
+"""The settings of a training run, from a TOML file and options; an option beats the file.
+
+The file has the options' names with underscores, and the tables [target] and [columns] of a schema:
+
+    data = "people.csv"
+    epsilon = 1.0
+    test_fraction = 0.2
+
+    [target]
+    name = "income"
+    classes = ["low", "high"]
+
+    [columns]
+    age = [17, 90]
+
+Paths in it are relative to the file.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from isthmus.app.runs.schema import TASKS, Schema, known_keys, read_bounds, read_column, read_target, read_words
+from isthmus.app.runs.tables import Reading
+from isthmus.base import validate
+
+PATHS = ("data", "public", "test", "budget", "schema", "out")
+SETS = "l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice of a run; None leaves a choice to the estimator.
+
+    data, target, task, classes, target_bounds   what is read and predicted
+    epsilon, delta, adjacency, n     the promise: who is protected, and how far
+    loss ... options                 what the estimator is given
+    bounds                           the public range of every number that has none of its own
+    public                           a file of public rows: types, words, ranges and scales are taken from it
+    test, test_fraction              a file, or a share of the rows, kept out of training
+    test_epsilon                     what a noisy figure of the test rows costs
+    release_test_metrics             publish that figure without noise
+    budget                           a ledger shared with other runs on the same data
+    """
+
+    data: str = ""
+    target: str | None = None
+    task: str | None = None
+    classes: tuple[str, ...] | None = None
+    target_bounds: tuple[float, float] | None = None
+    epsilon: float = 1.0
+    delta: float | None = None
+    adjacency: str = "add-remove"
+    n: int | None = None
+    loss: str | None = None
+    algorithm: str = "auto"
+    constraint: str | None = None
+    l1: float = 0.0
+    l2: float = 0.0
+    clip: float | None = None
+    step: float | None = None
+    max_iter: int | None = None
+    batch_size: int | None = None
+    scale: str = "auto"
+    data_norm: float | None = None
+    intercept: bool = True
+    class_weight: dict[str, float] | str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+    public: str | None = None
+    test: str | None = None
+    test_fraction: float | None = None
+    test_epsilon: float | None = None
+    release_test_metrics: bool = False
+    budget: str | None = None
+    title: str | None = None
+    schema: str | None = None
+    out: str | None = None
+    separator: str | None = None
+    encoding: str = "utf-8"
+    decimal: str = "."
+    features: int | None = None
+    zero_based: bool = False
+
+    def __post_init__(self) -> None:
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check(name, value))
+        validate.check(bool(self.data), "data", self.data, "give the file to train on")
+        tests = [name for name in ("test", "test_fraction") if getattr(self, name) is not None]
+        validate.check(len(tests) < 2, "test_fraction", self.test_fraction, "give test or test_fraction, not both")
+        for name in ("test_epsilon", "release_test_metrics"):
+            value = getattr(self, name)
+            validate.check(not value or bool(tests), name, value, "it needs test rows: give test or test_fraction")
+        hidden = "the number of held-out rows would give the private number of rows away: give a public test file"
+        validate.check(self.n is None or self.test_fraction is None, "n", self.n, hidden)
+        both = bool(self.test_epsilon and self.release_test_metrics)
+        validate.check(not both, "test_epsilon", self.test_epsilon, "publish the figures bare or noisy, not both")
+        validate.check(
+            self.private or not self.budget, "budget", self.budget, "epsilon = inf spends none: leave it out"
+        )
+
+    @property
+    def private(self) -> bool:
+        """Whether epsilon is finite."""
+        return math.isfinite(self.epsilon)
+
+    @property
+    def reading(self) -> Reading:
+        """How files are read."""
+        return Reading(self.separator, self.encoding, self.features, self.zero_based)
+
+    @property
+    def measure_epsilon(self) -> float | None:
+        """Epsilon of the noisy figure of the test rows, None where it is published bare or not at all.
+
+        A share of the private rows is measured for a tenth of epsilon unless told otherwise; a file of test rows counts
+        as public unless `test_epsilon` says that it is not.
+        """
+        if self.test_epsilon is not None or not self.private:
+            return self.test_epsilon
+        return self.epsilon / 10 if self.test_fraction is not None and not self.release_test_metrics else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; infinity is the text "inf"."""
+        shown = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return shown | {"epsilon": self.epsilon if self.private else "inf"}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Settings:
+        """What `to_dict` wrote."""
+        known_keys("settings", data, [each.name for each in fields(Settings)])
+        return Settings(**data)
+
+
+def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings, Schema]:
+    """Settings and declared schema from a TOML file (or none) and the options that were given.
+
+    >>> settings, schema = load(None, {"data": "people.csv", "target": "income", "epsilon": 2.0})
+    >>> settings.epsilon, settings.target, settings.measure_epsilon
+    (2.0, 'income', None)
+    >>> load(None, {"data": "people.csv", "epsilon": -1.0})
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number > 0; inf trains without privacy
+    """
+    told = {} if file is None else _read_toml(Path(file))
+    names = [each.name for each in fields(Settings)]
+    known_keys("config", told, [*names, "columns"])
+    given = {key: value for key, value in options.items() if value is not None and value != ()}
+    path = given.get("schema") or told.get("schema")
+    declared = Schema() if path is None else _declared(Schema.load(path))
+    declared = _with_target(declared, told.pop("target", None))
+    columns = [read_column(name, value) for name, value in told.pop("columns", {}).items()]
+    columns += [read_column(name, value) for name, value in given.pop("columns", {}).items()]
+    declared = declared.with_columns(columns)
+    found = declared.target
+    if found is not None and given.get("target") in (None, found.name):  # what it says of another target is of no use
+        for key, value in (("target", found.name), ("task", found.task), ("classes", found.classes)):
+            told.setdefault(key, value)
+        told.setdefault("target_bounds", found.bounds)
+        told.setdefault("decimal", found.decimal)
+    return Settings(**{**told, **given}), replace(declared, target=None)
+
+
+def _declared(schema: Schema) -> Schema:
+    """Whoever hands a schema in declares it public, wherever it came from."""
+    return replace(schema, columns=tuple(replace(column, source="declared") for column in schema.columns))
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    validate.check(file.is_file(), "config", str(file), "there is no such file")
+    try:
+        told = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        validate.refuse("config", str(file), f"it is not TOML ({error})")
+    for name in PATHS:
+        if isinstance(told.get(name), str):
+            told[name] = str(file.parent / told[name])
+    return told
+
+
+def _with_target(schema: Schema, target: Any) -> Schema:
+    if target is None:
+        return schema
+    return replace(schema, target=read_target({"name": target} if isinstance(target, str) else target))
+
+
+def read_constraint(text: str | None) -> Any:
+    """The set that a text names, or None.
+
+    >>> read_constraint("l1:50"), read_constraint("linf:2")
+    (L1Ball(radius=50.0), LInfBall(radius=2.0...))
+    """
+    if text is None:
+        return None
+    from isthmus.geometry import sets
+
+    kind, _, numbers = text.partition(":")
+    try:
+        values = [float(each) for each in numbers.split(",")] if numbers else []
+        made: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+            "l1": (sets.L1Ball, (1,)),
+            "l2": (sets.L2Ball, (1,)),
+            "linf": (sets.LInfBall, (1,)),
+            "box": (sets.Box, (2,)),
+            "simplex": (sets.Simplex, (0, 1)),
+        }
+        build, sizes = made[kind.strip().lower()]
+        validate.check(len(values) in sizes, "constraint", text, f"{kind} takes {sizes[0]} number(s)")
+        return build(*values)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f" ({error})" if isinstance(error, validate.InvalidInput) else ""
+        validate.refuse("constraint", text, f"give {SETS}{reason}")
+
+
+# ---------------------------------------------------------------- checks, one for each setting
+
+
+def _epsilon(name: str, value: Any) -> float:
+    number = float(value) if isinstance(value, (int, float, str)) and _is_number(value) else math.nan
+    validate.check(number > 0, name, value, "give a number > 0; inf trains without privacy")
+    return number
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return not isinstance(value, bool)
+
+
+def _checked(check: Callable[..., None], kind: type) -> Callable[[str, Any], Any]:
+    def read(name: str, value: Any) -> Any:
+        check(**{name: value})
+        return kind(value)
+
+    return read
+
+
+def _text(name: str, value: Any) -> str:
+    validate.check(isinstance(value, str) and bool(value), name, value, "give text")
+    return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    validate.check(isinstance(value, bool), name, value, "give true or false")
+    return value
+
+
+def _among(*choices: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        validate.one_of(choices, **{name: value})
+        return value
+
+    return read
+
+
+def _table(name: str, value: Any) -> Any:
+    validate.check(isinstance(value, Mapping), name, value, "give a table")
+    return dict(value)
+
+
+def _weights(name: str, value: Any) -> Any:
+    if value == "balanced":
+        return value
+    validate.check(isinstance(value, Mapping), name, value, "give a table of weights by class")
+    return {str(key): float(weight) for key, weight in value.items()}
+
+
+def _constraint(name: str, value: Any) -> str:
+    read_constraint(_text(name, value))
+    return value
+
+
+_POSITIVE, _SIZE = _checked(validate.positive, float), _checked(validate.positive_int, int)
+_NATURAL, _UNIT = _checked(validate.non_negative, float), _checked(validate.open_unit, float)
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("clip", "step", "data_norm", "test_epsilon"), _POSITIVE),
+    **dict.fromkeys(("n", "max_iter", "batch_size", "features"), _SIZE),
+    **dict.fromkeys(("l1", "l2"), _NATURAL),
+    **dict.fromkeys(("delta", "test_fraction"), _UNIT),
+    **dict.fromkeys(("intercept", "release_test_metrics", "zero_based"), _flag),
+    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "decimal", "separator", "title"), _text),
+    **dict.fromkeys(PATHS, lambda name, value: str(value)),
+    "epsilon": _epsilon,
+    "adjacency": _among("add-remove", "replace-one"),
+    "task": _among(*TASKS),
+    "classes": read_words,
+    **dict.fromkeys(("bounds", "target_bounds"), read_bounds),
+    "constraint": _constraint,
+    "class_weight": _weights,
+    "options": _table,
+}

@@ -1,0 +1,188 @@
+"""The folder of a run: it appears whole, its files are replaced whole, and what was damaged is refused.
+
+A file is written beside its place, forced to the disk and renamed, so a kill leaves the old one or the new one.
+`settings.json` states digests of itself and of the schema, the model has a seal of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.base import validate
+
+SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
+MODEL, METRICS, RUN = "model.safetensors", "metrics.json", "run.json"
+TRAINED, SECRET = "training.json", "split.secret"
+"""Until the record is written only: what the record needs of the training, and the salt that tells test rows apart."""
+FORMATS = {TRAINED: "isthmus-training-1", SETTINGS: "isthmus-settings-1", METRICS: "isthmus-metrics-1"}
+
+
+class FolderDamaged(RuntimeError):
+    """A run folder that lacks a file, or whose files were cut or altered: the message has the file and what to do."""
+
+
+class RunFolder:
+    """A folder that `create` made or `open` found and checked.
+
+    >>> import tempfile
+    >>> base = Path(tempfile.mkdtemp())
+    >>> run = RunFolder.create(base / "census", {"epsilon": 1.0}, schema="", plan={})
+    >>> RunFolder.open(base / "census").settings
+    {'epsilon': 1.0}
+    >>> _ = (base / "census" / "settings.json").write_text('{"epsilon": 9.0}')
+    >>> RunFolder.open(base / "census")
+    Traceback (most recent call last):
+    isthmus.app.runs.folder.FolderDamaged: .../settings.json was cut or altered: ...
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = path, settings
+
+    # ------------------------------------------------------------ making and finding
+
+    @staticmethod
+    def create(
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        schema: str,
+        plan: Mapping[str, Any] | None,
+        secret: str | None = None,
+    ) -> RunFolder:
+        """A new folder with its settings, schema, plan and secret: all of them or none."""
+        validate.check(not path.exists(), "out", str(path), "it exists: give another folder, or go on with --resume")
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            partial.mkdir(parents=True)
+            half = RunFolder(partial, dict(settings))
+            half.write(SCHEMA, schema.encode())
+            half.write_sealed(SETTINGS, {"settings": dict(settings), "schema_sha256": digest(schema.encode())})
+            if plan is not None:
+                half.write(PLAN, _json(plan))
+            if secret is not None:
+                half.write(SECRET, secret.encode())
+                (partial / SECRET).chmod(0o600)
+            partial.rename(path)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            validate.refuse("out", str(path), f"a run cannot be kept there ({error.strerror or error})")
+        _sync(path.parent)
+        return RunFolder(path, dict(settings))
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """An existing folder, its settings and schema verified."""
+        folder = RunFolder(Path(path), {})
+        validate.check(folder.path.is_dir(), "run", str(path), "there is no such folder: give one that a run has made")
+        if not (folder.path / SETTINGS).exists():
+            raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
+        sealed = folder.read_sealed(SETTINGS)
+        folder.settings = sealed["settings"]
+        if digest(folder.read(SCHEMA)) != sealed["schema_sha256"]:
+            raise FolderDamaged(
+                f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
+                "changed copy as its --schema"
+            )
+        return folder
+
+    # ------------------------------------------------------------ files
+
+    def has(self, name: str) -> bool:
+        """Whether it has a file."""
+        return (self.path / name).exists()
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; a missing one is damage."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise FolderDamaged(f"{self.path / name} cannot be read ({error.strerror}): {_REMEDY}") from None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file by another, whole or not at all."""
+        partial = self.path / f".{name}.{secrets.token_hex(4)}"
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / name)
+        _sync(self.path)
+
+    def read_sealed(self, name: str) -> dict[str, Any]:
+        """A JSON file with its own digest."""
+        try:
+            data = json.loads(self.read(name))
+            stated = data.pop("sha256")
+        except (ValueError, KeyError, AttributeError):
+            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}") from None
+        if stated != digest(_json(data)):
+            raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")
+        if data.get("format") != FORMATS[name]:
+            raise FolderDamaged(
+                f"{self.path / name} has format {data.get('format')!r}; this version reads {FORMATS[name]!r}"
+            )
+        return data
+
+    def write_sealed(self, name: str, data: Mapping[str, Any]) -> None:
+        """A JSON file that states its own digest."""
+        body = {"format": FORMATS[name], **data}
+        self.write(name, _json({**body, "sha256": digest(_json(body))}))
+
+    def sync(self, name: str) -> None:
+        """Force a file that something else has written to the disk."""
+        with (self.path / name).open("rb") as file:
+            os.fsync(file.fileno())
+        _sync(self.path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the folder against other processes that would train in it."""
+        import fcntl
+
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                validate.refuse(
+                    "run", str(self.path), "another process is at work on it: wait for it, or stop it first"
+                )
+            yield
+
+
+def next_folder(name: str, parent: str | Path = "runs") -> Path:
+    """`runs/<name>-<k>` for the first k that is free."""
+    safe = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
+    k = 1
+    while (Path(parent) / f"{safe}-{k}").exists():
+        k += 1
+    return Path(parent) / f"{safe}-{k}"
+
+
+_REMEDY = "restore it, or begin a new run (what was spent stays spent: see the ledger)"
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def _sync(folder: Path) -> None:
+    """Force a directory's entries to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

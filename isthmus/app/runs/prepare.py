@@ -1,0 +1,305 @@
+"""From settings to what an estimator takes: rows, targets, public ranges, test rows, and what leaked on the way.
+
+What is not declared is taken from public rows where there are some; only what is left is guessed from the private rows,
+and every such guess is named as a leak with the option that avoids it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from isthmus.app.runs.config import Settings
+from isthmus.app.runs.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
+from isthmus.app.runs.infer import infer
+from isthmus.app.runs.schema import Column, Schema, Target
+from isthmus.app.runs.tables import Table, check_numbers, columns_of, read
+from isthmus.base import validate
+
+MOST_CLASSES = 100
+FEW = 10
+"""Labels of fewer rows are never read off private data."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The rows to train on, as numbers, and everything public about them.
+
+    features   names of the encoded columns, None for a matrix
+    bounds     public ranges of the columns (NaN: to be bought), or None: none is known
+    public     public rows, with targets where the file has them
+    test       rows and targets kept out of training
+    leaks      what was read off private rows without being paid for, each with its remedy
+    notes      what a user should know and that is no leak
+    """
+
+    name: str
+    schema: Schema
+    x: Any
+    y: np.ndarray
+    features: list[str] | None
+    bounds: tuple[np.ndarray, np.ndarray] | None
+    public: Any = None
+    test: tuple[Any, np.ndarray] | None = None
+    leaks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> Target:
+        """The target, its task and classes settled."""
+        assert self.schema.target is not None
+        return self.schema.target
+
+    @property
+    def n(self) -> int:
+        """Rows to train on."""
+        return int(self.x.shape[0])
+
+    @property
+    def d(self) -> int:
+        """Columns as numbers."""
+        return int(self.x.shape[1])
+
+
+def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = False) -> Problem:
+    """Read and encode the data.  `settled` says that the schema is complete: nothing may be guessed any more."""
+    names = columns_of(settings.data, settings.reading)
+    if names is not None:
+        _check_names(settings, declared, names)
+    public = None if settings.public is None else read(settings.public, reading=settings.reading)
+    table = read(settings.data, reading=settings.reading)
+    validate.check(table.n > 0, "data", settings.data, "it has no rows")
+    leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
+    if table.frame is not None:
+        schema, more, told = _complete(settings, declared, table, public)
+        leaks, notes = leaks + more, notes + told
+    else:
+        schema = replace(declared, columns=())
+    target, more, told = _settle_target(settings, schema, table, public)
+    schema, leaks, notes = replace(schema, target=target), leaks + more, notes + told
+    validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
+    fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
+    x, y = rows_of(table, schema, all_have=fixed)
+    validate.check(len(y) > 0, "target", target.name, "no row has a target")
+    test = None
+    if settings.test is not None:
+        rows = read(settings.test, part="test", reading=settings.reading)
+        test = rows_of(rows, schema, "test", all_have=fixed and settings.measure_epsilon is not None)
+    if settings.test_fraction is not None:
+        (x, y), test = split(x, y, settings.test_fraction, salt)
+    bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
+    features = schema.features if table.frame is not None else None
+    return Problem(
+        table.name, schema, x, y, features, bounds, _public_rows(public, schema), test, tuple(leaks), tuple(notes)
+    )
+
+
+def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool = False) -> tuple[Any, np.ndarray]:
+    """The encoded rows that have a target, and their targets; refused if `all_have` one and some have not."""
+    target = schema.target
+    assert target is not None
+    if table.frame is None:
+        validate.check(table.y is not None, what, table.name, "it has no targets y")
+        check_numbers(table, what)
+    else:
+        validate.check(target.name in table.frame.columns, what, table.name, f"it has no column {target.name!r}")
+    y, kept = encode_target(_targets(table, target.name), target)
+    whole = bool(kept.all())
+    remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
+    validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
+    if table.frame is None:
+        return (table.x if whole else table.x[kept]), y
+    return encode(table.frame if whole else table.frame[kept], schema), y
+
+
+# ---------------------------------------------------------------- names
+
+
+def _check_names(settings: Settings, declared: Schema, names: list[str]) -> None:
+    """Names are public: wrong ones are refused from the header alone."""
+    shown = ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "")
+    remedy = f"give the column to predict, one of {shown}"
+    validate.check(settings.target is not None, "target", None, remedy)
+    for where, name in [("target", settings.target), *(("columns", name) for name in declared.names)]:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {shown}"
+            validate.refuse(where, name, hint)
+
+
+def _about(settings: Settings, table: Table) -> Iterable[str]:
+    names = "the names of the columns" if table.frame is not None else "the number of columns"
+    if settings.n is None:
+        yield f"{names} and the number of rows count as public (--rows N hides the number of rows)"
+    else:
+        yield f"{names} count as public; the number of rows is not published, {settings.n} stands for it"
+
+
+# ---------------------------------------------------------------- columns
+
+
+def _complete(
+    settings: Settings, declared: Schema, table: Table, public: Table | None
+) -> tuple[Schema, list[str], list[str]]:
+    """The schema of every column, in the table's order."""
+    columns, guessed, notes = [], [], []
+    frame = table.frame
+    for name in frame.columns:
+        if name == settings.target:
+            continue
+        column = declared.get(name)
+        if column is None:
+            known = public is not None and public.frame is not None and name in public.frame.columns
+            assert public is not None or not known
+            rows = public.frame[name] if public is not None and known else frame[name]
+            found = infer(name, rows, public=known, decimal=settings.decimal)
+            column = found.column
+            guessed += [] if known else [name]
+            notes += [f"column {name!r} is {_outcome(column)}: {found.why}"] if found.why else []
+        if column.type == "number" and column.bounds is None and settings.bounds is not None:
+            column = replace(column, bounds=settings.bounds)
+        if column.type == "number" and column.decimal == "." and not column.thousands:
+            column = replace(column, decimal=settings.decimal)
+        columns.append(column)
+    schema = Schema(tuple(columns))
+    validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
+    hashed = [c.name for c in columns if c.type == "hash" and c.source == "data"]
+    if hashed:
+        notes.append(
+            f"the words of {_listed(hashed)} go into fixed buckets by a fixed hash; none is learned. Name the words "
+            f'to tell them apart: --categories "{hashed[0]}=a,b,c"'
+        )
+    leaks = []
+    if guessed:
+        leaks.append(
+            f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
+            "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
+        )
+    return schema, leaks, notes
+
+
+def _outcome(column: Column) -> str:
+    return "left out" if column.type == "drop" else f"read as {column.type}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+# ---------------------------------------------------------------- the target
+
+
+def _settle_target(
+    settings: Settings, schema: Schema, table: Table, public: Table | None
+) -> tuple[Target, list[str], list[str]]:
+    """The target with its task and classes: declared, taken from public rows, or guessed with a leak."""
+    name = settings.target or "y"
+    values = _targets(table, name)
+    validate.check(values is not None, "data", table.name, "it has no targets y")
+    shown = None if public is None else _targets(public, name)
+    source, free = (values, False) if shown is None else (shown, True)
+    leaks, notes = [], []
+    task = settings.task or ("classification" if settings.classes is not None else None)
+    task = task or ("regression" if settings.target_bounds is not None else None)
+    if task is None:
+        task = _guess_task(source, settings.decimal)
+        told = f"the task, {task}, was guessed from the target column {name!r}"
+        leaks += [] if free else [f"{told}: give --task {task}"]
+    classes = settings.classes
+    if task == "classification" and classes is None:
+        words, absent = as_words(source)
+        classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
+        remedy = "that is too many: give --task regression, or --classes"
+        validate.check(2 <= len(classes) <= MOST_CLASSES, "classes", f"{len(classes)} labels", remedy)
+        if settings.private and not free:
+            _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
+        told = f"the classes {list(classes)} were read off the target column {name!r}"
+        leaks += [] if free else [f"{told}: give --classes {','.join(classes)}"]
+    ranged = settings.target_bounds
+    validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
+    if task == "regression":
+        validate.check(classes is None, "classes", classes, "--task regression has none")
+        ranged = _range_of(shown, settings.decimal) if ranged is None and shown is not None else ranged
+    if table.frame is not None:
+        notes.append("rows without a target are left out")
+    kept = classes if task == "classification" else None
+    return Target(name, task, kept, ranged, settings.decimal if kept is None else "."), leaks, notes
+
+
+def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
+    """Refuse to publish a label that few rows have: read off the data, it would tell of those rows."""
+    rows = Counter(labels.tolist())
+    known = ",".join(label for label in classes if rows[label] >= FEW)
+    remedy = (
+        f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
+        f"may be public (those of more rows are --classes {known}) and remove the other rows, or give --task regression"
+    )
+    validate.check(min(rows.values()) >= FEW, "classes", "(read off the data)", remedy)
+
+
+def _range_of(values: Any, decimal: str) -> tuple[float, float] | None:
+    """The range of public targets, where they have one."""
+    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
+    numbers = numbers[np.isfinite(numbers)]
+    return (float(numbers.min()), float(numbers.max())) if len(np.unique(numbers)) > 1 else None
+
+
+def _targets(table: Table, name: str) -> Any:
+    if table.frame is None:
+        return table.y
+    return table.frame[name] if name in table.frame.columns else None
+
+
+def _guess_task(values: Any, decimal: str) -> str:
+    """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
+    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
+    _, absent = as_words(values)
+    worded = bool((~np.isfinite(numbers) & ~absent).any())
+    return "classification" if worded or len(np.unique(numbers[np.isfinite(numbers)])) <= 2 else "regression"
+
+
+def _label_order(word: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(word), word
+    except ValueError:
+        return 1, 0.0, word
+
+
+# ---------------------------------------------------------------- public rows, matrices, test rows
+
+
+def _public_rows(public: Table | None, schema: Schema) -> Any:
+    """Public rows as the estimator takes them: X, or (X, y) where they have targets."""
+    if public is None:
+        return None
+    assert schema.target is not None
+    if _targets(public, schema.target.name) is None:
+        return encode(public.frame, schema) if public.frame is not None else public.x
+    return rows_of(public, schema, "public")
+
+
+def _matrix_bounds(settings: Settings, x: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    if settings.bounds is None:
+        return None
+    low, high = settings.bounds
+    return np.full(x.shape[1], low), np.full(x.shape[1], high)
+
+
+def split(x: Any, y: np.ndarray, fraction: float, salt: str) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
+    """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
+
+    The coins are independent and alike, so a record more or less, or another in its place, leaves the law of the sides
+    of all others as it was, and the sizes tell nothing but the public number of rows.
+    """
+    bound, secret = int(fraction * 2**64), salt.encode()
+    digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in range(len(y)))
+    held = np.fromiter((int.from_bytes(each, "big") < bound for each in digests), dtype=bool, count=len(y))
+    sizes = int((~held).sum()), int(held.sum())
+    validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
+    return (x[~held], y[~held]), (x[held], y[held])

@@ -1,0 +1,177 @@
+"""The record of a run, `run.json`: what was trained, what was measured, and what all of it cost by the ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from isthmus.app.runs import folder as files
+from isthmus.app.runs import model
+from isthmus.app.runs.config import Settings
+from isthmus.app.runs.folder import RunFolder
+from isthmus.app.runs.measure import Figure
+from isthmus.app.runs.prepare import Problem
+from isthmus.privacy.pair import RunLedgers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run left behind."""
+
+    folder: Path
+    record: Any
+    figures: list[Figure]
+    epsilon: float
+    delta: float | None
+    warnings: list[str]
+
+    @property
+    def leaks(self) -> list[str]:
+        """What epsilon does not cover."""
+        return [] if self.record.privacy is None else list(self.record.privacy["leaks"])
+
+    @property
+    def charged_test(self) -> bool:
+        """Whether figures of test rows were bought."""
+        return any(figure.noise for figure in self.figures)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "run": str(self.folder),
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "algorithm": self.record.model["algorithm"],
+            "rounds": self.record.model["rounds"],
+            "metrics": [vars(figure) for figure in self.figures],
+            "warnings": self.warnings,
+            "leaks": self.leaks,
+            "words": self.record.words,
+        }
+
+
+def trained(estimator: Any, settings: Settings, problem: Problem) -> dict[str, Any]:
+    """What the record needs of the fitted estimator, for the stages after it."""
+    from isthmus.app.report import Record
+
+    data = {
+        "name": problem.name,
+        "n": problem.n if settings.n is None else None,
+        "target": problem.target.name,
+        "features": problem.features,
+        "test_rows": None if problem.test is None else len(problem.test[1]),
+        "public_rows": None if problem.public is None else _rows(problem.public),
+    }
+    title = settings.title or f"{problem.target.name} from {problem.name}"
+    record = Record.of(estimator, title=title, data=data).to_dict()
+    curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
+    statement = estimator.privacy_
+    return {
+        "record": record | {"budget": record["budget"] | {"curve": curve, "shared": None}},
+        "statement": None if statement is None else statement.to_json(),
+    }
+
+
+def write(
+    run: RunFolder,
+    settings: Settings,
+    fitted: Any,
+    figures: list[Figure],
+    ledger: RunLedgers | None,
+    heard: list[str],
+) -> None:
+    """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
+
+    The model is written again with that statement: whoever gets the model alone gets the whole of it.
+    """
+    from isthmus.app.report import Record
+
+    trained = run.read_sealed(files.TRAINED)
+    record, bare = trained["record"], []
+    if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
+        bare = ["The figures of the held-out rows were published without noise: epsilon does not cover them."]
+    told = [*heard, *bare]
+    if ledger is not None and trained["statement"] is not None:
+        statement, lost = _statement(ledger, trained["statement"], [*run.settings["leaks"], *bare])
+        record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
+        fitted.privacy_ = statement
+        model.save(run, fitted)
+        told += (
+            [f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost."] if lost else []
+        )
+        if ledger.shared is not None and ledger.shared.budget is not None:
+            spent = {"epsilon": ledger.shared.budget[0], "spent": ledger.shared.spent()}
+            record["budget"] |= {"shared": {"file": Path(settings.budget or "").name, **spent}}
+    record |= {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "warnings": list(dict.fromkeys(told)),
+        "metrics": [{"name": f.name, "value": f.value, "on": f.on, "noise": f.noise or None} for f in figures],
+    }
+    run.write(files.RUN, Record.from_dict(record).to_json().encode())
+    tidy(run)
+
+
+def tidy(run: RunFolder) -> None:
+    """Remove what only an unfinished run needs; the secret first."""
+    for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
+        (run.path / name).unlink(missing_ok=True)
+
+
+def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, int]:
+    """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
+    from isthmus.privacy import PrivacyStatement, event_json
+
+    own = PrivacyStatement.from_json(text)
+    measured = ledger.rounds().get("test figures", 0)
+    lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
+    assumptions = [*own.assumptions, "names of columns, and the rules of schema.toml, are public"]
+    if own.n is not None:
+        assumptions.append("how many rows have a target is public")
+    if measured:
+        assumptions.append(
+            "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many "
+            "test rows there are is public"
+        )
+    leaks = list(dict.fromkeys([*own.leaks, *leaks]))
+    if not own.private:
+        return replace(own, leaks=tuple(leaks)), 0
+    whole = PrivacyStatement.of(
+        ledger.event(),
+        own.delta,
+        own.adjacency,
+        seeded=ledger.seeded,
+        n=own.n,
+        sampler=own.sampler,
+        assumptions=assumptions,
+        guarantee=own.guarantee,
+        noise=own.noise,
+        leaks=leaks,
+        released="" if lost or measured else own.released,
+    )
+    return whole, lost
+
+
+def _releases(event: Any) -> int:
+    """How many single releases an event is made of."""
+    from isthmus.privacy import event_json
+
+    return sum(count for _, count in event_json.flatten(event))
+
+
+def outcome(run: RunFolder, settings: Settings, ledger: RunLedgers | None) -> Outcome:
+    """What a finished run left behind; epsilon is what its ledger says."""
+    from isthmus.app.report import Record
+
+    record = Record.from_file(run.path)
+    figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
+    delta = None if record.privacy is None else float(record.privacy["delta"])
+    spent = math.inf if ledger is None or delta is None else ledger.spent(delta)
+    return Outcome(run.path, record, figures, spent, delta, list(record.warnings))
+
+
+def _rows(public: Any) -> int:
+    return int((public[0] if isinstance(public, tuple) else public).shape[0])

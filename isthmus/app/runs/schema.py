@@ -1,0 +1,353 @@
+"""The public rules that turn a table into numbers, and their TOML form.
+
+    [target]
+    name = "income"
+    task = "classification"
+    classes = ["low", "high"]
+
+    [columns]
+    age = [17, 90]                 # a number between 17 and 90
+    sex = ["female", "male"]       # one of these words
+    city = "hash"                  # any word, into 16 fixed buckets
+    name = "drop"
+
+    [columns.joined]               # the long form
+    type = "date"
+    bounds = ["2010-01-01", "2024-12-31"]
+
+Everything here counts as public: whoever writes it down must not take it from the private rows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from isthmus.base import validate
+
+TYPES = ("number", "bool", "category", "hash", "date", "drop")
+TASKS = ("classification", "regression")
+BUCKETS = 16
+_ALLOWED = {
+    "number": {"bounds", "missing", "fill", "thousands", "decimal"},
+    "bool": {"missing"},
+    "category": {"categories"},
+    "hash": {"buckets"},
+    "date": {"bounds", "missing"},
+    "drop": set(),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column becomes numbers.
+
+    type        "number", "bool", "category", "hash", "date" or "drop"
+    bounds      the public range of a number, or of a date in days since 1970; None: the estimator buys it
+    categories  the public words of a category; any other word counts as "(other)"
+    buckets     into how many fixed buckets words are hashed
+    missing     "fill" puts the middle of the range (or `fill`) where nothing is, "indicator" also says so in a column
+    thousands   the separator of thousands in text such as 1,234,567.8, with `decimal` the decimal sign
+    source      "declared", "public" (taken from public rows) or "data" (taken from the private rows: a leak)
+    """
+
+    name: str
+    type: str
+    bounds: tuple[float, float] | None = None
+    categories: tuple[str, ...] = ()
+    buckets: int = BUCKETS
+    missing: str = "fill"
+    fill: float | None = None
+    thousands: str = ""
+    decimal: str = "."
+    source: str = "declared"
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the columns it becomes."""
+        flag = [f"{self.name} (missing)"] if self.missing == "indicator" else []
+        if self.type in ("number", "bool", "date"):
+            return [self.name, *flag]
+        if self.type == "category":
+            return [f"{self.name}={each}" for each in (*self.categories, "(other)", "(missing)")]
+        if self.type == "hash":
+            return [*(f"{self.name}#{k}" for k in range(self.buckets)), f"{self.name}=(missing)"]
+        return []
+
+    @property
+    def filled(self) -> float:
+        """What stands where a number is missing: `fill`, else the middle of the range, else 0."""
+        if self.fill is not None:
+            return self.fill
+        if self.type == "bool":
+            return 0.5
+        return 0.0 if self.bounds is None else (self.bounds[0] + self.bounds[1]) / 2
+
+    def words(self) -> str:
+        """One line for a reader."""
+        if self.type == "number":
+            rest = "range bought privately" if self.bounds is None else f"from {self.bounds[0]:g} to {self.bounds[1]:g}"
+        elif self.type == "date" and self.bounds is not None:
+            rest = " to ".join(_day(each).isoformat() for each in self.bounds)
+        else:
+            rest = {
+                "category": f"{len(self.categories)} words and (other)",
+                "hash": f"words hashed into {self.buckets} fixed buckets; none is learned",
+                "bool": "0 or 1",
+                "drop": "left out",
+            }[self.type]
+        missing = {"indicator": "; missing is filled and marked"}.get(self.missing, "")
+        return f"{self.type}, {rest}{missing} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted: its column (or "y"), the task, the public classes or range, the decimal sign of numbers."""
+
+    name: str
+    task: str | None = None
+    classes: tuple[str, ...] | None = None
+    bounds: tuple[float, float] | None = None
+    decimal: str = "."
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A target and the columns, in the order they are encoded.
+
+    >>> schema = Schema.from_toml('[columns]\\nage = [17, 90]\\nsex = ["f", "m"]')
+    >>> schema.features
+    ['age', 'sex=f', 'sex=m', 'sex=(other)', 'sex=(missing)']
+    >>> Schema.from_toml('[columns.age]\\ntype = "nmber"')
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: columns.age.type='nmber' is not allowed: choose one of ...
+    """
+
+    columns: tuple[Column, ...] = ()
+    target: Target | None = None
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the encoded columns."""
+        return [name for column in self.columns for name in column.features]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the table's columns that it speaks of."""
+        return [column.name for column in self.columns]
+
+    def get(self, name: str) -> Column | None:
+        """A column by its name."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def with_columns(self, columns: Iterable[Column]) -> Schema:
+        """With further columns, or others in the place of those of the same name."""
+        new = {column.name: column for column in self.columns}
+        new |= {column.name: column for column in columns}
+        return replace(self, columns=tuple(new.values()))
+
+    @staticmethod
+    def from_toml(text: str, where: str = "schema") -> Schema:
+        """The schema in a TOML text; what it does not understand is refused by name."""
+        try:
+            return Schema.from_dict(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            validate.refuse(where, text.strip()[:40], f"it is not TOML ({error})")
+
+    @staticmethod
+    def load(path: str | Path) -> Schema:
+        """The schema in a TOML file."""
+        file = Path(path)
+        validate.check(file.is_file(), "schema", str(path), "there is no such file")
+        return Schema.from_toml(file.read_text(encoding="utf-8"), str(path))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Schema:
+        """The schema of the tables [target] and [columns]."""
+        known_keys("schema", data, ("target", "columns"))
+        columns = data.get("columns", {})
+        validate.check(isinstance(columns, Mapping), "columns", columns, "give a table [columns]")
+        target = data.get("target")
+        return Schema(
+            tuple(read_column(name, value) for name, value in columns.items()),
+            None if target is None else read_target(target),
+        )
+
+    def to_toml(self) -> str:
+        """The schema as a text that `from_toml` reads."""
+        lines = []
+        if self.target is not None:
+            lines += ["[target]", *_pairs(self.target), ""]
+        for column in self.columns:
+            lines += [f"[columns.{_quoted(column.name)}]", *_pairs(column), ""]
+        return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def known_keys(where: str, data: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Refuse keys that mean nothing, with the nearest that does."""
+    names = list(allowed)
+    for key in data:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {sorted(names)}"
+            validate.refuse(f"{where}.{key}", data[key], hint)
+
+
+def read_target(data: Any) -> Target:
+    """The table [target]."""
+    validate.check(isinstance(data, Mapping), "target", data, 'give a table [target] with name = "..."')
+    known_keys("target", data, [each.name for each in fields(Target)])
+    name = data.get("name")
+    validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
+    if data.get("task") is not None:
+        validate.one_of(TASKS, **{"target.task": data["task"]})
+    classes = data.get("classes")
+    bounds = data.get("bounds")
+    return Target(
+        str(name),
+        data.get("task"),
+        None if classes is None else read_words("target.classes", classes),
+        None if bounds is None else read_bounds("target.bounds", bounds),
+        _sign("target.decimal", data.get("decimal", ".")),
+    )
+
+
+def read_column(name: str, value: Any) -> Column:
+    """A column in its short form (a type, a range, a list of words) or its long one (a table)."""
+    where = f"columns.{name}"
+    if isinstance(value, str):
+        validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
+        value = {"type": value}
+    elif isinstance(value, (list, tuple)):
+        words = all(isinstance(each, str) for each in value)
+        dates = len(value) == 2 and all(isinstance(each, (date, datetime)) for each in value)
+        kind = "category" if words else "date" if dates else "number"
+        value = {"type": kind, "categories" if words else "bounds": value}
+    validate.check(isinstance(value, Mapping), where, value, "give a type, a range, a list of words or a table")
+    return _long_form(name, where, value)
+
+
+def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
+    guess = "category" if "categories" in value else "hash" if "buckets" in value else "number"
+    kind = value.get("type", guess)
+    validate.one_of(TYPES, **{f"{where}.type": kind})
+    known_keys(where, value, {"type", "source", *_ALLOWED[kind]})
+    found: dict[str, Any] = {"name": name, "type": kind, "source": value.get("source", "declared")}
+    if "bounds" in value:
+        found["bounds"] = read_bounds(f"{where}.bounds", value["bounds"], days=kind == "date")
+    if kind == "category":
+        found["categories"] = read_words(f"{where}.categories", value.get("categories", ()))
+    if kind == "date" and "bounds" not in found:
+        remedy = 'give the public range, such as ["2010-01-01", "2024-12-31"]'
+        validate.refuse(f"{where}.bounds", None, remedy)
+    if "buckets" in value:
+        validate.positive_int(**{f"{where}.buckets": value["buckets"]})
+        found["buckets"] = value["buckets"]
+    if "missing" in value:
+        validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
+        found["missing"] = value["missing"]
+    if "fill" in value:
+        found["fill"] = _number(f"{where}.fill", value["fill"])
+    for sign in ("thousands", "decimal"):
+        if sign in value:
+            found[sign] = _sign(f"{where}.{sign}", value[sign])
+    return Column(**found)
+
+
+def _sign(where: str, value: Any) -> str:
+    ok = isinstance(value, str) and (len(value) == 1 or (value == "" and where.endswith("thousands")))
+    validate.check(ok, where, value, "give one character")
+    return str(value)
+
+
+def read_words(where: str, value: Any) -> tuple[str, ...]:
+    """Distinct words; numbers are taken as they are written."""
+    ok = (
+        isinstance(value, (list, tuple))
+        and len(value) > 0
+        and not any(isinstance(each, (dict, list)) for each in value)
+    )
+    validate.check(ok, where, value, 'give a list of words such as ["no", "yes"]')
+    words = tuple(str(each).strip() for each in value)
+    validate.check(len(set(words)) == len(words), where, value, "give each word once")
+    return words
+
+
+def read_bounds(where: str, value: Any, days: bool = False) -> tuple[float, float]:
+    """A range low < high; of dates, in days since 1970."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        validate.refuse(where, value, "give a range [low, high]")
+    low, high = (_days(where, each) if days else _number(where, each) for each in value)
+    validate.check(low < high, where, value, "give low < high")
+    return low, high
+
+
+def _number(where: str, value: Any) -> float:
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    validate.check(math.isfinite(found) and not isinstance(value, bool), where, value, "give a finite number")
+    return found
+
+
+def _days(where: str, value: Any) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    try:
+        day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
+    except ValueError:
+        validate.refuse(where, value, "give dates such as 2024-12-31")
+    return float(date(day.year, day.month, day.day).toordinal() - _EPOCH)
+
+
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+def _day(days: float) -> date:
+    return date.fromordinal(_EPOCH + int(days))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _pairs(item: Any) -> list[str]:
+    """`key = value` of everything that is not left at its default."""
+    lines = []
+    for each in fields(item):
+        value = getattr(item, each.name)
+        plain = value == each.default and each.name != "type"
+        if value is None or plain or (each.name == "name" and isinstance(item, Column)):
+            continue
+        if each.name == "bounds" and getattr(item, "type", "") == "date":
+            value = tuple(_day(day).isoformat() for day in value)
+        lines.append(f"{each.name} = {toml_value(value)}")
+    return lines
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(each) for each in value) + "]"
+    if isinstance(value, int):
+        return str(value)
+    return "inf" if value == math.inf else repr(float(value))
+
+
+def _quoted(text: str) -> str:
+    """A basic string of TOML; control characters by their number."""
+    plain = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    return '"' + "".join(plain.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in text) + '"'

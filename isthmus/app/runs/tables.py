@@ -1,0 +1,288 @@
+"""Reading a data file: csv and tsv, parquet, npz, libsvm.
+
+A `Table` has either named columns (`frame`, pandas) or a matrix with its targets (`x`, `y`).  How a file is read
+depends on its name, its header line and what the caller declares, never on the values: names of columns are public,
+values are not.  The entries of a csv are kept as they are written: a type for the whole column would let one entry
+decide how all others are read.  Lines that are too long and quotes that do not close, which would move other rows, are
+refused.  pandas and pyarrow are the extra `table`; npz and libsvm files need neither.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import scipy.sparse as sp
+
+from isthmus.base import validate
+
+TEXT = (".csv", ".tsv", ".tab")
+SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
+KINDS = "csv, tsv (also .gz, .bz2), parquet, npz, or libsvm (.svm, .libsvm, .txt)"
+SEPARATORS = ",;\t|"
+INSTALL = 'pip install "isthmus[table]"'
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file: a frame with named columns, or a matrix `x` with targets `y` (None where it has none)."""
+
+    name: str
+    frame: Any = None
+    x: Any = None
+    y: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    """What the reading had to take from the values, in words: each is a privacy leak unless the file is public."""
+
+    @property
+    def n(self) -> int:
+        """How many rows."""
+        return len(self.frame) if self.frame is not None else int(self.x.shape[0])
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read a file: public choices.
+
+    separator    of a csv; None takes the one that is most frequent in the header line
+    features     columns of a libsvm file; None takes the largest index found, which is read off the data
+    zero_based   whether the indices of a libsvm file begin with 0
+    """
+
+    separator: str | None = None
+    encoding: str = "utf-8"
+    features: int | None = None
+    zero_based: bool = False
+
+
+def read(path: str | Path, *, part: str = "train", reading: Reading | None = None, rows: int = 0) -> Table:
+    """The table in a file.
+
+    part   "train" or "test": which arrays of an npz file with both are meant
+    rows   at most so many of a csv (0: all)
+
+    >>> read("people.xls")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: data='people.xls' is not allowed: give a file of csv, tsv (also .gz, .bz2), ...
+    """
+    file, reading = Path(path), Reading() if reading is None else reading
+    kind = _kind(file)
+    validate.check(bool(kind), "data", str(path), f"give a file of {KINDS}; save other formats as csv first")
+    validate.check(file.is_file(), "data", str(path), "there is no such file")
+    name = file.name.split(".")[0] or file.name
+    if kind == "text":
+        return Table(name, _read_text(file, reading, rows))
+    if kind == "parquet":
+        return Table(name, _read_parquet(file))
+    if kind == "npz":
+        return _read_npz(file, name, part)
+    return _read_libsvm(file, name, reading)
+
+
+def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | None:
+    """The column names of a file, from its header alone; None for files without names."""
+    file, reading = Path(path), Reading() if reading is None else reading
+    kind = _kind(file)
+    if kind == "text":
+        return [str(name) for name in read(file, reading=reading, rows=1).frame.columns]
+    if kind == "parquet" and file.is_file():
+        import_pandas(str(file), parquet=True)
+        from pyarrow import parquet
+
+        return [str(name) for name in parquet.read_schema(file).names]
+    return None
+
+
+def import_pandas(path: str, parquet: bool = False) -> Any:
+    """pandas (and for parquet pyarrow), or words that say what to install."""
+    try:
+        import pandas
+
+        if parquet:
+            import pyarrow  # noqa: F401
+    except ImportError as error:
+        missing = getattr(error, "name", None) or "pandas"
+        validate.refuse("data", path, f"{missing} is needed to read it: {INSTALL}; npz and libsvm files need no extra")
+    return pandas
+
+
+def check_numbers(table: Table, what: str = "data") -> None:
+    """A matrix has no schema that says what stands for a missing number."""
+    values = table.x.data if sp.issparse(table.x) else table.x
+    validate.check(values.dtype.kind in "iufb", what, str(values.dtype), "give a matrix of numbers")
+    known = bool(np.isfinite(values).all())
+    validate.check(known, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
+
+
+def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
+    """Columns of equal length as csv (by the standard library), parquet or npz."""
+    file = Path(path)
+    suffix = file.suffix.lower()
+    validate.check(
+        suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .npz, .parquet"
+    )
+    if suffix == ".npz":
+        np.savez(file, allow_pickle=False, **columns)
+    elif suffix == ".parquet":
+        import_pandas(str(path), parquet=True).DataFrame(columns).to_parquet(file, index=False)
+    else:
+        with file.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",")
+            writer.writerow(columns)
+            writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+
+
+# ---------------------------------------------------------------- by kind
+
+
+def _kind(file: Path) -> str:
+    name = file.name.lower()
+    plain = name.removesuffix(".gz").removesuffix(".bz2")
+    if plain.endswith(TEXT):
+        return "text"
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    if name.endswith(".npz"):
+        return "npz"
+    return "libsvm" if plain.endswith(SPARSE) else ""
+
+
+def _open(file: Path) -> Any:
+    suffix = file.suffix.lower()
+    if suffix == ".gz":
+        return gzip.open(file, "rb")
+    return bz2.open(file, "rb") if suffix == ".bz2" else file.open("rb")
+
+
+def _header(file: Path, reading: Reading) -> str:
+    """The first line, decoded; a byte-order mark is no part of it."""
+    with _open(file) as stream:
+        line = stream.readline()
+    try:
+        return line.decode(_codec(reading)).rstrip("\r\n")
+    except UnicodeDecodeError:
+        _bad_encoding(file, reading)
+
+
+def _codec(reading: Reading) -> str:
+    return "utf-8-sig" if reading.encoding.lower().replace("-", "") == "utf8" else reading.encoding
+
+
+def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
+    validate.refuse("data", str(file), f"it is not {reading.encoding} text: give --encoding, such as latin-1 or cp1252")
+
+
+def _read_text(file: Path, reading: Reading, rows: int) -> Any:
+    pandas = import_pandas(str(file))
+    header = _header(file, reading)
+    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
+    separator = reading.separator or max(SEPARATORS, key=header.count)
+    names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True))]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
+    if not rows:
+        _check_quotes(file, separator, reading)
+    try:
+        frame = pandas.read_csv(
+            file, sep=separator, encoding=_codec(reading), skipinitialspace=True, dtype=str, nrows=rows or None
+        )
+    except UnicodeDecodeError:
+        _bad_encoding(file, reading)
+    except pandas.errors.ParserError as error:
+        _bad_line(file, str(error).split("C error:")[-1].strip())
+    if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
+        _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
+    return _named(frame)
+
+
+def _bad_line(file: Path, where: str) -> NoReturn:
+    validate.refuse(
+        "data", str(file), f"a line does not fit the header ({where}): check --separator and the quotes around text"
+    )
+
+
+def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
+    """Refuse quotes that do not close where their field ends: their row would swallow those after it."""
+    with _open(file) as stream:
+        if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
+            return
+    with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines:
+        found = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+        try:
+            for _ in found:
+                pass
+        except UnicodeDecodeError:
+            _bad_encoding(file, reading)
+        except csv.Error as error:
+            _bad_line(file, f"{error} in line {found.line_num}")
+
+
+def _read_parquet(file: Path) -> Any:
+    pandas = import_pandas(str(file), parquet=True)
+    import pyarrow
+
+    try:
+        return _named(pandas.read_parquet(file))
+    except (pyarrow.ArrowException, OSError) as error:
+        validate.refuse("data", str(file), f"it cannot be read as parquet ({str(error).splitlines()[0]})")
+
+
+def _named(frame: Any) -> Any:
+    """With stripped column names."""
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
+
+
+def _read_npz(file: Path, name: str, part: str) -> Table:
+    remedy = "give arrays X and y, or x_train and y_train, or CSR pieces indptr, indices, data and shape with y"
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in stored.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        validate.refuse("data", str(file), f"it cannot be read as npz without pickle ({error}): {remedy}")
+    lower = {key.lower(): value for key, value in arrays.items()}
+    x = _matrix(lower, part)
+    validate.check(x is not None and x.ndim == 2, "data", str(file), f"it holds {sorted(arrays)}: {remedy}")
+    y = lower.get(f"y_{part}", lower.get("y"))
+    assert x is not None
+    if y is not None:
+        y = np.asarray(y).reshape(-1)
+        validate.check(len(y) == x.shape[0], "data", str(file), f"it has {x.shape[0]} rows and {len(y)} targets")
+    return Table(name, x=x, y=y)
+
+
+def _matrix(arrays: dict[str, np.ndarray], part: str) -> Any:
+    """The dense or CSR matrix of one part."""
+    for key in (f"x_{part}", "x"):
+        if key in arrays:
+            return arrays[key]
+    for prefix in (f"{part}_", ""):
+        if {f"{prefix}indptr", f"{prefix}indices", f"{prefix}shape"} <= set(arrays):
+            indptr, indices, shape = (arrays[prefix + key] for key in ("indptr", "indices", "shape"))
+            data = arrays.get(f"{prefix}data", np.ones(len(indices), np.float32))
+            return sp.csr_matrix((data, indices, indptr), shape=tuple(int(size) for size in shape))
+    return None
+
+
+def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
+    from sklearn.datasets import load_svmlight_file
+
+    try:
+        x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
+    except ValueError:  # its words quote the entry, which is private
+        remedy = (
+            "give lines `label index:value ...` with indices from 1; --zero-based where they begin with 0, and "
+            "--features at least as large as the largest"
+        )
+        validate.refuse("data", str(file), remedy)
+    notes = (
+        () if reading.features else (f"the number of columns ({x.shape[1]}) is the largest index found: --features",)
+    )
+    return Table(name, x=x, y=y, notes=notes)

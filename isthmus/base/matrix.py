@@ -1,0 +1,258 @@
+"""Data matrices: a dense tensor or a SciPy CSR matrix behind one small set of functions.
+
+CSR is never densified.  Products with it run in SciPy on memory shared with the tensors, which is some
+forty times faster on a CPU than torch's own sparse products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+
+Matrix: TypeAlias = Any
+"""A dense tensor, a SciPy csr_array or csr_matrix, or one of them seen through a public map of its rows."""
+
+CHUNK_BYTES = 1 << 26
+"""Converted copies of a dense matrix stay near this size."""
+
+
+def is_sparse(x: Any) -> bool:
+    """Whether `x` is a SciPy sparse matrix."""
+    return sp.issparse(x)
+
+
+def is_lazy(x: Any) -> bool:
+    """Whether `x` is a matrix seen through a public map (`isthmus.problems.scaling.Scaled`)."""
+    return getattr(x, "lazy", False) is True
+
+
+def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
+    """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
+
+    Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
+    """
+    if is_lazy(x):
+        return x
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
+    if not sp.issparse(x):
+        dense = validate.as_tensor(name, x, ndim=2)
+        return dense if dtype is None else dense.to(dtype)
+    validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
+    csr = x if x.format == "csr" else x.tocsr()
+    validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
+    wanted = np.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else csr.dtype
+    if wanted.kind != "f" or wanted.itemsize < 4:
+        wanted = np.dtype(np.float32)
+    elif wanted.itemsize > 8:
+        wanted = np.dtype(np.float64)
+    csr = csr if csr.dtype == wanted else csr.astype(wanted)
+    if not np.isfinite(csr.data).all():
+        bad = int((~np.isfinite(csr.data)).sum())
+        raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
+    return canonical(csr)
+
+
+def dtype_of(x: Matrix) -> torch.dtype:
+    """The torch dtype of a dense or CSR matrix."""
+    return getattr(torch, x.dtype.name) if sp.issparse(x) else x.dtype
+
+
+def take(x: Matrix, index: Tensor) -> Matrix:
+    """Some rows, in the given order."""
+    if is_lazy(x):
+        return x.take(index)
+    return x[index.cpu().numpy()] if sp.issparse(x) else x[index]
+
+
+def matmul(x: Matrix, w: Tensor) -> Tensor:
+    """X w, for a vector or a matrix w, in the dtype of w.
+
+    >>> matmul(torch.eye(2, dtype=torch.float32), torch.tensor([1.0, 2.0], dtype=torch.float64))
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    if is_lazy(x):
+        return x.times(w)
+    if sp.issparse(x):
+        return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
+    if x.dtype == w.dtype:
+        return x @ w
+    parts = [x[lo:hi].to(w.dtype) @ w for lo, hi in _row_chunks(x)]
+    return torch.cat(parts) if parts else w.new_zeros((0, *w.shape[1:]))
+
+
+def margins(x: Matrix, w: Tensor) -> Tensor:
+    """X w, computed so that a row's last digit does not depend on the other rows: tested, no standard promises it.
+
+    A float32 product with one vector rounds the last rows of a thread's share in another way than the rest, and so
+    does any product with a matrix that is stored column by column: one record more or less would change others.
+    Row by row and with two columns every row goes the same way.
+    """
+    if is_lazy(x) or sp.issparse(x):
+        return matmul(x, w)
+    if not x.is_contiguous():
+        parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
+        return torch.cat(parts) if parts else matmul(x, w)
+    if w.ndim > 1 or w.dtype == torch.float64:
+        return matmul(x, w)
+    return matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+
+
+def rmatmul(x: Matrix, r: Tensor) -> Tensor:
+    """X' r, for a vector or a matrix r, in the dtype of r.
+
+    >>> rmatmul(sp.csr_array([[1.0, 0.0], [2.0, 3.0]]), torch.tensor([1.0, 1.0]))
+    tensor([3., 3.])
+    """
+    if is_lazy(x):
+        return x.transposed_times(r)
+    if sp.issparse(x):
+        return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
+    if x.dtype == r.dtype:
+        return x.T @ r
+    total = r.new_zeros((x.shape[1], *r.shape[1:]))
+    for lo, hi in _row_chunks(x):
+        total += x[lo:hi].to(r.dtype).T @ r[lo:hi]
+    return total
+
+
+def columns(x: Matrix, lo: int, hi: int) -> Matrix:
+    """The columns lo..hi-1."""
+    return x if lo == 0 and hi == x.shape[1] else x[:, lo:hi]
+
+
+@np.errstate(over="ignore", invalid="ignore")  # a norm beyond the numbers is infinite, and no warning tells of it
+def row_norms(x: Matrix, ord: float = 2) -> Tensor:
+    """The l1, l2 or linf norm of each row, not yet rounded up: in float64 when sparse, else in float32 or better.
+
+    >>> row_norms(sp.csr_array([[3.0, -4.0], [0.0, 0.0]]), 1)
+    tensor([7., 0.], dtype=torch.float64)
+    """
+    if not sp.issparse(x):
+        return torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+    x = canonical(x)
+    magnitude = np.abs(x.data).astype(np.float64, copy=False)
+    largest = _reduce_rows(np.maximum, magnitude, x.indptr)
+    if ord == np.inf:
+        return torch.from_numpy(largest)
+    if ord == 1:
+        return torch.from_numpy(_reduce_rows(np.add, magnitude, x.indptr))
+    scale = np.where((largest > 1e-140) & (largest < 1e140) | (largest == 0), 1.0, largest)
+    if (scale != 1.0).any():
+        with np.errstate(invalid="ignore"):  # infinity by infinity is NaN, which is no finite norm either
+            magnitude = magnitude / np.repeat(scale, np.diff(x.indptr))
+    return torch.from_numpy(scale * np.sqrt(_reduce_rows(np.add, magnitude * magnitude, x.indptr)))
+
+
+def canonical(x: sp.csr_array | sp.csr_matrix) -> sp.csr_array | sp.csr_matrix:
+    """The same CSR matrix with no entry stored twice (a copy only where one was)."""
+    if x.has_canonical_format:
+        return x
+    x = x.copy()
+    x.sum_duplicates()
+    return x
+
+
+def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
+    """A dense tensor: for tests, public data and chunks under a stated limit."""
+    if is_lazy(x):
+        dense = x.dense()
+    else:
+        dense = torch.from_numpy(x.toarray()) if sp.issparse(x) else x
+    return dense if dtype is None else dense.to(dtype)
+
+
+def _reduce_rows(ufunc: np.ufunc, values: np.ndarray, indptr: np.ndarray) -> np.ndarray:
+    """A reduction of the stored values of each CSR row; 0 for an empty one."""
+    out = np.zeros(len(indptr) - 1)
+    full = np.diff(indptr) > 0
+    if full.any():
+        out[full] = ufunc.reduceat(values, indptr[:-1][full])
+    return out
+
+
+def _row_chunks(x: Tensor) -> list[tuple[int, int]]:
+    """Row ranges whose converted copy stays near `CHUNK_BYTES`."""
+    step = max(1, CHUNK_BYTES // (8 * max(1, x.shape[1])))
+    return [(lo, min(lo + step, x.shape[0])) for lo in range(0, x.shape[0], step)]
+
+
+def _numpy(w: Tensor) -> np.ndarray:
+    """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
+    w = w.detach().cpu()
+    return (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+
+
+class Total:
+    """A float64 accumulator of chunk sums; `exact` also keeps what each addition loses (Neumaier).
+
+    >>> total = Total((1,), exact=True)
+    >>> for part in (1.0, 1e-17, -1.0):
+    ...     total.add(torch.tensor([part], dtype=torch.float64))
+    >>> float(total.result())
+    1e-17
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device | None = None, exact: bool = False) -> None:
+        self.value = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._lost = torch.zeros_like(self.value) if exact else None
+
+    def add(self, part: Tensor) -> None:
+        """One more chunk."""
+        if self._lost is None:
+            self.value += part
+            return
+        part = part.to(torch.float64)
+        total = self.value + part
+        shown = total - self.value
+        self._lost += (self.value - (total - shown)) + (part - shown)
+        self.value = total
+
+    def add_product(self, x: Tensor, y: Tensor) -> None:
+        """One more chunk x'y; where nothing is compensated it is added in place."""
+        self.add(x.T @ y) if self._lost is not None else self.value.addmm_(x.T, y)
+
+    def result(self) -> Tensor:
+        """What was added."""
+        return self.value if self._lost is None else self.value + self._lost
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    legacy = torch.get_float32_matmul_precision()
+    held = [switch.fp32_precision for switch in _switches()]
+    general = getattr(torch.backends, "fp32_precision", "none")
+    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*held, general])
+    with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
+        if not reduced:
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        _set_precision(["ieee", "ieee"])
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(legacy)
+            _set_precision(held)
+
+
+def _switches() -> tuple[Any, Any]:
+    """The precision switches of the two back ends that may multiply float32 in less."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.mkldnn.matmul
+
+
+def _set_precision(values: list[str]) -> None:
+    """Set the two switches where they differ."""
+    for switch, value in zip(_switches(), values, strict=True):
+        if switch.fp32_precision != value:
+            switch.fp32_precision = value

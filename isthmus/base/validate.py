@@ -1,0 +1,136 @@
+"""Every argument check of the package, one line each at the call.
+
+An error names the argument, the value it had and the remedy, and is raised before any data is read or
+budget is spent.  All of them are `InvalidInput`, a `ValueError`.
+
+>>> positive(radius=-1.0)
+Traceback (most recent call last):
+isthmus.base.validate.InvalidInput: radius=-1.0 is not allowed: give a finite number > 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class InvalidInput(ValueError):
+    """A wrong argument: the message has its name, its value and what to do instead."""
+
+
+def refuse(argument: str, value: Any, remedy: str) -> NoReturn:
+    """Raise `InvalidInput` in the package's one form."""
+    raise InvalidInput(f"{argument}={_short(value)} is not allowed: {remedy}")
+
+
+def check(ok: bool, argument: str, value: Any, remedy: str) -> None:
+    """Refuse `value` unless `ok`."""
+    if not ok:
+        refuse(argument, value, remedy)
+
+
+def positive(**arguments: float) -> None:
+    """Each argument is a finite number > 0."""
+    for name, value in arguments.items():
+        check(_is_real(value) and math.isfinite(value) and value > 0, name, value, "give a finite number > 0")
+
+
+def non_negative(**arguments: float) -> None:
+    """Each argument is a finite number >= 0."""
+    for name, value in arguments.items():
+        check(_is_real(value) and math.isfinite(value) and value >= 0, name, value, "give a finite number >= 0")
+
+
+def positive_int(**arguments: int) -> None:
+    """Each argument is an integer >= 1."""
+    for name, value in arguments.items():
+        check(_is_int(value) and value >= 1, name, value, "give an integer >= 1")
+
+
+def non_negative_int(**arguments: int) -> None:
+    """Each argument is an integer >= 0."""
+    for name, value in arguments.items():
+        check(_is_int(value) and value >= 0, name, value, "give an integer >= 0")
+
+
+def open_unit(**arguments: float) -> None:
+    """Each argument lies strictly between 0 and 1 (a delta, say)."""
+    for name, value in arguments.items():
+        check(_is_real(value) and 0 < value < 1, name, value, "give a number strictly between 0 and 1")
+
+
+def probability(**arguments: float) -> None:
+    """Each argument lies in (0, 1] (a sampling rate, say)."""
+    for name, value in arguments.items():
+        check(_is_real(value) and 0 < value <= 1, name, value, "give a number in (0, 1]")
+
+
+def one_of(choices: Iterable[Any], **arguments: Any) -> None:
+    """Each argument is one of `choices`."""
+    allowed = tuple(choices)
+    for name, value in arguments.items():
+        check(any(value is c or value == c for c in allowed), name, value, f"choose one of {list(allowed)}")
+
+
+def at_most(bound: float, what: str, **arguments: float) -> None:
+    """Each argument is at most `bound`, which `what` names (m <= d, say)."""
+    for name, value in arguments.items():
+        check(value <= bound, name, value, f"give at most {what} = {bound}")
+
+
+def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
+    """Each tensor has the expected shape."""
+    for name, value in arguments.items():
+        check(
+            tuple(value.shape) == tuple(expected),
+            f"{name}.shape",
+            tuple(value.shape),
+            f"give a tensor of shape {tuple(expected)}",
+        )
+
+
+def finite(**arguments: Tensor) -> None:
+    """No tensor holds NaN or infinity."""
+    for name, value in arguments.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
+
+
+def as_tensor(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
+    """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
+    if isinstance(value, Tensor):
+        tensor = value
+    else:
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # ragged lists and the like
+            raise InvalidInput(f"{name} cannot be read as an array ({error}): give a tensor or an array") from error
+        check(array.dtype.kind in "fiub", f"{name}.dtype", str(array.dtype), "give real numbers")
+        array = array if array.flags.writeable and all(s >= 0 for s in array.strides) else array.copy()
+        tensor = torch.from_numpy(np.atleast_1d(array) if ndim else array)
+    if not tensor.is_floating_point():
+        check(not tensor.is_complex(), f"{name}.dtype", tensor.dtype, "give real numbers")
+        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
+    if ndim is not None:
+        check(tensor.ndim == ndim, f"{name}.shape", tuple(tensor.shape), f"give {ndim} dimension(s)")
+    finite(**{name: tensor})
+    return tensor
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return _is_int(value) or isinstance(value, (float, np.floating))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,42 @@
+"""Lifts: from R^m back to R^d or onto a constraint set.
+
+`project_and_lift` and `solve_lift` are the solver; `basis_pursuit` and `cosamp` decode; the frozen parts (`adjoint`,
+`pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `discard`) fill the lift slot of a pipeline.
+"""
+
+from isthmus.geometry.lifts.cosamp import cosamp
+from isthmus.geometry.lifts.parts import (
+    Adjoint,
+    CoSaMP,
+    Discard,
+    Lifted,
+    Pinv,
+    ProjectAndLift,
+    Unbiased,
+    adjoint,
+    discard,
+    pinv,
+    unbiased,
+)
+from isthmus.geometry.lifts.project_lift import LiftResult, project_and_lift, solve_lift
+from isthmus.geometry.lifts.pursuit import BasisPursuit, basis_pursuit
+
+__all__ = [
+    "Adjoint",
+    "BasisPursuit",
+    "CoSaMP",
+    "Discard",
+    "LiftResult",
+    "Lifted",
+    "Pinv",
+    "ProjectAndLift",
+    "Unbiased",
+    "adjoint",
+    "basis_pursuit",
+    "cosamp",
+    "discard",
+    "pinv",
+    "project_and_lift",
+    "solve_lift",
+    "unbiased",
+]

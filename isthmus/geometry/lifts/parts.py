@@ -1,0 +1,205 @@
+"""The lift slot of a pipeline: from a released code y in R^m back to R^d or onto the constraint set.
+
+Every lift is called as `lift(sketch, y, w, eta)` and returns a `Lifted` (or None: nothing to step with).  One that
+says `reads_w = False` is given None for the iterate, which then need not be gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.space import Space
+from isthmus.geometry.lifts.cosamp import cosamp
+from isthmus.geometry.lifts.project_lift import solve_lift
+from isthmus.geometry.sets import ConvexSet
+from isthmus.geometry.sketches.base import Sketch
+
+Step = float | Tensor
+Columns = Callable[[str, int, int], Tensor]
+
+
+class Lifted:
+    """A direction g of R^d (the update is w - eta g) and, where the lift has one, the next point itself.
+
+    The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.  A direction may be given
+    as a function, and by columns of leaves: whoever takes one parameter at a time never builds the whole vector.
+    `add(out, name, lo, hi, alpha)`, where there is one, adds such columns to a parameter without forming them.
+
+    >>> import torch
+    >>> Lifted(torch.ones(2)).point is None
+    True
+    """
+
+    def __init__(
+        self,
+        direction: Tensor | Callable[[], Tensor],
+        point: Tensor | None = None,
+        columns: Columns | None = None,
+        add: Callable[..., None] | None = None,
+    ) -> None:
+        self._given, self.point, self._columns, self.add = direction, point, columns, add
+
+    @cached_property
+    def direction(self) -> Tensor:
+        """The whole direction."""
+        return self._given if isinstance(self._given, Tensor) else self._given()
+
+    def columns(self, space: Space, name: str, lo: int, hi: int) -> Tensor:
+        """Columns lo..hi-1 of one leaf of the direction, as a matrix."""
+        if self._columns is not None:
+            return self._columns(name, lo, hi)
+        return self.direction[space.slice(name)].reshape(space.shape(name)[0], -1)[:, lo:hi]
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """Phi' y: for any sketch.
+
+    >>> import torch
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> Adjoint()(CountSketch(2).draw(4), torch.ones(2), torch.zeros(4), 0.1).direction.shape
+    torch.Size([4])
+    """
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Lift a code."""
+        return Lifted(lambda: sketch.adjoint(y), None, lambda name, lo, hi: sketch.adjoint_columns(name, y, lo, hi))
+
+
+@dataclass(frozen=True)
+class Pinv:
+    """Phi^+ y: for tight sketches; Phi^+ Phi is an orthogonal projector.
+
+    >>> import torch
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> sketch, g = CountSketch(4).draw(4), torch.arange(4.0)
+    >>> bool(torch.allclose(Pinv()(sketch, sketch.forward(g), g, 0.1).direction, g))
+    True
+    """
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Lift a code."""
+        if not sketch.tight:
+            return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
+
+        def add(out: Tensor, name: str, lo: int, hi: int, alpha: float) -> None:
+            sketch.add_pinv_columns(out, name, y, lo, hi, alpha)
+
+        columns = lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi)  # noqa: E731
+        return Lifted(lambda: sketch.pinv(y), None, columns, add if sketch.direct else None)
+
+
+@dataclass(frozen=True)
+class Unbiased:
+    """Phi^+ y / coverage: its mean over the sketch is the gradient itself; for tight sketches.
+
+    >>> import torch
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> sketch, y = CountSketch(2).draw(4), torch.ones(2)
+    >>> bool(torch.allclose(Unbiased()(sketch, y, torch.zeros(4), 0.1).direction, 2 * sketch.pinv(y)))
+    True
+    """
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Lift a code."""
+        coverage = sketch.coverage.to(y) if isinstance(sketch.coverage, Tensor) else sketch.coverage
+
+        def columns(name: str, lo: int, hi: int) -> Tensor:
+            share = coverage
+            if isinstance(share, Tensor):
+                share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
+            return sketch.pinv_columns(name, y, lo, hi) / share
+
+        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns)
+
+
+@dataclass(frozen=True)
+class ProjectAndLift:
+    """w+ in C with Phi w+ the projection of Phi w - eta y onto Phi C, near w (`isthmus.geometry.lifts.solve_lift`).
+
+    A step for each coordinate (a vector eta, tight sketches) has the target Phi (w - eta Phi^+ y).  The defaults are
+    those of an optimisation loop, where a more exact solve does not help.
+
+    >>> import torch
+    >>> from isthmus.geometry.sets import L1Ball
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> lifted = ProjectAndLift(L1Ball(1.0))(CountSketch(2).draw(4), torch.ones(2), torch.zeros(4), 0.5)
+    >>> lifted.point is not None and L1Ball(1.0).contains(lifted.point)
+    True
+    """
+
+    constraint: ConvexSet
+    pick: str = "nearest"
+    tol: float = 1e-2
+    max_iter: int = 50
+
+    def __post_init__(self) -> None:
+        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
+        validate.positive(tol=self.tol)
+        validate.positive_int(max_iter=self.max_iter)
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted:
+        """Lift a code onto the set."""
+        if isinstance(eta, Tensor) and eta.numel() > 1:
+            target = sketch.forward(w - eta * sketch.pinv(y))
+        else:
+            target = sketch.forward(w) - eta * y
+        point = solve_lift(self.constraint, sketch, target, w, self.pick, tol=self.tol, max_iter=self.max_iter).point
+        return Lifted((w - point) / eta, point)
+
+
+@dataclass(frozen=True)
+class CoSaMP:
+    """The k-sparse decode of y (`isthmus.geometry.lifts.cosamp`).
+
+    >>> import torch
+    >>> from isthmus.geometry.sketches import Identity
+    >>> CoSaMP(1)(Identity().draw(3), torch.tensor([0.0, 2.0, 1.0]), torch.zeros(3), 0.1).direction
+    tensor([0., 2., 0.])
+    """
+
+    k: int
+    iterations: int | None = None
+    reads_w: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        validate.positive_int(k=self.k)
+        if self.iterations is not None:
+            validate.positive_int(iterations=self.iterations)
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
+        """Decode a code."""
+        return Lifted(cosamp(sketch, y, self.k, self.iterations))
+
+
+@dataclass(frozen=True)
+class Discard:
+    """No direction: for releases that only feed an adaptive clip.
+
+    >>> Discard()(None, None, None, 0.1) is None
+    True
+    """
+
+    reads_w: ClassVar[bool] = False
+
+    def __call__(self, sketch: Sketch | None, y: Tensor | None, w: Tensor | None, eta: Step) -> None:
+        """Drop a code."""
+        return None
+
+
+adjoint = Adjoint()
+pinv = Pinv()
+unbiased = Unbiased()
+discard = Discard()

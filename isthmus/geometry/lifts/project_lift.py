@@ -1,0 +1,240 @@
+"""Project and lift in one solve: the point of C whose sketch is nearest to a target, nearest to where one stands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, lsmr
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.geometry.lifts._fista import fista
+from isthmus.geometry.lifts._gauge import least_gauge
+from isthmus.geometry.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
+from isthmus.geometry.lifts._path import PathEnd, Problem, nearest
+from isthmus.geometry.lifts.pursuit import pursue
+from isthmus.geometry.sets import ConvexSet, L1Ball, Whole
+from isthmus.geometry.sketches.base import Sketch
+
+Point = TypeVar("Point", Tensor, np.ndarray)
+
+LOOSE = 1e-3
+"""`method="auto"` takes FISTA at this tolerance and above, the path below it."""
+
+
+@dataclass(frozen=True)
+class LiftResult:
+    """What `solve_lift` found.
+
+    Attributes:
+        point: w in the set.
+        residual: ||Phi w - target||.
+        certificate: a proven bound of f(w) - f*, f = ||Phi w - target||^2 (f(w) itself, as f* >= 0, for a set
+            without a support function).
+        iterations: linear systems, dual evaluations or gradient steps, by method.
+        converged: whether the tolerance was met.
+        method: "dual", "fista" or "exact".
+        dual: the multiplier (target - Phi w)/eps for a warm start, or None.
+        eps: the last regularisation of the path, or 0.
+    """
+
+    point: Any
+    residual: float
+    certificate: float
+    iterations: int
+    converged: bool
+    method: str
+    dual: Tensor | None = None
+    eps: float = 0.0
+
+
+def project_and_lift(
+    constraint: ConvexSet, sketch: Sketch, target: Any, start: Point, pick: str = "nearest", **options: Any
+) -> Point:
+    """A minimiser w of ||Phi w - target||^2 over the set: Phi w is the projection of the target onto Phi C.
+
+    Args:
+        constraint: a convex set with a projection.
+        sketch: the map Phi, R^d -> R^m.
+        target: a vector of R^m.
+        start: a vector of R^d, in the set or not.
+        pick: "nearest" (of all minimisers the nearest to `start`) or "min_gauge" (one of least gauge).
+        **options: `tol`, `max_iter`, `method`, `warm` of `solve_lift`.
+
+    Returns:
+        w in the set, of the type, dtype and device of `start`; `solve_lift` gives its certificate too.
+
+    >>> from isthmus.geometry.sets import L1Ball
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> sketch = CountSketch(2).draw(4)
+    >>> start = torch.tensor([0.5, 0.0, 0.0, 0.0])
+    >>> w = project_and_lift(L1Ball(1.0), sketch, sketch.forward(start), start)
+    >>> bool(torch.equal(w, start))
+    True
+    """
+    point: Point = solve_lift(constraint, sketch, target, start, pick, **options).point
+    return point
+
+
+def solve_lift(
+    constraint: ConvexSet,
+    sketch: Sketch,
+    target: Any,
+    start: Any,
+    pick: str = "nearest",
+    *,
+    tol: float = 1e-6,
+    max_iter: int = 10_000,
+    method: str = "auto",
+    warm: LiftResult | None = None,
+) -> LiftResult:
+    """`project_and_lift` with its certificate.
+
+    With f(w) = ||Phi w - target||^2 and f* its least value over C, two methods:
+
+    * "dual" (tol < 1e-3): the path w(eps) = argmin_{w in C} f(w)/2 + eps/2 ||w - start||^2 as eps -> 0, whose limit
+      is the nearest minimiser; each point is a small Newton or active-set solve in R^m, in float64.  It ends when
+      f - f* <= tol ||target||^2 is proven and w has settled to sqrt(tol) of its move.
+    * "fista" (tol >= 1e-3): projected gradient with momentum and restart from `start`, in the dtype and on the
+      device of `start`, until a step is at most tol of the unconstrained move: a minimiser near the start.
+
+    Args:
+        constraint, sketch, target, start, pick: as in `project_and_lift`.
+        tol: relative accuracy, as above.
+        max_iter: most systems, evaluations or gradient steps.
+        method: "auto", "dual" or "fista".
+        warm: the result of a nearby problem (same sizes); it saves time and does not change the answer.
+
+    Returns:
+        A `LiftResult`; its point is in the set whether or not it converged.
+
+    >>> from isthmus.geometry.sets import Simplex
+    >>> from isthmus.geometry.sketches import CountSketch
+    >>> sketch = CountSketch(3).draw(6, seed=1)
+    >>> result = solve_lift(Simplex(), sketch, 5 * np.ones(3), np.full(6, 1 / 6))
+    >>> result.converged, round(float(result.point.sum()), 9), result.certificate <= 1e-6 * 75
+    (True, 1.0, True)
+    """
+    _check(constraint, pick, tol, max_iter, method)
+    v, w0 = _read(constraint, sketch, target, start)
+    if isinstance(constraint, Whole):
+        return _unconstrained(sketch, v, w0, start)
+    loose = method == "fista" or (method == "auto" and tol >= LOOSE and pick == "nearest")
+    if loose and pick == "nearest":
+        return _loose(constraint, sketch, v, w0, start, tol, max_iter)
+    phi = operator(sketch)
+    scaled, near = _working(v) / phi.scale, _working(w0)
+    problem = Problem(constraint, phi, scaled, near)
+    if _already_there(problem):
+        return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
+    mu = None if warm is None or warm.dual is None else warm.dual.double().cpu().numpy()
+    with one_thread(phi):
+        if mu is not None and warm is not None and mu.shape == scaled.shape:
+            end = nearest(problem, tol, max_iter, mu, warm.eps)
+        else:
+            end = nearest(problem, tol, max_iter)
+        if pick == "min_gauge":
+            end = _sparsest(problem, end, tol) or least_gauge(problem, end, tol, max_iter)
+    return _result(end, phi, start)
+
+
+def _sparsest(problem: Problem, end: PathEnd, tol: float) -> PathEnd | None:
+    """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
+    constraint, phi, v = problem.constraint, problem.phi, problem.v
+    if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
+        return None
+    if isinstance(phi, MatrixFree):
+        return None
+    w, _, steps, _ = pursue(phi, v, 1e-9)
+    size = float(np.abs(w).sum())
+    if size > constraint.radius:
+        return end
+    residual = v - phi.forward(w)
+    return PathEnd(w, end.mu, end.eps, residual, float(residual @ residual), end.iterations + steps, True)
+
+
+def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Any) -> LiftResult:
+    """start + Phi^+ (target - Phi start)."""
+    short = v.to(w0) - sketch.forward(w0)
+    if sketch.tight:
+        move = sketch.pinv(short)
+    else:
+        phi = operator(sketch)
+        apply = LinearOperator((phi.m, phi.d), matvec=phi.forward, rmatvec=phi.adjoint, dtype=np.float64)
+        move = torch.from_numpy(lsmr(apply, _working(short) / phi.scale, atol=1e-14, btol=1e-14, conlim=0)[0])
+    w = w0 + move.to(w0)
+    residual = float(torch.linalg.vector_norm(v.to(w0) - sketch.forward(w)))
+    return LiftResult(_like(w, start), residual, residual**2, 1, True, "exact")
+
+
+def _loose(
+    constraint: ConvexSet, sketch: Sketch, v: Tensor, w0: Tensor, start: Any, tol: float, max_iter: int
+) -> LiftResult:
+    w, iterations, settled = fista(constraint, sketch, v.to(w0), w0, tol, max_iter)
+    short = v.to(w0) - sketch.forward(w)
+    f = float(short @ short)
+    bound = f
+    if f > 0 and constraint.can("support"):
+        pull = sketch.adjoint(short)
+        gap = max(0.0, constraint.support(pull) - float(pull @ w))
+        bound = gap * (2 - gap / f) if gap < f else f
+    return LiftResult(_like(w, start), math.sqrt(f), bound, iterations, settled, "fista")
+
+
+def _already_there(problem: Problem) -> bool:
+    """Whether the start is in the set and meets the target to rounding."""
+    short = problem.v - problem.phi.forward(problem.w0)
+    close = float(np.linalg.norm(short)) <= 1e-14 * (float(np.linalg.norm(problem.v)) + 1e-300)
+    if not close:
+        return False
+    try:
+        return problem.constraint.contains(torch.from_numpy(problem.w0))
+    except ArithmeticError:  # a projection that does not finish decides nothing: solve
+        return False
+
+
+def _result(end: PathEnd, phi: Operator, start: Any) -> LiftResult:
+    residual = phi.scale * float(np.linalg.norm(end.residual))
+    bound = phi.scale**2 * end.certificate
+    dual = torch.from_numpy(end.mu)
+    return LiftResult(_like(end.w, start), residual, bound, end.iterations, end.converged, "dual", dual, end.eps)
+
+
+def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: str) -> None:
+    validate.one_of(("nearest", "min_gauge"), pick=pick)
+    validate.one_of(("auto", "dual", "fista"), method=method)
+    validate.positive(tol=tol)
+    validate.positive_int(max_iter=max_iter)
+    if not constraint.convex:
+        name = type(constraint).__name__
+        validate.refuse("constraint", name, "project-and-lift needs a convex set: use NuclearBall for low rank")
+    constraint.require("project")
+
+
+def _read(constraint: ConvexSet, sketch: Sketch, target: Any, start: Any) -> tuple[Tensor, Tensor]:
+    v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
+    validate.shape((sketch.m,), target=v)
+    validate.shape((sketch.d,), start=w0)
+    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, f"the set has dimension {constraint.dim}")
+    return v.detach(), w0
+
+
+def _working(x: Tensor) -> Array:
+    array: Array = x.double().cpu().numpy()
+    return array
+
+
+def _like(w: Array | Tensor, start: Any) -> Any:
+    """w as a new tensor or array in the dtype and place of `start`."""
+    tensor = w if isinstance(w, Tensor) else torch.from_numpy(w)
+    if isinstance(start, Tensor):
+        return tensor.to(start, copy=True)
+    array = np.asarray(start)
+    return tensor.numpy().astype(array.dtype if array.dtype.kind == "f" else np.float64)
+
+
+__all__ = ["LiftResult", "project_and_lift", "solve_lift"]

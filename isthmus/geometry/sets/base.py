@@ -1,0 +1,223 @@
+"""The one interface of every constraint set: conversion and checks here, formulas in the subclasses."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
+from isthmus.geometry.sets.widths import Width, monte_carlo
+
+Point = TypeVar("Point", Tensor, np.ndarray)
+Size = int | Sequence[int] | None
+
+OPERATIONS = ("contains", "project", "lmo", "gauge", "support", "diameter", "gaussian_width")
+_NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
+
+
+class UnsupportedOperation(TypeError):
+    """A set was asked for something it cannot do: the message has the set, the operation and the remedy."""
+
+
+class ConvexSet(ABC):
+    """A closed set C of R^d with the operations that constrained optimisation asks for.
+
+    Points are one flat vector of shape (d,), as a torch tensor (dtype and device are kept) or as anything NumPy
+    reads (an array is returned).  Matrix sets also take and return their matrix shape.  NaN, infinity and wrong
+    shapes are refused.  Results are new tensors outside the autograd graph; scalars are Python floats.
+
+    A subclass writes the formulas `_project`, `_lmo`, `_gauge`, `_support`, `_diameter` and, where a closed form
+    exists, `_width`; `_support` works on the last dimension so that rows can be evaluated together.
+    """
+
+    convex: bool = True
+    bounded: bool = True
+
+    @property
+    def dim(self) -> int | None:
+        """The dimension d the set is tied to, or None when any dimension goes."""
+        return None
+
+    @property
+    def matrix_shape(self) -> tuple[int, int] | None:
+        """(p, q) for a set of matrices, else None."""
+        return None
+
+    def can(self, operation: str) -> bool:
+        """Whether the set offers `operation`, one of `OPERATIONS`."""
+        check(operation in OPERATIONS, "operation", operation, f"choose one of {list(OPERATIONS)}")
+        return self._refusal(operation) is None
+
+    def require(self, *operations: str) -> None:
+        """Raise `UnsupportedOperation` unless the set offers all of `operations`."""
+        for operation in operations:
+            if not self.can(operation):
+                raise UnsupportedOperation(f"{type(self).__name__} has no {operation}: {self._refusal(operation)}")
+
+    def contains(self, x: Any, tol: float | None = None) -> bool:
+        """Whether ||x - Px|| <= tol max(1, ||x||); tol defaults to eps^(2/3) of the dtype of x."""
+        self.require("contains")
+        point = self._read("x", x)
+        tol = tolerance(point) if tol is None else tol
+        non_negative(tol=tol)
+        return self._distance(working(point)) <= tol * max(1.0, norm(point))
+
+    def project(self, x: Point, warm: float | None = None) -> Point:
+        """The nearest point Px = argmin_{s in C} ||x - s||_2.
+
+        Args:
+            x: the point.
+            warm: a guess that may save time (a previous threshold, for the l1 ball and the simplex); it never
+                changes the result, and other sets ignore it.
+
+        Returns:
+            Px, with gauge(Px) <= 1 + 8 eps of its dtype.
+        """
+        self.require("project")
+        point = self._read("x", x)
+        return self._write(self._project_warm(working(point), warm), point, x)
+
+    def lmo(self, g: Point) -> Point:
+        """A minimiser s of <g, s> over C; any one of them on ties."""
+        self.require("lmo")
+        point = self._read("g", g)
+        return self._write(self._lmo(working(point)), point, g)
+
+    def gauge(self, x: Any) -> float:
+        """The Minkowski functional inf{t >= 0 : x in t C}; +inf when no t does.
+
+        For a set without the origin the same formula holds: it is +inf off the cone that C spans, and
+        gauge(x) <= 1 then says that x lies in t C for some t <= 1, not that x lies in C.
+        """
+        self.require("gauge")
+        return self._gauge(working(self._read("x", x)))
+
+    def support(self, g: Any) -> float:
+        """The support function max_{s in C} <g, s>."""
+        self.require("support")
+        return float(self._support(working(self._read("g", g))))
+
+    def diameter(self, d: Size = None) -> float:
+        """max ||s - s'||_2 over C; `d` (dimension or shape) may be left out when the set has one."""
+        self.require("diameter")
+        return float(self._diameter(self._size(d)))
+
+    def gaussian_width(self, d: Size = None, samples: int = 10_000, seed: int = 0) -> Width:
+        """w(C) = E max_{s in C} <g, s> with g ~ N(0, I_d).
+
+        Exact (closed form or one-dimensional integral) where the set has one; else the mean of `samples` draws of
+        the support function from a generator with `seed`, with its standard error.
+        """
+        self.require("gaussian_width")
+        size = self._size(d)
+        positive_int(samples=samples)
+        exact = self._width(size, samples, seed)
+        return monte_carlo(self._support, size, samples, seed) if exact is None else exact
+
+    @abstractmethod
+    def _project(self, x: Tensor) -> Tensor: ...
+
+    def _project_warm(self, x: Tensor, warm: float | None) -> Tensor:
+        return self._project(x)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _gauge(self, x: Tensor) -> float:
+        raise NotImplementedError
+
+    def _scales(self, x: Tensor) -> tuple[float, float]:
+        """The interval of t >= 0 with x in t C: unbounded above whenever 0 is in C."""
+        return self._gauge(x), math.inf
+
+    def _support(self, g: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _diameter(self, d: int) -> float:
+        raise NotImplementedError
+
+    def _width(self, d: int, samples: int, seed: int) -> Width | None:
+        return None
+
+    def _distance(self, x: Tensor) -> float:
+        return norm(x - self._project(x))
+
+    def _refusal(self, operation: str) -> str | None:
+        """Why `operation` cannot be had and what to use instead; None when it can."""
+        if not self.bounded and operation in _NEED_BOUNDED:
+            return "the set is unbounded; give it a radius or use a bounded set"
+        return None
+
+    def _size(self, d: Size) -> int:
+        if d is None:
+            check(self.dim is not None, "d", None, f"give the dimension, {type(self).__name__} goes with any")
+            return self.dim or 0
+        if isinstance(d, int):
+            positive_int(d=d)
+            size = d
+        else:
+            for side in d:
+                positive_int(d=side)
+            size = math.prod(d)
+        check(self.dim in (None, size), "d", d, f"the set lives in dimension {self.dim}")
+        return size
+
+    def _read(self, name: str, value: Any) -> Tensor:
+        x = _as_point(name, value)
+        if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
+            return x
+        expected = f"({self.dim},)" if self.dim else "(d,) with d >= 1"
+        allowed = expected if self.matrix_shape is None else f"{self.matrix_shape} or {expected}"
+        ok = x.ndim == 1 and x.numel() > 0 and self.dim in (None, x.numel())
+        check(ok, f"{name}.shape", tuple(x.shape), f"give one point of shape {allowed}")
+        return x
+
+    def _write(self, result: Tensor, point: Tensor, given: Any) -> Any:
+        result = result.reshape(point.shape).to(point.dtype)
+        if result.data_ptr() == point.data_ptr():
+            result = result.clone()
+        return result if isinstance(given, Tensor) else result.cpu().numpy()
+
+
+def norm(x: Tensor) -> float:
+    """||x||_2 in float64: float32 squares neither overflow nor lose digits."""
+    return float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
+
+
+def inside(y: Tensor, gauge: float) -> Tensor:
+    """Scale y back where rounding left gauge > 1; only for a set that is star-shaped about 0."""
+    return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge) if gauge > 1 else y
+
+
+def own(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
+    """A private float64 copy, so that a frozen set does not change with its caller's array."""
+    return as_tensor(name, value, ndim=ndim).detach().to(torch.float64, copy=True)
+
+
+def working(x: Tensor) -> Tensor:
+    """Flat, and float32 at least: half precision is for storage."""
+    wide = x.float() if torch.finfo(x.dtype).bits < 32 else x
+    return wide.flatten()
+
+
+def tolerance(x: Tensor) -> float:
+    """eps^(2/3), the room that a test of equality leaves to rounding."""
+    return float(torch.finfo(x.dtype).eps ** (2 / 3))
+
+
+def _as_point(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray) and value.dtype.char in "efd" and value.flags.carray:
+        value = torch.from_numpy(value)
+    if not (isinstance(value, Tensor) and value.is_floating_point()):
+        return as_tensor(name, value)
+    x = value.detach()
+    # One reduction instead of a mask: the full check runs only when the sum is not finite.
+    if not math.isfinite(float(x.sum())):
+        finite(**{name: x})
+    return x

@@ -1,0 +1,163 @@
+"""Sets of linear algebra: the whole space, subspaces and axis-aligned ellipsoids."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base.validate import check, positive
+from isthmus.geometry.sets.base import ConvexSet, inside, norm, own, tolerance
+from isthmus.geometry.sets.widths import Width, chi_mean, exactly, weighted_norm
+
+
+@dataclass(frozen=True)
+class Whole(ConvexSet):
+    """All of R^d: the unconstrained case; projection is the identity and the gauge is 0.
+
+    >>> Whole().project(torch.tensor([5.0]))
+    tensor([5.])
+    """
+
+    bounded = False
+
+    def _project(self, x: Tensor) -> Tensor:
+        return x
+
+    def _gauge(self, x: Tensor) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Subspace(ConvexSet):
+    """The span of the rows of `basis` (k x d, orthonormalised here), cut by an l2 ball when `radius` is given.
+
+    The gauge is +inf off the span; on it ||x||_2 / radius, or 0 without a radius.
+
+    >>> line = Subspace([[2.0, 0.0]], radius=1.0)
+    >>> line.project(torch.tensor([3.0, 4.0]))
+    tensor([1., 0.])
+    >>> Subspace([[2.0, 0.0]]).can("lmo")
+    False
+    """
+
+    basis: Any
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        rows = own("basis", self.basis, ndim=2)
+        check(rows.numel() > 0 and norm(rows) > 0, "basis", self.basis, "give at least one nonzero row")
+        if self.radius is not None:
+            positive(radius=self.radius)
+        _, singular, axes = torch.linalg.svd(rows, full_matrices=False)
+        rank = int((singular > singular[0] * max(rows.shape) * torch.finfo(rows.dtype).eps).sum())
+        object.__setattr__(self, "basis", axes[:rank].contiguous())
+        object.__setattr__(self, "bounded", self.radius is not None)
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of the space around."""
+        return int(self.basis.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """The dimension of the subspace itself."""
+        return int(self.basis.shape[0])
+
+    def _flatten(self, x: Tensor) -> Tensor:
+        axes = self.basis.to(x.device)
+        return axes.T @ (axes @ x.double())
+
+    def _project(self, x: Tensor) -> Tensor:
+        y = self._flatten(x)
+        return (y if self.radius is None else inside(y, norm(y) / self.radius)).to(x.dtype)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        y = self._flatten(g)
+        return (y * (-(self.radius or 0.0) / (norm(y) or 1.0))).to(g.dtype)
+
+    def _gauge(self, x: Tensor) -> float:
+        if norm(x.double() - self._flatten(x)) > tolerance(x) * norm(x):
+            return math.inf
+        return 0.0 if self.radius is None else norm(x) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return (self.radius or 0.0) * torch.linalg.vector_norm(g @ self.basis.to(g).T, dim=-1)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * (self.radius or 0.0)
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly((self.radius or 0.0) * chi_mean(self.rank))
+
+
+@dataclass(frozen=True, eq=False)
+class Ellipsoid(ConvexSet):
+    """The ellipsoid {x : ||x / axes||_2 <= radius} with half-axes radius * axes.
+
+    Projection is y_i = a_i^2 x_i / (a_i^2 + lam), lam the root of the secular equation ||y / a|| = radius.
+
+    >>> Ellipsoid([2.0, 1.0]).project(torch.tensor([4.0, 0.0]))
+    tensor([2., 0.])
+    >>> Ellipsoid([2.0, 1.0]).diameter()
+    4.0
+    """
+
+    axes: Any
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(radius=self.radius)
+        axes = own("axes", self.axes, ndim=1)
+        check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
+        object.__setattr__(self, "axes", axes)
+
+    @property
+    def dim(self) -> int:
+        """The number of axes."""
+        return int(self.axes.numel())
+
+    def _project(self, x: Tensor) -> Tensor:
+        if self._gauge(x) <= 1:
+            return x
+        a, target = self.axes.to(x.device), x.double()
+        y = target * (a**2 / (a**2 + secular_root(a, target, self.radius)))
+        return inside(y, self._gauge(y)).to(x.dtype)
+
+    def _lmo(self, g: Tensor) -> Tensor:
+        scaled = self.axes.to(g.device) * g.double()
+        return (-self.radius / (norm(scaled) or 1.0) * self.axes.to(g.device) * scaled).to(g.dtype)
+
+    def _gauge(self, x: Tensor) -> float:
+        return norm(x.double() / self.axes.to(x.device)) / self.radius
+
+    def _support(self, g: Tensor) -> Tensor:
+        return self.radius * torch.linalg.vector_norm(g * self.axes.to(g), dim=-1)
+
+    def _diameter(self, d: int) -> float:
+        return 2 * self.radius * float(self.axes.max())
+
+    def _width(self, d: int, samples: int, seed: int) -> Width:
+        return exactly(self.radius * weighted_norm(self.axes))
+
+
+def secular_root(a: Tensor, x: Tensor, radius: float) -> float:
+    """lam >= 0 with phi(lam) = ||a x / (a^2 + lam)|| = radius, for phi(0) > radius.
+
+    1 / phi is concave and increasing, so Newton's method on it rises from 0 to the root; ||a x|| / radius is an upper
+    bound that a step cannot pass.
+    """
+    lam, high = 0.0, norm(a * x) / radius
+    for _ in range(100):
+        shifted = a**2 + lam
+        z = a * x / shifted
+        phi = norm(z)
+        slope = float((z * z / shifted).sum()) / phi
+        following = min(lam + (phi - radius) / radius * phi / slope, high)
+        if following <= lam * (1 + torch.finfo(torch.float64).eps):
+            break
+        lam = following
+    return lam

@@ -1,0 +1,45 @@
+"""Sketches: linear maps R^d -> R^m drawn from a seed or learned from public data.
+
+>>> import torch
+>>> sketch = CountSketch(100).draw(1000, seed=0, t=3)
+>>> code = sketch.forward(torch.ones(1000))
+>>> code.shape, sketch.pinv(code).shape
+(torch.Size([100]), torch.Size([1000]))
+"""
+
+from isthmus.geometry.sketches.base import Context, Encoder, Random, Size, Sketch, resolve
+from isthmus.geometry.sketches.compose import PerLeaf, Progressive, Residual
+from isthmus.geometry.sketches.count_sketch import CountSketch
+from isthmus.geometry.sketches.dense import GaussianSketch, RademacherSketch
+from isthmus.geometry.sketches.identity import Identity
+from isthmus.geometry.sketches.kronecker import Kronecker
+from isthmus.geometry.sketches.public import KroneckerSubspace, PublicSubspace
+from isthmus.geometry.sketches.selection import Blocks, Coordinates, Nice
+from isthmus.geometry.sketches.sparse_jl import SparseJL
+from isthmus.geometry.sketches.srht import SRHT
+from isthmus.geometry.sketches.tensor_sketch import TensorSketch
+
+__all__ = [
+    "SRHT",
+    "Blocks",
+    "Context",
+    "Coordinates",
+    "CountSketch",
+    "Encoder",
+    "GaussianSketch",
+    "Identity",
+    "Kronecker",
+    "KroneckerSubspace",
+    "Nice",
+    "PerLeaf",
+    "Progressive",
+    "PublicSubspace",
+    "RademacherSketch",
+    "Random",
+    "Residual",
+    "Size",
+    "Sketch",
+    "SparseJL",
+    "TensorSketch",
+    "resolve",
+]

@@ -1,0 +1,200 @@
+"""Keyed permutations of [0, d) that are computed, never stored: exact integers, the same on every device."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.base import randomness, validate
+
+RANGE = 1 << 18
+"""Indices hashed at once: the buffers stay in a processor's cache."""
+LIMIT = 1 << 46
+"""Beyond this dimension a product a * i of `Buckets` could leave 64 bits."""
+
+
+class Permutation:
+    """A keyed bijection of [0, d), close to a uniformly random one.
+
+    Small ones sort a 64-bit hash of each index; large ones are a Feistel network with cycle walking.
+
+    >>> sorted(Permutation(3, 10)(torch.arange(10)).tolist()) == list(range(10))
+    True
+    """
+
+    ROUNDS = 6
+    SMALL = 1 << 14
+
+    def __init__(self, key: int, d: int):
+        self.d, self._key = d, key
+        bits = max(2, (d - 1).bit_length())
+        self._low_bits = bits // 2
+        self._low_mask, self._high_mask = (1 << self._low_bits) - 1, (1 << (bits - self._low_bits)) - 1
+
+    def __call__(self, index: Tensor) -> Tensor:
+        """The images of int64 indices in [0, d)."""
+        if self.d <= self.SMALL:
+            return self._sorted(index.device)[index]
+        image = self._network(index)
+        outside = (image >= self.d).nonzero().squeeze(1)
+        while outside.numel():
+            walked = self._network(image[outside])
+            image[outside] = walked
+            outside = outside[walked >= self.d]
+        return image
+
+    def first(self, m: int, device: torch.device | str | None = None) -> Tensor:
+        """The images of 0, ..., m - 1, sorted: a random m-subset of [0, d)."""
+        return self(torch.arange(m, device=device)).sort().values
+
+    @cached_property
+    def _keys(self) -> list[int]:
+        return [randomness.key(self._key, "feistel", r) for r in range(self.ROUNDS)]
+
+    def _sorted(self, device: torch.device) -> Tensor:
+        index = torch.arange(self.d, dtype=torch.int32, device=device)
+        high, low = (randomness.mix(randomness.key(self._key, i), index).to(torch.int64) for i in range(2))
+        return torch.argsort((high << 32) | (low & 0xFFFFFFFF), stable=True)
+
+    def _network(self, index: Tensor) -> Tensor:
+        low, high = index & self._low_mask, index >> self._low_bits
+        for r, key in enumerate(self._keys):
+            if r % 2:
+                high = high ^ (randomness.mix(key, low).to(torch.int64) & self._high_mask)
+            else:
+                low = low ^ (randomness.mix(key, high).to(torch.int64) & self._low_mask)
+        return (high << self._low_bits) | low
+
+
+class Buckets:
+    """h(j) = pi(j) mod m for the pairwise independent bijection pi(j) = (a j + c) mod p of [0, d).
+
+    p is the first prime >= d; the few pi(j) >= d walk on along their cycle.  As pi is a bijection, bucket b
+    has floor((d - b - 1) / m) + 1 members: balanced, with no empty bucket.  Tables of a i mod p turn a range
+    of h into additions and comparisons.
+
+    >>> buckets = Buckets(5, 10, 4)
+    >>> torch.bincount(buckets.range(0, 10)).tolist()
+    [3, 3, 2, 2]
+    """
+
+    def __init__(self, key: int, d: int, m: int):
+        validate.check(d < LIMIT, "d", d, f"bucket hashes are exact below {LIMIT}")
+        self.d, self.m, self.p = d, m, next_prime(d)
+        self._a = 1 + randomness.key(key, "a") % (self.p - 1)
+        self._c = randomness.key(key, "c") % self.p
+        self._walks = self._find_walks()
+        self._dtype = torch.int32 if self.p < 1 << 30 else torch.int64
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    @staticmethod
+    def sizes(d: int, m: int) -> Tensor:
+        """How many j of [0, d) fall in each bucket (int64, m), whatever the key."""
+        counts = torch.full((m,), d // m)
+        counts[: d % m] += 1
+        return counts
+
+    def counts(self) -> Tensor:
+        """How many j fall in each bucket (int64, m)."""
+        return self.sizes(self.d, self.m)
+
+    def range(self, lo: int, hi: int, device: torch.device | str | None = None) -> Tensor:
+        """h(lo), ..., h(hi - 1) as int64."""
+        if hi - lo <= RANGE // 4 and self.p < 1 << 31 and torch.device(device or "cpu").type == "cpu":
+            return torch.from_numpy(self.array(lo, hi).astype(np.int64))
+        out = torch.empty(hi - lo, dtype=torch.int64, device=device)
+        scratch = self.scratch(min(RANGE, hi - lo), out.device)
+        for start in range(lo, hi, RANGE):
+            stop = min(start + RANGE, hi)
+            self.fill(out[start - lo : stop - lo], start, scratch)
+        return out
+
+    def scratch(self, width: int, device: torch.device) -> Tensor:
+        """The work space that `fill` needs for ranges up to a width."""
+        return torch.empty(2, width, dtype=self._dtype, device=device)
+
+    def fill(self, out: Tensor, start: int, scratch: Tensor) -> None:
+        """h(start), h(start + 1), ... into an int64 buffer of at most `RANGE` places."""
+        images, residues = self._table(out)
+        bucket, mask = scratch[:, : len(out)]
+        sign_bit = 8 * self._dtype.itemsize - 1
+        offset = (self._a * start + self._c) % self.p
+        plain, wrapped = offset % self.m, (offset - self.p) % self.m
+        torch.add(images, offset - self.p, out=mask)
+        mask.bitwise_right_shift_(sign_bit).bitwise_and_(plain - wrapped)
+        torch.add(residues, mask, out=bucket).add_(wrapped - self.m)
+        torch.bitwise_right_shift(bucket, sign_bit, out=mask).bitwise_and_(self.m)
+        out.copy_(bucket.add_(mask))
+        first, last = (bisect_left(self._walks, (j, 0)) for j in (start, start + len(out)))
+        for j, end in self._walks[first:last]:
+            out[j - start] = end
+
+    def array(self, lo: int, hi: int) -> NDArray[Any]:
+        """A short range in NumPy: its division by a constant is vectorised, its calls are cheap."""
+        small = hi * self.p < 1 << 32
+        image: NDArray[Any] = np.arange(lo, hi, dtype=np.uint32 if small else np.int64)
+        a, c, p, m = (image.dtype.type(number) for number in (self._a, self._c, self.p, self.m))
+        image *= a
+        image += c
+        image -= image // p * p
+        image -= image // m * m
+        first, last = (bisect_left(self._walks, (j, 0)) for j in (lo, hi))
+        for j, end in self._walks[first:last]:
+            image[j - lo] = end
+        return image
+
+    def _table(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """a i mod p and that mod m, for i below the length of `like`."""
+        if like.device not in self._tables:
+            images = torch.arange(min(RANGE, self.d), device=like.device) * self._a % self.p
+            self._tables[like.device] = images.to(self._dtype), (images % self.m).to(self._dtype)
+        images, residues = self._tables[like.device]
+        return images[: len(like)], residues[: len(like)]
+
+    def _find_walks(self) -> list[tuple[int, int]]:
+        """The j with pi(j) >= d and the bucket where each walk ends."""
+        inverse, walks = pow(self._a, -1, self.p), []
+        for value in range(self.d, self.p):
+            j = (value - self._c) * inverse % self.p
+            if j < self.d:
+                image = value
+                while image >= self.d:
+                    image = (self._a * image + self._c) % self.p
+                walks.append((j, image % self.m))
+        return sorted(walks)
+
+
+@cache
+def next_prime(d: int) -> int:
+    """The first prime >= max(d, 3).
+
+    >>> next_prime(1), next_prime(100), next_prime(10**8)
+    (3, 101, 100000007)
+    """
+    p = max(d, 3) | 1
+    while not _is_prime(p):
+        p += 2
+    return p
+
+
+def _is_prime(n: int) -> bool:
+    """Miller-Rabin with bases that decide every n < 3.3e24."""
+    bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+    if n in bases:
+        return True
+    if any(n % base == 0 for base in bases):
+        return False
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in bases:
+        x = pow(base, odd, n)
+        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
+            return False
+    return True

@@ -1,0 +1,213 @@
+"""Kronecker sketches: a small projection on each side of every weight matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import randomness, validate
+from isthmus.base.matrix import Matrix, dtype_of, is_sparse, matmul
+from isthmus.base.space import Leaf, Space
+from isthmus.geometry.sketches.base import Random, Sketch, check_block, check_vector, round_up, spread
+from isthmus.geometry.sketches.identity import stack
+from isthmus.geometry.sketches.orthonormal import random_rows
+
+ALIGN = 32
+"""Columns of a factor in memory are a multiple of this."""
+Ranks = Mapping[str, tuple[int, int]]
+"""Per-leaf ranks {leaf name: (rank_out, rank_in)}."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Random):
+    """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
+
+    P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
+    vectors on long sides); ranks are capped at the leaf's sizes, and `ranks` sets those of single leaves.  A gradient
+    sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': the codes stay factored.  Phi Phi' = (d/m) I; a
+    coordinate is covered with rank_out rank_in / (q p) of its own leaf.
+
+    >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
+    >>> sketch.m, sketch.code_space.shape("hidden")
+    (4, (1, 2))
+    """
+
+    rank_in: int
+    rank_out: int
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranks(self.rank_in, self.rank_out, self.ranks)
+
+    def build(self, space: Space, key: int, t: int) -> Sketch:
+        """The map of a key."""
+        factors = {}
+        for leaf in space.leaves:
+            (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
+            factors[leaf.name] = (
+                random_rows(r_out, q, randomness.key(key, leaf.name, "out")),
+                random_rows(r_in, p, randomness.key(key, leaf.name, "in")),
+            )
+        m = sum(len(left) * len(right) for left, right in factors.values())
+        return RandomKroneckerMap(space, factors, math.sqrt(space.d / m))
+
+
+class KroneckerMap(Sketch):
+    """scale * blockdiag(P_out (x) P_in), with orthonormal rows in every factor; each leaf owns a slice of the code."""
+
+    tight = True
+    direct = True
+
+    def __init__(self, space: Space, factors: Mapping[str, tuple[Tensor, Tensor]], scale: float = 1.0):
+        self.space, self.d, self.factors, self.scale = space, space.d, dict(factors), scale
+        self.code_space = Space.of({name: (len(left), len(right)) for name, (left, right) in factors.items()})
+        self.m = self.code_space.d
+        eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
+        self.norm = round_up(scale) * (1 + 64 * eps)
+        self._singles: dict[str, KroneckerMap] = {}
+
+    def forward(self, v: Tensor) -> Tensor:
+        """P_out V P_in' for each leaf V."""
+        check_vector(self, v, "v", self.d)
+        return self.rows(v.unsqueeze(0)).squeeze(0)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of each leaf."""
+        return torch.cat([self.adjoint_leaf(name, y).reshape(-1) for name in self.factors])
+
+    def adjoint_leaf(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y P_in for the code Y of one leaf."""
+        return self.adjoint_columns(name, y, 0, self.factors[name][1].shape[1]).reshape(-1)
+
+    def adjoint_columns(self, name: str, y: Tensor, lo: int, hi: int) -> Tensor:
+        """P_out' Y P_in[:, lo:hi]: the weight of a layer comes as a matrix of its own, without its bias."""
+        check_vector(self, y, "y", self.m)
+        return self._left(name, y) @ self.sides(name, y)[1][:, lo:hi]
+
+    def add_pinv_columns(self, out: Tensor, name: str, y: Tensor, lo: int, hi: int, alpha: float) -> None:
+        """out += (alpha / norm^2) P_out' Y P_in[:, lo:hi] in one product: the leaf itself is never formed."""
+        check_vector(self, y, "y", self.m)
+        if out.dtype != y.dtype:
+            return super().add_pinv_columns(out, name, y, lo, hi, alpha)
+        out.addmm_(self._left(name, y), self.sides(name, y)[1][:, lo:hi], alpha=alpha / self.norm**2)
+
+    def _left(self, name: str, y: Tensor) -> Tensor:
+        """P_out' Y of a leaf, for the weight and the bias."""
+        return self.recent(f"left {name}", y, lambda: self.sides(name, y)[0].T @ self.code_space.view(y, name))
+
+    def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
+        left, right = self.factors[name]
+        where = like.device, like.dtype
+        extra = -right.shape[1] % ALIGN  # a bias makes odd widths, whose rows would not be aligned
+        wide = self.once((name, 1), lambda: torch.nn.functional.pad(right, (0, extra)), *where)
+        return self.once((name, 0), lambda: self.scale * left, *where), wide[:, : right.shape[1]]
+
+    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+        """Codes of rows; a leaf that the block covers in part is completed with zeros."""
+        hi = check_block(self, x, lo)
+        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        for leaf in self.space.leaves:
+            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
+            if left < right:
+                part = _padded(x[:, left - lo : right - lo], left - leaf.start, leaf.size)
+                code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
+        return code
+
+    def _leaf_rows(self, leaf: Leaf, part: Matrix, like: Tensor) -> Tensor:
+        (q, p), (left, right) = matrix_shape(leaf), self.sides(leaf.name, like)
+        inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
+        return (left @ inner).reshape(len(inner), len(left) * len(right))
+
+    def leaf(self, name: str, rows: Any) -> Any:
+        """The code of one leaf: again an outer product where the rows are one."""
+        if not is_outer(rows):
+            return rows.through(self._single(name), 0)
+        left, right = self.sides(name, rows.b)
+        return rows.with_factors(_inputs(rows, right), rows.b @ left.T)
+
+    def _single(self, name: str) -> KroneckerMap:
+        """The block of one leaf as a map of its own."""
+        if name not in self._singles:
+            space = Space.of({name: self.space[name].shape})
+            self._singles[name] = KroneckerMap(space, {name: self.factors[name]}, self.scale)
+        return self._singles[name]
+
+    def join(self, pieces: Mapping[str, Any]) -> Any:
+        """The codes of the leaves side by side."""
+        return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
+
+    def _matrix_gain(self, ord: float) -> float:
+        """Induced norms of Kronecker products multiply; leaves do not mix."""
+        dim = 0 if ord == 1 else 1
+        sides = ([f.double().abs().sum(dim).max() for f in pair] for pair in self.factors.values())
+        return self.scale * max(float(left * right) for left, right in sides)
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        widest = max(self.code_space.leaves, key=lambda leaf: leaf.size).shape
+        size = f"{self.m} numbers for {self.d} parameters"
+        return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
+
+
+class RandomKroneckerMap(KroneckerMap):
+    """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
+
+    @cached_property
+    def coverage(self) -> float | Tensor:  # type: ignore[override]
+        """rank_out rank_in / (q p) for the coordinates of each leaf."""
+        codes = zip(self.code_space.leaves, self.space.leaves, strict=True)
+        return spread(self.space, [code.size / leaf.size for code, leaf in codes])
+
+
+def _inputs(rows: Any, right: Tensor) -> Tensor:
+    """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
+    if getattr(rows, "ones", False):
+        right, last = right[:, :-1], right[:, -1]
+    else:
+        last = None
+    a = matmul(rows.a, right.T) if is_sparse(rows.a) else rows.a.to(right.dtype) @ right.T
+    return a if last is None else a + last
+
+
+def is_outer(rows: Any) -> bool:
+    """Whether rows are held as factors a, b of sums of outer products."""
+    return hasattr(rows, "a") and hasattr(rows, "b")
+
+
+def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+    """A leaf as a q x p matrix; a vector is one row."""
+    q = leaf.shape[0] if len(leaf.shape) > 1 else 1
+    return q, leaf.size // q
+
+
+def leaf_ranks(leaf: Leaf, rank_in: int, rank_out: int, ranks: Ranks | None) -> tuple[int, int]:
+    """(rank_out, rank_in) of a leaf, capped at its sizes."""
+    (q, p), (r_out, r_in) = matrix_shape(leaf), (ranks or {}).get(leaf.name, (rank_out, rank_in))
+    return min(q, r_out), min(p, r_in)
+
+
+def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
+    """All ranks are integers >= 1."""
+    validate.positive_int(rank_in=rank_in, rank_out=rank_out)
+    for name, (r_out, r_in) in (ranks or {}).items():
+        validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
+
+
+def _padded(part: Any, before: int, size: int) -> Matrix:
+    if part.shape[1] == size:
+        return part
+    if is_sparse(part):
+        wide = part.copy()
+        wide.resize(part.shape[0], size)
+        wide.indices = wide.indices + before
+        return wide
+    return torch.nn.functional.pad(part, (before, size - before - part.shape[1]))

@@ -1,0 +1,436 @@
+"""Schedules, dimensions, rates and bounds of the papers as functions, each with its theorem.
+
+Paper 001 is Kasiviswanathan, "SGD with low-dimensional gradients" (UAI 2021); paper 000 is Huang, Lei and Kaban,
+"Optimisation and learning with randomly compressed gradient updates" (2023); paper 002 is Farokhi, "Gradient
+sparsification can improve performance of differentially-private convex machine learning"; paper 003 is
+Maranjyan, Sadiev and Richtarik, "Differentially private random block coordinate descent"; paper 004 is Zhou, Wu and
+Banerjee, "Bypassing the ambient dimension: private SGD with gradient subspace identification".  Where a paper
+misprints, the corrected form is computed and the docstring says so.  O(.) bounds take their constant as an argument.
+Private bounds speak of utility: the noise of a run comes from its accountant.
+
+    function                                                    paper, statement
+    ----------------------------------------------------------  --------------------------------------------
+    narrow_dimension, dimension_at, rounds_until_full           001 CompSGD step 2a, Lemma 2.2; 000 Algorithms 1-3
+    gordon_dimension, gordon_range, direction_width             001 Theorem A.3; 000 Theorem 18
+    jl_dimension                                                001 section 1.1
+    sparse_jl_dimension, sparse_jl_columns, sparse_jl_condition 001 Theorem A.4
+    sparse_cone_width, sparse_cone_width_bound                  001 Lemma 2.2 at a sparse point of an l1 ball
+    table_width                                                 001 Table 3
+    Rule, Schedule                                              what a theorem prescribes, round by round
+    strongly_convex_schedule                                    001 Theorem 2.3 parts 1, 2 (B.7, B.8), D.2 parts 1, 2
+    convex_schedule                                             001 Theorem 2.3 part 3 (B.9)
+    stationary_schedule, stationary_beta, stationary_batch,
+      stationary_rounds, stationary_threshold,
+      compressed_threshold                                      001 Theorem 2.4 (B.4)
+    mapping_schedule, mapping_beta, mapping_batch,
+      mapping_rounds                                            001 Theorem B.5
+    expansion                                                   001 Lemma 2.2 (B.2); 000 Theorem 19
+    distance_bound                                              001 Lemma B.6
+    strongly_convex_smooth_rate, strongly_convex_rate           001 Theorem 2.3 parts 1, 2 (B.7, B.8)
+    convex_rate                                                 001 Theorem 2.3 part 3 (B.9)
+    stationary_decrease, stationary_step_bound                  001 Theorem 2.4, inequality (10)
+    success_probability                                         001 Theorems 2.4, E.1, D.2 part 4
+    mapping_rate                                                001 Theorem B.5, (12)
+    floats, qsgd, qsgd_chi, qsgd_nonzeros, terngrad, vqsgd,
+      random_sparsification -> Contraction                      001 section 3.2, (16), Appendix D.1
+    aggregate_second_moment, aggregate_variance                 001 Lemma D.1 (b), (c)
+    distributed_strongly_convex_smooth_rate                     001 Corollary D.2 part 1
+    distributed_strongly_convex_rate                            001 Corollary D.2 part 2
+    distributed_convex_rate, distributed_convex_schedule        001 Corollary D.2 part 3
+    distributed_stationary_schedule                             001 Corollary D.2 part 4
+    distributed_mapping_schedule                                001 Corollary D.2 part 5
+    strongly_convex_smooth_communication                        001 Table 5 row 1
+    strongly_convex_communication                               001 Table 5 row 2
+    convex_communication                                        001 Table 2 row 1, Table 5 row 3
+    stationary_communication                                    001 Table 2 row 2, Table 5 row 4
+    mapping_communication -> Communication                      001 Table 5 row 5
+    convex_fw_schedule, convex_fw_rate                          001 Theorem E.2
+    stationary_fw_schedule, stationary_fw_step_bound            001 Theorem E.1, (18)
+    compressed_gap                                              001 Theorem E.1
+    shrinkage                                                   000 Lemma 4
+    expansiveness, boundedness                                  000 Lemmas 2, 3
+    weighted_average                                            000 section 2.2
+    goal_schedule, goal_rounds                                  000 Tables 1, 2; Theorems 2-10
+    optimisation_rate                                           000 Table 1; Theorems 4, 6, 8
+    small_step_rate                                             000 Theorem 16
+    stability_rate                                              000 Theorems 2, 3, 5, 7, 9, 10 part 1
+    generalisation_rate                                         000 Table 2; Theorems 2, 3, 5, 7, 9, 10 part 2
+    excess_risk                                                 000 Theorem 1, (3)
+    smooth_divergence, smooth_divergence_path                   000 Theorems 2, 5, 9: (21), (86), (87)
+    sgd_divergence                                              000 Theorem 3: (33)
+    nonsmooth_divergence, nonsmooth_divergence_path             000 Theorems 7, 10: (63), (97), (107)
+    optimisation_bound                                          000 Theorems 6, 8, 16 before their O(.)
+    smooth_optimisation_bound                                   000 Theorem 4 before its O(.)
+    uniform_stability, replace_record -> Stability              000 Definition 1, measured
+    private_optimisation_schedule                               000 Table 1; Theorems 11, 12, 14
+    private_generalisation_schedule                             000 Table 2; Theorems 13, 15
+    private_optimisation_rate                                   000 Table 1; Theorems 11, 12, 14
+    private_optimisation_bound                                  000 Theorems 11, 14 before their O(.)
+    private_smooth_optimisation_bound                           000 Theorem 12 before its O(.)
+    private_stability_rate                                      000 Theorems 13, 15 part 1
+    private_generalisation_rate, total_dimension                000 Table 2; Theorems 13, 15 part 2
+    private_stationary_schedule, stationary_samples             001 Corollary C.2, Tables 1, 4
+    private_mapping_schedule, mapping_samples                   001 Corollary C.3, Table 4
+    largest_entries, sparsification_loss                        002 (2), proof of Theorem 1
+    compressive_dimension, compressive_scale, cosamp_rounds     002 Algorithms 1, 2
+    laplace_noise, dense_scale                                  002 Proposition 2 from the explicit noise
+    compressive_error                                           002 Proposition 2
+    compressive_gradient_bound, sparse_schedule, sparse_bound,
+      last_iterate_bound                                        002 Theorem 1 and its proof
+    compression_helps, sparsification_helps -> Comparison       002 section 3: does compression help?
+    component_smoothness, block_lipschitz                       003 Assumptions 3.6, 3.7
+    importance_probabilities, sampling_probabilities            003 sections 3.2, 4.2.1
+    sampling_noise, block_noise, nice_noise                     003 Theorem 4.2, section 4.2.1: Sigma_S^2
+    weighted_radius, smoothness_ratios                          003 Theorem 4.2: R_{M P^-1}, Gamma^-1
+    component_noise                                             003 Theorem 4.1
+    convex_block_loops, convex_block_bound                      003 Theorem 4.2, convex (E.1)
+    strongly_convex_block_loops,
+      strongly_convex_block_bound -> Loops                      003 Theorem 4.2, strongly convex (E.2)
+    block_convex_utility, block_strongly_convex_utility         003 Table 1
+    block_gain                                                  003 section 4.3
+    ellipsoid_gamma2, concentration_scale                       004 Appendix A.2, Theorem 2: c_0
+    moment_level, moment_deviation                              004 Theorem 2
+    fresh_moment_deviation                                      004 Theorem 5
+    subspace_perturbation, subspace_error, public_samples,
+      eigen_gap_condition, gap_moment                           004 Theorem 3
+    subspace_schedule, subspace_noise,
+      projected_second_moment                                   004 Theorems 1, 4, 6
+    subspace_stationary_noise, subspace_stationary_projection,
+      subspace_stationary_bound, subspace_stationary_rate       004 Theorem 4
+    subspace_convex_noise, subspace_convex_projection,
+      subspace_convex_bound, subspace_convex_rate               004 Theorem 6
+"""
+
+from isthmus.papers.contractions import (
+    Contraction,
+    floats,
+    qsgd,
+    qsgd_chi,
+    qsgd_nonzeros,
+    random_sparsification,
+    terngrad,
+    vqsgd,
+)
+from isthmus.papers.dimensions import (
+    dimension_at,
+    direction_width,
+    gordon_dimension,
+    gordon_range,
+    jl_dimension,
+    narrow_dimension,
+    rounds_until_full,
+    sparse_cone_width,
+    sparse_cone_width_bound,
+    sparse_jl_columns,
+    sparse_jl_condition,
+    sparse_jl_dimension,
+    table_width,
+)
+from isthmus.papers.distributed import (
+    Communication,
+    aggregate_second_moment,
+    aggregate_variance,
+    convex_communication,
+    distributed_convex_rate,
+    distributed_convex_schedule,
+    distributed_mapping_schedule,
+    distributed_stationary_schedule,
+    distributed_strongly_convex_rate,
+    distributed_strongly_convex_smooth_rate,
+    mapping_communication,
+    stationary_communication,
+    strongly_convex_communication,
+    strongly_convex_smooth_communication,
+)
+from isthmus.papers.frank_wolfe import (
+    compressed_gap,
+    convex_fw_rate,
+    convex_fw_schedule,
+    stationary_fw_schedule,
+    stationary_fw_step_bound,
+)
+from isthmus.papers.private_block_rates import (
+    Loops,
+    block_convex_utility,
+    block_gain,
+    block_strongly_convex_utility,
+    component_noise,
+    convex_block_bound,
+    convex_block_loops,
+    strongly_convex_block_bound,
+    strongly_convex_block_loops,
+)
+from isthmus.papers.private_blocks import (
+    block_lipschitz,
+    block_noise,
+    component_smoothness,
+    importance_probabilities,
+    nice_noise,
+    sampling_noise,
+    sampling_probabilities,
+    smoothness_ratios,
+    weighted_radius,
+)
+from isthmus.papers.private_compgd import (
+    private_generalisation_rate,
+    private_generalisation_schedule,
+    private_optimisation_bound,
+    private_optimisation_rate,
+    private_optimisation_schedule,
+    private_smooth_optimisation_bound,
+    private_stability_rate,
+    total_dimension,
+)
+from isthmus.papers.private_samples import (
+    mapping_samples,
+    private_mapping_schedule,
+    private_stationary_schedule,
+    stationary_samples,
+)
+from isthmus.papers.private_sparse import (
+    Comparison,
+    compression_helps,
+    compressive_dimension,
+    compressive_error,
+    compressive_gradient_bound,
+    compressive_scale,
+    cosamp_rounds,
+    dense_scale,
+    laplace_noise,
+    largest_entries,
+    last_iterate_bound,
+    sparse_bound,
+    sparse_schedule,
+    sparsification_helps,
+    sparsification_loss,
+)
+from isthmus.papers.public_subspace import (
+    concentration_scale,
+    eigen_gap_condition,
+    ellipsoid_gamma2,
+    fresh_moment_deviation,
+    gap_moment,
+    moment_deviation,
+    moment_level,
+    projected_second_moment,
+    public_samples,
+    subspace_convex_bound,
+    subspace_convex_noise,
+    subspace_convex_projection,
+    subspace_convex_rate,
+    subspace_error,
+    subspace_noise,
+    subspace_perturbation,
+    subspace_schedule,
+    subspace_stationary_bound,
+    subspace_stationary_noise,
+    subspace_stationary_projection,
+    subspace_stationary_rate,
+)
+from isthmus.papers.rates_compgd import (
+    boundedness,
+    excess_risk,
+    expansiveness,
+    generalisation_rate,
+    goal_rounds,
+    goal_schedule,
+    optimisation_rate,
+    shrinkage,
+    small_step_rate,
+    stability_rate,
+    weighted_average,
+)
+from isthmus.papers.rates_compsgd import (
+    convex_rate,
+    distance_bound,
+    expansion,
+    mapping_rate,
+    stationary_decrease,
+    stationary_step_bound,
+    strongly_convex_rate,
+    strongly_convex_smooth_rate,
+    success_probability,
+)
+from isthmus.papers.schedules import (
+    Rule,
+    Schedule,
+    compressed_threshold,
+    convex_schedule,
+    mapping_batch,
+    mapping_beta,
+    mapping_rounds,
+    mapping_schedule,
+    stationary_batch,
+    stationary_beta,
+    stationary_rounds,
+    stationary_schedule,
+    stationary_threshold,
+    strongly_convex_schedule,
+)
+from isthmus.papers.stability import (
+    Stability,
+    replace_record,
+    uniform_stability,
+)
+from isthmus.papers.stability_bounds import (
+    nonsmooth_divergence,
+    nonsmooth_divergence_path,
+    optimisation_bound,
+    sgd_divergence,
+    smooth_divergence,
+    smooth_divergence_path,
+    smooth_optimisation_bound,
+)
+
+__all__ = [
+    "Communication",
+    "Comparison",
+    "Contraction",
+    "Loops",
+    "Rule",
+    "Schedule",
+    "Stability",
+    "aggregate_second_moment",
+    "aggregate_variance",
+    "block_convex_utility",
+    "block_gain",
+    "block_lipschitz",
+    "block_noise",
+    "block_strongly_convex_utility",
+    "boundedness",
+    "component_noise",
+    "component_smoothness",
+    "compressed_gap",
+    "compressed_threshold",
+    "compression_helps",
+    "compressive_dimension",
+    "compressive_error",
+    "compressive_gradient_bound",
+    "compressive_scale",
+    "concentration_scale",
+    "convex_block_bound",
+    "convex_block_loops",
+    "convex_communication",
+    "convex_fw_rate",
+    "convex_fw_schedule",
+    "convex_rate",
+    "convex_schedule",
+    "cosamp_rounds",
+    "dense_scale",
+    "dimension_at",
+    "direction_width",
+    "distance_bound",
+    "distributed_convex_rate",
+    "distributed_convex_schedule",
+    "distributed_mapping_schedule",
+    "distributed_stationary_schedule",
+    "distributed_strongly_convex_rate",
+    "distributed_strongly_convex_smooth_rate",
+    "eigen_gap_condition",
+    "ellipsoid_gamma2",
+    "excess_risk",
+    "expansion",
+    "expansiveness",
+    "floats",
+    "fresh_moment_deviation",
+    "gap_moment",
+    "generalisation_rate",
+    "goal_rounds",
+    "goal_schedule",
+    "gordon_dimension",
+    "gordon_range",
+    "importance_probabilities",
+    "jl_dimension",
+    "laplace_noise",
+    "largest_entries",
+    "last_iterate_bound",
+    "mapping_batch",
+    "mapping_beta",
+    "mapping_communication",
+    "mapping_rate",
+    "mapping_rounds",
+    "mapping_samples",
+    "mapping_schedule",
+    "moment_deviation",
+    "moment_level",
+    "narrow_dimension",
+    "nice_noise",
+    "nonsmooth_divergence",
+    "nonsmooth_divergence_path",
+    "optimisation_bound",
+    "optimisation_rate",
+    "private_generalisation_rate",
+    "private_generalisation_schedule",
+    "private_mapping_schedule",
+    "private_optimisation_bound",
+    "private_optimisation_rate",
+    "private_optimisation_schedule",
+    "private_smooth_optimisation_bound",
+    "private_stability_rate",
+    "private_stationary_schedule",
+    "projected_second_moment",
+    "public_samples",
+    "qsgd",
+    "qsgd_chi",
+    "qsgd_nonzeros",
+    "random_sparsification",
+    "replace_record",
+    "rounds_until_full",
+    "sampling_noise",
+    "sampling_probabilities",
+    "sgd_divergence",
+    "shrinkage",
+    "small_step_rate",
+    "smooth_divergence",
+    "smooth_divergence_path",
+    "smooth_optimisation_bound",
+    "smoothness_ratios",
+    "sparse_bound",
+    "sparse_cone_width",
+    "sparse_cone_width_bound",
+    "sparse_jl_columns",
+    "sparse_jl_condition",
+    "sparse_jl_dimension",
+    "sparse_schedule",
+    "sparsification_helps",
+    "sparsification_loss",
+    "stability_rate",
+    "stationary_batch",
+    "stationary_beta",
+    "stationary_communication",
+    "stationary_decrease",
+    "stationary_fw_schedule",
+    "stationary_fw_step_bound",
+    "stationary_rounds",
+    "stationary_samples",
+    "stationary_schedule",
+    "stationary_step_bound",
+    "stationary_threshold",
+    "strongly_convex_block_bound",
+    "strongly_convex_block_loops",
+    "strongly_convex_communication",
+    "strongly_convex_rate",
+    "strongly_convex_schedule",
+    "strongly_convex_smooth_communication",
+    "strongly_convex_smooth_rate",
+    "subspace_convex_bound",
+    "subspace_convex_noise",
+    "subspace_convex_projection",
+    "subspace_convex_rate",
+    "subspace_error",
+    "subspace_noise",
+    "subspace_perturbation",
+    "subspace_schedule",
+    "subspace_stationary_bound",
+    "subspace_stationary_noise",
+    "subspace_stationary_projection",
+    "subspace_stationary_rate",
+    "success_probability",
+    "table_width",
+    "terngrad",
+    "total_dimension",
+    "uniform_stability",
+    "vqsgd",
+    "weighted_average",
+    "weighted_radius",
+]

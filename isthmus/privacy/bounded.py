@@ -1,0 +1,144 @@
+"""`Bounded`: a clipped sum that carries its bound, the only thing a mechanism accepts.
+
+A clip yields weights; the one function that reads per-example values (`isthmus.round.pipeline.measure`) turns
+them into a `Bounded`.  Whatever stands between the clip and the noise states how it grows the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.gradients import Lazy
+from isthmus.gradients.adding import RATIO, kappa
+from isthmus.gradients.rounding import gamma
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """`value = sum_i c_i v_i` as it was computed: one record more or less moves it by at most `bound`, in norm `ord`.
+
+    The bound holds what rounding can add (see `isthmus.gradients.adding`); it is infinite when nothing was clipped.
+    `radius`, where a step before the noise needs it, bounds one record's share of the value in absolute size.
+    A `spare` value is nobody else's: a mechanism may overwrite it.  `dtype` is what the released value is rounded to:
+    the sum may need more digits than what is made of it.
+
+    >>> import torch
+    >>> a, b = Bounded(torch.ones(2), 2, 1.0), Bounded(torch.ones(2), 2, 1.0)
+    >>> (a + b).value.tolist(), (a + b).bound, a.through(torch.zeros(3), gain=2.0).bound
+    ([2.0, 2.0], 1.0, 2.0)
+    """
+
+    value: Tensor
+    ord: float
+    bound: float
+    radius: float = math.inf
+    spare: bool = False
+    dtype: torch.dtype | None = None
+
+    def __add__(self, other: Bounded) -> Bounded:
+        """The sum over two disjoint sets of records: a record is in one of them, so the bound stays.
+
+        Clipped sums are added in float64, where what the addition rounds is nothing beside the bound.
+        """
+        validate.check(other.ord == self.ord, "ord", other.ord, f"add sums clipped in one norm, here {self.ord}")
+        validate.check(other.bound == self.bound, "bound", other.bound, f"add sums of one bound, here {self.bound}")
+        return replace(self, value=self.precise().value + other.value)
+
+    def precise(self) -> Bounded:
+        """The same, ready to be added to others."""
+        return replace(self, value=self.value.to(torch.float64)) if math.isfinite(self.bound) else self
+
+    def through(self, value: Tensor, gain: float) -> Bounded:
+        """The image of the value under a linear map whose `ord -> ord` norm is at most `gain`."""
+        return Bounded(value, self.ord, self.bound * gain, dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How exactly a clipped sum is added up, so that its bound holds for what was computed: public things only.
+
+    `batch` is the expected number of records (None for linear models, see `gradients.adding.kappa`), `share` what the
+    part at hand may use of the error that a whole sum may have.
+    """
+
+    batch: float | None = None
+    share: float = 1.0
+
+    def kappa(self, rows: Any, encoded: bool) -> float:
+        """What rounding may add to the bound of one record, relative."""
+        return kappa(self.batch, rows.dtype, encoded)
+
+
+def part_of_error(number: int, last: bool) -> float:
+    """What physical batch 1, 2, ... may use of the rounding error of a whole sum: together no more than all of it.
+
+    >>> part_of_error(1, True), sum(part_of_error(number, number == 4) for number in range(1, 5))
+    (1.0, 1.0)
+    """
+    return 1 / number if last else 1 / (number * (number + 1))
+
+
+def encoded_sum(
+    sketch: Any, rows: Any, weights: Any, bound: float | Mapping[str, float], kappa: float, ord: float
+) -> Tensor:
+    """Phi sum_i c_i g_i, float64, to within kappa / 2 of the bound times the gain of Phi.
+
+    The map of the sum is off by at most sqrt(m) gamma_d ||Phi|| times the sum's length, which is far more than one
+    record's: where that is not small beside the bound, the rows are mapped one by one and their codes are added.
+    """
+    single, gain = (bound if isinstance(bound, float) else min(bound.values())), sketch.gain(ord)
+    total = weighted_sum(rows, weights, bound, kappa / 2, ord).to(torch.float64)
+    lost = math.sqrt(sketch.m) * gamma(sketch.d + 64, torch.float64) * sketch.norm * float(total.norm())
+    if lost * (math.sqrt(sketch.m) if ord == 1 else 1.0) <= kappa / 4 * single * gain:
+        return sketch.forward(total)
+    validate.check(not isinstance(weights, Mapping), "clip", weights, "clip all leaves together before this sketch")
+    return weighted_sum(sketch.encode(rows), weights, single * gain, kappa, ord).to(torch.float64)
+
+
+def weighted_sum(
+    rows: Any, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
+) -> Tensor:
+    """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
+
+    Every c_i v_i has norm at most `bound` (of its leaf).  A record whose value is not finite has weight 0 and is left
+    out: it cannot spoil the sum of the others.  One whose terms cancel so much that their absolute sum is more than
+    `RATIO` times the bound is shortened: it could not be added up.
+    """
+    if isinstance(weights, Mapping):
+        assert isinstance(bound, Mapping)
+        sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord) for name, leaf in rows.leaves()]
+        return torch.cat(sums)
+    assert isinstance(bound, float)
+    if weights.is_cuda:  # never look at the sum: the host would wait for the device
+        rows = rows.finite()
+    weights, rho = _shortened(rows, weights, bound, kappa / 2 * bound, ord)
+    total = rows.sum_to(weights, rho)
+    if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it
+        return total
+
+    def others(lo: int, hi: int) -> Tensor:  # 0 * inf is not 0
+        values = rows.part(lo, hi).dense()
+        left_out = (weights[lo:hi] == 0) | ~values.isfinite().all(1)
+        return values.masked_fill(left_out[:, None], 0.0)
+
+    return Lazy(others, rows.n, rows.d, dtype=rows.dtype).sum_to(weights, rho)
+
+
+def _shortened(rows: Any, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:
+    """The weights, less where a record's terms are too long, and the share of all terms that the error may be."""
+    most, sizes = rows.n * bound * (1 + 2.0**-20), rows.mass(ord)
+    if sizes is not None:
+        heavy = weights.to(torch.float64) * sizes
+        limit = (RATIO * bound / sizes * (1 - 2.0**-20)).to(weights.dtype)
+        weights = torch.where(heavy > RATIO * bound, limit, weights)
+        most += float(torch.where(weights > 0, weights.to(torch.float64) * sizes, 0.0).sum())
+    lost = 2.0**40 * rows.d ** (0.0 if math.isinf(ord) else 1 / ord) * torch.finfo(rows.dtype).tiny
+    rho = allowed / most if most > 0 else 1.0
+    return weights, rho if lost < allowed / 64 else min(rho, 2.0**-30)  # what underflows is kept by float64

@@ -1,0 +1,418 @@
+"""An append-only file of JSON lines, each sealed to the one before it by a hash.
+
+Layout of a line: `{"kind":...,"run":...,<what the kind needs>,"number":n,"time":...,"previous":hash,"hash":hash}`,
+where `hash` is the SHA-256 of the canonical JSON of all the rest.  A write is one `write` and one `fsync` under an
+exclusive lock, so a process killed inside it leaves a prefix of its lines: only the last line of the file can be
+torn, and a torn line has no newline.  Recovery ends that line with a tab and a record that states the digest
+of the piece before the tab: nothing is ever erased, and a recovery that is itself killed leaves a torn line again.
+JSON escapes tabs and newlines, so neither occurs inside a record.
+
+The lock file keeps a mark, the number and hash of the last durable record.  It is written after the record is
+safe, so it may lag but never lead: a ledger shorter than its mark has lost lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Protocol
+
+from isthmus.privacy.event_json import Json, canonical, flatten, refuse
+
+ADJACENCIES = ("add-remove", "replace-one")
+_FORMAT = 1
+_SILENT = ("begin", "ran", "refund", "close", "seeded")  # a torn record of these kinds has charged nothing
+START = "0" * 64
+"""What stands as `previous` in the first record."""
+
+
+class LedgerCorrupt(RuntimeError):
+    """A ledger whose lines were altered, removed or reordered: the message has the file and the line."""
+
+
+class Store(Protocol):
+    """Bytes that only grow, behind a lock that one holder has at a time."""
+
+    name: str
+
+    def locked(self) -> contextlib.AbstractContextManager[None]: ...
+    def read(self, offset: int) -> bytes: ...
+    def append(self, data: bytes) -> None: ...
+    def mark(self) -> tuple[int, str]: ...
+    def set_mark(self, number: int, digest: str) -> None: ...
+
+
+class MemoryStore:
+    """A ledger that lives and dies with its process."""
+
+    name = "the ledger in memory"
+
+    def __init__(self) -> None:
+        self._data, self._mark, self._lock = bytearray(), (0, START), threading.Lock()
+
+    def locked(self) -> contextlib.AbstractContextManager[Any]:
+        """One thread at a time."""
+        return self._lock
+
+    def read(self, offset: int) -> bytes:
+        """Everything from `offset` on."""
+        return bytes(self._data[offset:])
+
+    def append(self, data: bytes) -> None:
+        """Keep `data`."""
+        self._data += data
+
+    def mark(self) -> tuple[int, str]:
+        """Number and hash of the last record."""
+        return self._mark
+
+    def set_mark(self, number: int, digest: str) -> None:
+        """Remember the last record."""
+        self._mark = (number, digest)
+
+
+class FileStore:
+    """A file and, beside it, its lock file `<path>.lock`; both are opened anew every time (forks share nothing)."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.name = str(self.path)
+        self._lock_path = self.path.with_name(self.path.name + ".lock")
+        self._inode: int | None = None
+        self._threads = threading.Lock()
+        self._file = self._lock = -1
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock file exclusively: against threads, forks and other processes."""
+        import fcntl  # POSIX only; a ledger in memory works without it
+
+        with self._threads, contextlib.ExitStack() as stack:
+            try:
+                self._lock = _open_locked(self._lock_path, stack)
+                self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            except OSError as error:
+                refuse("path", str(self.path), f"a ledger cannot be kept there ({error.strerror or error})")
+            stack.callback(os.close, self._file)
+            inode = os.fstat(self._file).st_ino
+            if self._inode not in (None, inode):
+                raise LedgerCorrupt(f"{self.name} was replaced by another file while it was in use")
+            self._inode = inode
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also where a fork has inherited the descriptor
+
+    def read(self, offset: int) -> bytes:
+        """Everything from `offset` on; fewer bytes than that is a loss."""
+        size = os.fstat(self._file).st_size
+        if size < offset:
+            raise LedgerCorrupt(f"{self.name} has shrunk from {offset} to {size} bytes while it was in use")
+        data = bytearray()
+        while piece := os.pread(self._file, 1 << 20, offset + len(data)):
+            data += piece
+        return bytes(data)
+
+    def append(self, data: bytes) -> None:
+        """Returns when `data` is on the disk, and for a new file its directory entry too."""
+        created = os.fstat(self._file).st_size == 0
+        self.write(self._file, data)
+        os.fsync(self._file)
+        if created:
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def write(self, file: int, data: bytes) -> None:
+        """All of `data`, in order."""
+        while data:
+            data = data[os.write(file, data) :]
+
+    def mark(self) -> tuple[int, str]:
+        """Number and hash of a record known to be durable; (0, START) where nothing readable is kept."""
+        number, _, digest = os.pread(self._lock, 128, 0).decode("ascii", "replace").strip().partition(" ")
+        return (int(number), digest) if number.isdecimal() and len(digest) == 64 else (0, START)
+
+    def set_mark(self, number: int, digest: str) -> None:
+        """Remember a durable record; its numbers have one width, so that no write leaves a mixture behind."""
+        os.pwrite(self._lock, f"{number:020d} {digest}\n".encode("ascii"), 0)
+
+
+def _open_locked(path: Path, stack: contextlib.ExitStack) -> int:
+    """A descriptor of the lock file with its lock, of the file that bears the name now."""
+    import fcntl
+
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                stack.callback(os.close, descriptor)
+                return descriptor
+        except FileNotFoundError:
+            pass  # removed while waiting: the lock of a nameless file protects nothing
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+class Chain:
+    """The verified records of a store, read once and then only as it grows.
+
+    `apply(record)` is told every record in order; `mend(junk)` says what record takes the place of a torn tail.
+    """
+
+    def __init__(self, store: Store, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
+        self.store, self._apply, self._mend = store, apply, mend
+        self.number, self._head, self._offset = 0, START, 0
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """The lock, with everything read that others have written, and a torn tail mended."""
+        with self.store.locked():
+            self.sync()
+            yield
+
+    def append(self, *bodies: Json) -> None:
+        """Seal the records to the chain in one durable write; call it inside `locked`."""
+        self._write(b"", *bodies)
+
+    def _write(self, junk: bytes, *bodies: Json) -> None:
+        lines, number, head = [], self.number, self._head
+        for body in bodies:
+            number += 1
+            line, head = _seal(body, number, head)
+            lines.append(line)
+        self.store.append((b"\t" if junk else b"") + b"\n".join(lines) + b"\n")
+        lines[0] = junk + b"\t" + lines[0] if junk else lines[0]
+        for line in lines:
+            self._take(line)
+        self.store.set_mark(self.number, self._head)
+
+    def sync(self) -> None:
+        """Read and verify what is new; call it inside the store's lock."""
+        marked, digest = self.store.mark()
+        *lines, tail = self.store.read(self._offset).split(b"\n")
+        for line in lines:
+            self._take(line)
+            if self.number == marked and self._head != digest:
+                raise LedgerCorrupt(f"{self._line(0)} is not the record that was written there: it was altered")
+        if tail and _is_json(tail.rpartition(b"\t")[2]):  # all but its newline was written
+            self._check(tail)
+            self.store.append(b"\n")
+            self._take(tail)
+            tail = b""
+        if self.number < marked:
+            raise LedgerCorrupt(
+                f"{self._line()} is cut or missing: {marked} records were written to this ledger, {self.number} are "
+                "left: restore the file"
+            )
+        if tail:
+            self._write(tail, self._mend(tail) | {"torn": _digest(tail)})
+
+    def _take(self, line: bytes) -> None:
+        record = self._check(line)
+        self._apply(record)
+        self.number, self._head, self._offset = record["number"], record["hash"], self._offset + len(line) + 1
+
+    def _check(self, line: bytes) -> Json:
+        """The record of a line that is whole, unaltered and next in the chain."""
+        junk, tab, text = line.rpartition(b"\t")
+        try:
+            record = json.loads(text)
+            sealed = record.pop("hash")
+            whole = isinstance(sealed, str) and _encode(record | {"hash": sealed}) == text
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
+            what = "this is not a ledger" if self.number == 0 else "it was altered"
+            raise LedgerCorrupt(f"{self._line()} is not a record: {what}") from None
+        if not whole or hashlib.sha256(canonical(record).encode()).hexdigest() != sealed:
+            raise LedgerCorrupt(f"{self._line()} was altered: its content does not match its hash")
+        if record.get("number") != self.number + 1:
+            raise LedgerCorrupt(
+                f"{self._line()} holds record {record.get('number')} where record {self.number + 1} belongs: "
+                "lines are missing, repeated or out of order"
+            )
+        if record.get("previous") != self._head:
+            raise LedgerCorrupt(f"{self._line()} does not continue the line before it: one of the two was altered")
+        if (record.get("torn") != _digest(junk)) if tab else ("torn" in record):
+            raise LedgerCorrupt(f"{self._line()} was altered: the torn piece it begins with is not the one recorded")
+        return record | {"hash": sealed}
+
+    def _line(self, ahead: int = 1) -> str:
+        return f"{self.store.name}: line {self.number + ahead}"
+
+
+def _seal(body: Json, number: int, previous: str) -> tuple[bytes, str]:
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    record = body | {"number": number, "time": time, "previous": previous}
+    digest = hashlib.sha256(canonical(record).encode()).hexdigest()
+    return _encode(record | {"hash": digest}), digest
+
+
+def _encode(record: Json) -> bytes:
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def _digest(junk: bytes) -> Json:
+    return {"bytes": len(junk), "sha256": hashlib.sha256(junk).hexdigest()}
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- what the records say
+
+
+@dataclass
+class _Run:
+    announced: Json
+    charged: Counter[str] = field(default_factory=Counter)
+    closed: bool = False
+
+
+@dataclass
+class Account:
+    """Running totals of a chain: rounds by event (canonical JSON) and by name."""
+
+    budget: tuple[float, float] | None = None
+    adjacency: str = ADJACENCIES[0]
+    dataset: str = ""
+    totals: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    runs: dict[str, _Run] = field(default_factory=dict)
+    opened: bool = False
+    seeded: bool = False
+    """Whether any charge was made for noise that can be subtracted: never forgotten."""
+
+    def apply(self, record: Json) -> None:
+        """Count one verified record."""
+        try:
+            self._apply(record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerCorrupt(f"record {record.get('number')} cannot be what a ledger wrote ({error!r})") from None
+
+    def _apply(self, record: Json) -> None:
+        kind = record["kind"]
+        if (kind == "open") == self.opened:
+            raise ValueError("a ledger begins with its one 'open' record")
+        if kind == "open":
+            if record["format"] != _FORMAT:
+                raise ValueError(f"format {record['format']}: this version reads format {_FORMAT}")
+            self.budget = checked_budget(record["budget"])
+            self.adjacency, self.dataset, self.opened = record["adjacency"], record["dataset"], True
+        elif kind == "torn":
+            for charge in record["charges"]:
+                self._count(charge, charge["rounds"])
+        elif kind == "seeded":
+            self.seeded = True
+        elif kind == "begin":
+            self.runs[record["run"]] = _Run(record["announced"])
+        else:
+            self._apply_to_run(kind, self.runs[record["run"]], record)
+
+    def _apply_to_run(self, kind: str, run: _Run, record: Json) -> None:
+        if run.closed or kind not in ("charge", "ran", "refund", "close"):
+            raise ValueError(f"{kind!r} here")
+        if kind == "close":
+            run.closed = True
+        elif kind != "ran":
+            change = record["rounds"] if kind == "charge" else -record["rounds"]
+            known = record["event"] == run.announced[record["what"]]["event"]
+            run.charged[record["what"]] += change
+            if not known or record["rounds"] < 1 or run.charged[record["what"]] < 0:
+                raise ValueError("a charge or refund that was never announced or made")
+            self._count(record, change)
+
+    def _count(self, charge: Json, rounds: int) -> None:
+        for each, count in flatten(charge["event"], rounds):
+            self.totals[canonical(each)] += count
+        self.rounds[charge["what"]] += rounds
+
+
+def opening(given: Mapping[str, Any]) -> Json:
+    """The first record of a ledger."""
+    return {
+        "kind": "open",
+        "run": "",
+        "format": _FORMAT,
+        "budget": given["budget"] and list(given["budget"]),
+        "adjacency": given["adjacency"] or ADJACENCIES[0],
+        "dataset": given["dataset"] or "",
+    }
+
+
+def mended(account: Account, junk: bytes, given: Mapping[str, Any], name: str) -> Json:
+    """The record that takes the place of a torn one: it charges the most that the torn one may have charged."""
+    head = junk.split(b"\t")[0]  # later pieces are recoveries that were killed in their turn
+    if not account.opened:
+        if _may_be(head, '{"kind":"open",'):
+            return opening(given)
+        raise LedgerCorrupt(f"{name}: line 1 is not a record: this is not a ledger")
+    live = [
+        (f'{{"kind":"charge","run":"{run}","what":{json.dumps(what)},', {"what": what, **offer})
+        for run, state in account.runs.items()
+        if not state.closed
+        for what, offer in state.announced.items()
+    ]
+    fitting = [charge for beginning, charge in live if _may_be(head, beginning)]
+    if not fitting and not any(_may_be(head, f'{{"kind":"{kind}",') for kind in _SILENT):
+        fitting = [charge for _, charge in live]
+    most: dict[str, Json] = {}  # it was one record: equal events are not added up
+    for charge in fitting:
+        key = canonical(charge["event"])
+        if key not in most or most[key]["rounds"] < charge["rounds"]:
+            most[key] = charge
+    return {"kind": "torn", "run": "", "charges": list(most.values())}
+
+
+def _may_be(head: bytes, beginning: str) -> bool:
+    text = beginning.encode()
+    return head.startswith(text) or text.startswith(head)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def checked_budget(budget: Any) -> tuple[float, float] | None:
+    """(epsilon, delta) as floats, or None."""
+    if budget is None:
+        return None
+    if not isinstance(budget, (tuple, list)) or [isinstance(part, (int, float)) for part in budget] != [True, True]:
+        refuse("budget", budget, "give (epsilon, delta)")
+    epsilon, delta = map(float, budget)
+    if not (0 < epsilon < math.inf and 0 < delta < 1):
+        refuse("budget", (epsilon, delta), "give a finite epsilon > 0 and a delta strictly between 0 and 1")
+    return epsilon, delta
+
+
+def adjacency_value(adjacency: Any) -> str | None:
+    """The text of an `Adjacency`, without loading it."""
+    value = getattr(adjacency, "value", adjacency)
+    if value not in (None, *ADJACENCIES):
+        refuse("adjacency", adjacency, f"choose one of {list(ADJACENCIES)}")
+    return value
+
+
+def check_rounds(**arguments: Any) -> None:
+    """Each argument is an integer >= 1."""
+    for name, value in arguments.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            refuse(name, value, "give an integer >= 1")

@@ -1,0 +1,126 @@
+"""Privacy events as JSON and back, without loading an accountant.
+
+An event is written as `{"event": kind, field: value, ...}` with the kinds and field names of
+`dp_accounting.dp_event`; an event inside another one is written in its place.  Objects are recognised by the
+name of their class, so that a process that only writes never imports `dp_accounting`.
+
+>>> from dp_accounting import dp_event
+>>> data = to_json(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)))
+>>> data["event"], data["inner"]["noise_multiplier"]
+('PoissonSampled', 1.5)
+>>> from_json(data)
+PoissonSampledDpEvent(sampling_probability=0.01, event=GaussianDpEvent(noise_multiplier=1.5))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+Json = dict[str, Any]
+
+_KINDS: dict[str, dict[str, str]] = {
+    "NoOp": {},
+    "NonPrivate": {},
+    "Gaussian": {"noise_multiplier": "scale"},
+    "Laplace": {"noise_multiplier": "scale"},
+    "ZC": {"rho": "scale", "xi": "scale"},
+    "MixtureOfGaussians": {"standard_deviation": "scale", "sensitivities": "scales", "sampling_probs": "rates"},
+    "PoissonSampled": {"sampling_probability": "rate", "event": "event"},
+    "SampledWithoutReplacement": {"source_dataset_size": "count", "sample_size": "count", "event": "event"},
+    "SelfComposed": {"event": "event", "count": "count"},
+    "Composed": {"events": "events"},
+}
+_RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
+
+
+def refuse(argument: str, value: Any, remedy: str) -> NoReturn:
+    """`validate.refuse`, loaded only when there is something to refuse: that module imports torch."""
+    from isthmus.base import validate
+
+    validate.refuse(argument, value, remedy)
+
+
+def canonical(data: Any) -> str:
+    """The one text of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def to_json(event: Any) -> Json:
+    """The JSON form of an event, or of its JSON form (checked again); unknown kinds are refused by name."""
+    if isinstance(event, Mapping):
+        kind = event.get("event")
+        if not isinstance(kind, str) or kind not in _KINDS:
+            refuse("event", kind, f"give one of {sorted(_KINDS)}")
+        fields = _KINDS[kind]
+        expected = {"event", *(_RENAMED.get(name, name) for name in fields)}
+        if set(event) != expected:
+            refuse(f"the fields of a {kind} event", sorted(map(str, event)), f"give {sorted(expected)}")
+        values = {name: event[_RENAMED.get(name, name)] for name in fields}
+    else:
+        kind = type(event).__name__.removesuffix("DpEvent")
+        if kind not in _KINDS or not type(event).__name__.endswith("DpEvent"):
+            refuse("event", event, f"give a dp_accounting event of a kind in {sorted(_KINDS)}")
+        values = {name: getattr(event, name) for name in _KINDS[kind]}
+    return {"event": kind} | {_RENAMED.get(n, n): _plain(n, _KINDS[kind][n], value) for n, value in values.items()}
+
+
+def from_json(data: Mapping[str, Any]) -> Any:
+    """The `dp_accounting` event of a JSON form."""
+    from dp_accounting import dp_event
+
+    checked = to_json(data)
+    kind = checked.pop("event")
+    values = {name: checked[_RENAMED.get(name, name)] for name in _KINDS[kind]}
+    for name, form in _KINDS[kind].items():
+        if form == "event":
+            values[name] = from_json(values[name])
+        elif form == "events":
+            values[name] = [from_json(each) for each in values[name]]
+        elif form in ("scales", "rates"):
+            values[name] = tuple(values[name])  # accountants hash events
+    return getattr(dp_event, f"{kind}DpEvent")(**values)
+
+
+def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
+    """The releases a composition stands for, with how often each was made; nothing for a no-op."""
+    if data["event"] == "SelfComposed":
+        yield from flatten(data["inner"], count * data["count"])
+    elif data["event"] == "Composed":
+        for each in data["events"]:
+            yield from flatten(each, count)
+    elif data["event"] != "NoOp":
+        yield data, count
+
+
+def composed(totals: Iterable[tuple[Json, int]]) -> Any:
+    """One `dp_accounting` event of all the releases, equal ones counted together."""
+    from dp_accounting import dp_event
+
+    events = [
+        from_json(data) if count == 1 else dp_event.SelfComposedDpEvent(from_json(data), count)
+        for data, count in totals
+        if count
+    ]
+    if len(events) == 1:
+        return events[0]
+    return dp_event.ComposedDpEvent(events) if events else dp_event.NoOpDpEvent()
+
+
+def _plain(name: str, form: str, value: Any) -> Any:
+    """A field as JSON holds it, in its range."""
+    if form == "event":
+        return to_json(value)
+    if form in ("events", "scales", "rates"):
+        return [_plain(name, form.removesuffix("s"), each) for each in value]
+    if form == "count":
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
+            refuse(name, value, "give an integer >= 1")
+        return int(value)
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    if not 0 <= number < math.inf or (form == "rate" and number > 1):
+        refuse(name, value, "give a number in [0, 1]" if form == "rate" else "give a finite number >= 0")
+    return number

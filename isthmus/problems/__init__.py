@@ -1,0 +1,1 @@
+"""What is minimised: objectives with their targets, penalties, and maps of rows."""

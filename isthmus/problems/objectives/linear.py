@@ -1,0 +1,436 @@
+"""Linear models: losses of the margin z = X w, on dense or CSR data that is neither densified nor copied."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.matrix import Matrix, as_matrix, dtype_of, is_lazy, is_sparse, margins, matmul, rmatmul, take
+from isthmus.base.space import Space
+from isthmus.gradients import Glm, Rows
+from isthmus.gradients.rounding import matrix_bounds
+from isthmus.problems.objectives.base import Objective, as_index, check_point, choose_penalty
+from isthmus.problems.objectives.targets import CountTargets, RealTargets, SignedLabels, Targets
+from isthmus.problems.penalties import ElasticNet, L2Penalty, Penalty
+
+GRAM_LIMIT = 2000
+"""`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
+
+
+SMALL_GRAM = 300
+"""Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
+
+CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
+"""What a classifier without declared classes has read off y, and the remedy."""
+
+
+class LinearModel(Objective):
+    """(1/n) sum_i l(x_i'w, y_i) + penalty(w).
+
+    A loss is two formulas of the margin z: `losses(z, y)` and its derivative `slopes(z, y)`; the gradient of
+    example i is slope_i x_i.  The dtype of w drives every computation; X stays as it was given.
+
+    Args:
+        X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified).
+        y: n targets.
+        l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
+        weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
+
+    >>> class Absolute(LinearModel):
+    ...     def losses(self, z, y):
+    ...         return (z - y).abs()
+    ...     def slopes(self, z, y):
+    ...         return torch.sign(z - y)
+    >>> f = Absolute(torch.eye(2), [1.0, -3.0], RealTargets())
+    >>> f.loss(torch.zeros(2)), f.gradient(torch.zeros(2))
+    (2.0, tensor([-0.5000,  0.5000]))
+    """
+
+    curvature: float | None = None
+    """A bound of the second derivative of l in z; None when there is none."""
+    slope_bound: float | None = None
+    """A bound of |slope|; None when there is none."""
+    linear = True
+    """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
+    read_off: tuple[tuple[str, str], ...] = ()
+    """Facts that were read off the data where they could have been declared, each with its remedy: no epsilon covers
+    them, so a private run warns of them and states them."""
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        targets: Targets,
+        *,
+        l2: float = 0.0,
+        l1: float = 0.0,
+        penalty: Penalty | None = None,
+        weights: Any = None,
+    ) -> None:
+        self.penalty = choose_penalty(penalty, l1, l2)
+        self.targets, self.weights = targets, None
+        undeclared = hasattr(targets, "classes") and targets.classes is None
+        self.read_off = (CLASSES_READ,) if undeclared else ()
+        self._load(X, y)
+        if weights is not None:
+            self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
+            validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
+            validate.check(bool((self.weights >= 0).all()), "weights", "(a negative number)", "give numbers >= 0")
+
+    @abstractmethod
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """l(z_i, y_i) for each example."""
+
+    @abstractmethod
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """dl/dz for each example."""
+
+    def data_loss(self, w: Tensor, index: Any = None) -> float:
+        """The mean loss of the chosen examples."""
+        X, y = self._batch(index)
+        losses = self.losses(*self._margins(X, y, w)).to(torch.float64)
+        return float(self._weighted(losses, index).sum()) / max(X.shape[0], 1)
+
+    def rows(self, w: Tensor, index: Any = None) -> Rows:
+        """The per-example gradients slope_i x_i, factored."""
+        X, y = self._batch(index)
+        return Glm(self._slopes(X, y, w, index), X)
+
+    def gradient(self, w: Tensor, index: Any = None) -> Tensor:
+        """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
+        X, y = self._batch(index)
+        total = rmatmul(X, self._slopes(X, y, w, index))
+        flat = total if total.ndim == 1 else total.T.reshape(-1)
+        return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+
+    def predict(self, w: Tensor, X: Any = None) -> Any:
+        """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
+        return self.targets.predict(self._decide(w, X))
+
+    def score(self, w: Tensor, X: Any = None, y: Any = None) -> float:
+        """Accuracy of a classifier, R2 of a regression, on (X, y) or on the training data."""
+        validate.check((X is None) == (y is None), "y" if y is None else "X", None, "give both X and y, or neither")
+        truth = self.y if y is None else self.targets.read(y)[1]
+        z = self._decide(w, X)
+        validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
+        return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
+
+    def accuracy(self, w: Tensor, X: Any = None, y: Any = None) -> float:
+        """The share of right labels (classifiers)."""
+        if not hasattr(self.targets, "classes"):
+            raise TypeError(f"{type(self).__name__} predicts numbers and has no accuracy: use score, which is R2")
+        return self.score(w, X, y)
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """The labels in order, or None for a regression."""
+        return getattr(self.targets, "classes", None)
+
+    def smoothness(self) -> float:
+        """A Lipschitz constant of the gradient: curvature * lambda_max(X'X) / n + l2; inf when there is none.
+
+        Exact up to `GRAM_LIMIT` rows or columns; beyond that the certified bound
+        lambda_max <= min(||X||_F^2, ||X||_1 ||X||_inf).  It reads the data: not for private runs.
+        """
+        if self.curvature is None:
+            return math.inf
+        l2 = self.penalty.l2 if isinstance(self.penalty, ElasticNet) else getattr(self.penalty, "lam", 0.0)
+        smooth = isinstance(self.penalty, (ElasticNet, L2Penalty))
+        return self.curvature * largest_eigenvalue(self.X) / self.n + (l2 if smooth else 0.0)
+
+    def lipschitz(self) -> float:
+        """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
+        if self.slope_bound is None:
+            return math.inf
+        return float(matrix_bounds(self.X, 2)[1].max()) * self.slope_bound
+
+    def on(self, data: tuple[Any, Any]) -> LinearModel:
+        """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
+        X, y = data
+        other = copy.copy(self)
+        other.weights = None
+        other._load(X, y)
+        validate.check(other.d == self.d, "X.shape", tuple(other.X.shape), f"give {self.X.shape[1]} columns")
+        return other
+
+    def with_inputs(self, X: Any) -> LinearModel:
+        """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
+        other = copy.copy(self)
+        other.X = as_matrix("X", X)
+        validate.check(other.X.shape[0] == self.n, "X.shape", tuple(other.X.shape), f"give {self.n} rows")
+        other.dtype, other.space = dtype_of(other.X), other._space()
+        return other
+
+    def with_targets(self, y: Any, targets: Targets | None = None) -> LinearModel:
+        """The same loss and inputs with other targets of the same examples."""
+        other = copy.copy(self)
+        other.targets, target = (targets or self.targets).read(y)
+        validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of {self.n} rows")
+        other.y = target
+        return other
+
+    def with_weights(self, weights: Tensor | None) -> LinearModel:
+        """The same problem with other weights of its examples."""
+        other = copy.copy(self)
+        other.weights = weights
+        return other
+
+    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Any) -> Tensor:
+        return self._weighted(self.slopes(*self._margins(X, y, w)), index)
+
+    def _weighted(self, values: Tensor, index: Any) -> Tensor:
+        """Values of the chosen examples times their weights."""
+        if self.weights is None:
+            return values
+        chosen = as_index(index, self.n, self.weights.device)
+        weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
+        return values * (weights if values.ndim == 1 else weights[:, None])
+
+    def _load(self, X: Any, y: Any) -> None:
+        self.X: Matrix = as_matrix("X", X)
+        validate.check(min(self.X.shape) > 0, "X.shape", tuple(self.X.shape), "give at least one row and one column")
+        self.targets, target = self.targets.read(y)
+        self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
+        validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
+        self.y = target if is_sparse(self.X) else target.to(self.X.device)
+        self.space = self._space()
+
+    def _space(self) -> Space:
+        return Space.flat(self.X.shape[1])
+
+    def _batch(self, index: Any) -> tuple[Matrix, Tensor]:
+        chosen = as_index(index, self.n, self.y.device)
+        return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
+
+    def _margins(self, X: Matrix, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = margins(X, self._as_columns(check_point(w, self.d)))
+        return z, y.to(device=z.device, dtype=self._target_dtype(z))
+
+    def _decide(self, w: Tensor, X: Any) -> Tensor:
+        data = self.X if X is None else as_matrix("X", X)
+        columns = self.X.shape[1]
+        validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
+        return matmul(data, self._as_columns(check_point(w, self.d)))
+
+    def _as_columns(self, w: Tensor) -> Tensor:
+        return w
+
+    def _target_dtype(self, z: Tensor) -> torch.dtype:
+        return z.dtype
+
+    def __repr__(self) -> str:
+        kind = "CSR" if is_sparse(getattr(self.X, "X", self.X)) else "dense"
+        return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
+
+
+class Logistic(LinearModel):
+    """l = log(1 + exp(-y z)), y in {-1, 1}; slope -y sigmoid(-y z), curvature 1/4.
+
+    `y` holds {-1, 1}, {0, 1}, booleans, or the two labels `classes=(negative, positive)`.
+
+    >>> f = Logistic([[1.0], [2.0]], [0, 1])
+    >>> round(f.loss(torch.zeros(1, dtype=torch.float64)), 4), f.slope_bound
+    (0.6931, 1.0)
+    """
+
+    curvature = 0.25
+    slope_bound = 1.0
+
+    def __init__(self, X: Any, y: Any, *, classes: Any = None, **penalty: Any) -> None:
+        super().__init__(X, y, SignedLabels(classes), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """log(1 + exp(-y z)), stable for every margin."""
+        return -F.logsigmoid(y * z)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y / (1 + exp(y z))."""
+        return -y * torch.sigmoid(-y * z)
+
+
+class Hinge(LinearModel):
+    """l = max(0, 1 - y z); slope -y where y z < 1 and 0 elsewhere, a subgradient.
+
+    >>> Hinge([[1.0], [2.0]], [-1, 1]).loss(torch.ones(1, dtype=torch.float64))
+    1.0
+    """
+
+    slope_bound = 1.0
+
+    def __init__(self, X: Any, y: Any, *, classes: Any = None, **penalty: Any) -> None:
+        super().__init__(X, y, SignedLabels(classes), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """max(0, 1 - y z)."""
+        return (1 - y * z).clamp_min(0)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y where y z < 1."""
+        return -y * (y * z < 1)
+
+
+class SmoothHinge(LinearModel):
+    """The hinge with a quadratic of width gamma at its corner; curvature 1 / gamma.
+
+    With m = y z: 0 for m >= 1, (1 - m)^2 / (2 gamma) for 1 - gamma < m < 1, and 1 - m - gamma / 2 below.
+
+    >>> SmoothHinge([[1.0], [2.0]], [-1, 1], gamma=0.5).loss(torch.ones(1, dtype=torch.float64))
+    0.875
+    """
+
+    slope_bound = 1.0
+
+    def __init__(self, X: Any, y: Any, *, gamma: float = 1.0, classes: Any = None, **penalty: Any) -> None:
+        validate.positive(gamma=gamma)
+        self.gamma, self.curvature = gamma, 1 / gamma
+        super().__init__(X, y, SignedLabels(classes), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1)."""
+        gap = 1 - y * z
+        t = (gap / self.gamma).clamp(0, 1)
+        return t * (gap - self.gamma / 2 * t)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """-y clip((1 - m) / gamma, 0, 1)."""
+        return -y * ((1 - y * z) / self.gamma).clamp(0, 1)
+
+
+class LeastSquares(LinearModel):
+    """l = (z - y)^2 / 2; slope z - y, curvature 1.
+
+    >>> LeastSquares([[1.0], [2.0]], [1.0, 0.0]).loss(torch.ones(1, dtype=torch.float64))
+    1.0
+    """
+
+    curvature = 1.0
+
+    def __init__(self, X: Any, y: Any, **penalty: Any) -> None:
+        super().__init__(X, y, RealTargets(), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """(z - y)^2 / 2."""
+        return (z - y).square() / 2
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """z - y."""
+        return z - y
+
+
+class Huber(LinearModel):
+    """l = e^2 / 2 for |e| <= delta, else delta (|e| - delta / 2), e = z - y; slope clip(e, -delta, delta).
+
+    >>> Huber([[1.0], [5.0]], [0.0, 0.0], delta=1.0).loss(torch.ones(1, dtype=torch.float64))
+    2.5
+    """
+
+    curvature = 1.0
+
+    def __init__(self, X: Any, y: Any, *, delta: float = 1.0, **penalty: Any) -> None:
+        validate.positive(delta=delta)
+        self.delta = self.slope_bound = delta
+        super().__init__(X, y, RealTargets(), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """c (e - c / 2) with c = clip(e, -delta, delta)."""
+        clipped = self.slopes(z, y)
+        return clipped * (z - y - clipped / 2)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """The clipped error."""
+        return (z - y).clamp(-self.delta, self.delta)
+
+
+class Poisson(LinearModel):
+    """l = exp(z) - y z + log(y!), the negative log-likelihood of counts y with rate exp(z).
+
+    Beyond z = `max_log` the exponential goes on along its tangent, so that the loss stays convex and finite.
+
+    >>> round(Poisson([[1.0]], [2]).loss(torch.zeros(1, dtype=torch.float64)), 4)
+    1.6931
+    """
+
+    def __init__(self, X: Any, y: Any, *, max_log: float = 50.0, **penalty: Any) -> None:
+        validate.positive(max_log=max_log)
+        validate.at_most(80.0, "80, where float32 overflows", max_log=max_log)
+        self.max_log = max_log
+        super().__init__(X, y, CountTargets(), **penalty)
+
+    def losses(self, z: Tensor, y: Tensor) -> Tensor:
+        """exp(z) - y z + log(y!)."""
+        low = z.clamp_max(self.max_log)
+        return low.exp() * (1 + z - low) - y * z + torch.lgamma(y + 1)
+
+    def slopes(self, z: Tensor, y: Tensor) -> Tensor:
+        """exp(z) - y."""
+        return z.clamp_max(self.max_log).exp() - y
+
+
+def largest_eigenvalue(X: Matrix) -> float:
+    """lambda_max(X'X), or a certified bound of it for large X (see `LinearModel.smoothness`).
+
+    >>> largest_eigenvalue(torch.diag(torch.tensor([1.0, 3.0])))
+    9.0
+    """
+    if min(X.shape) <= GRAM_LIMIT:
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+    frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
+    rows = float(matrix_bounds(X, 1)[1].max())
+    columns = float(abs(X).sum(axis=0).max()) if is_sparse(X) else float(X.abs().sum(0).max())
+    return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
+
+
+def top_eigenvalue(X: Matrix) -> float:
+    """lambda_max(X'X) itself, to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
+
+    It is what a private release needs: with rows of norm at most 1 one record moves it by at most 1 (Weyl), which
+    is not true of the bounds in `largest_eigenvalue`.
+
+    >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
+    9.0
+    """
+    if min(X.shape) <= SMALL_GRAM:
+        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
+    size = min(X.shape)
+    if size <= GRAM_LIMIT:
+        gram = _gram(X).numpy()
+
+        def square(v: np.ndarray) -> np.ndarray:
+            return gram @ v.reshape(-1)
+    else:
+        wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
+
+        def square(v: np.ndarray) -> np.ndarray:
+            return rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+
+    operator = LinearOperator((size, size), matvec=square, dtype=np.float64)
+    start = np.random.default_rng().standard_normal(size)  # nobody can prepare data that hides from it
+    if not np.any(square(start)):
+        return 0.0
+    return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
+
+
+def _gram(X: Matrix) -> Tensor:
+    """X'X or X X', whichever is smaller, in float64."""
+    tall = X.shape[0] >= X.shape[1]
+    if is_lazy(X):
+        return X.gram() if tall else _gram(X.dense())
+    if is_sparse(X):
+        wide = X.astype(np.float64)
+        product = wide.T @ wide if tall else wide @ wide.T
+        return torch.from_numpy(product @ np.eye(product.shape[0]))
+    if not tall:
+        wide = X.to(torch.float64)
+        return wide @ wide.T
+    step = max(1, (1 << 23) // X.shape[1])
+    chunks = (X[lo : lo + step].to(torch.float64) for lo in range(0, X.shape[0], step))
+    return sum((chunk.T @ chunk for chunk in chunks), torch.zeros((), dtype=torch.float64, device=X.device))

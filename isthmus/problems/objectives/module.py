@@ -1,0 +1,109 @@
+"""Per-example gradients of a torch module, as factors taken during the backward pass.
+
+A linear layer `z = W a + c` has the per-example gradient `sum_t b_t [a_t, 1]'` with `b = d loss / d z`: one
+leaf `[W | c]`.  A tap on the layer's output hands b to whoever listens; in the layer's pass its weights ask for no
+gradient, so that the weight-gradient product is never done.  `isthmus.gradients.layers` has the other kinds of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.base import validate
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.stack import Stack
+from isthmus.problems.penalties import NoPenalty, Penalty
+
+
+class ModuleObjective:
+    """The mean loss of a torch module on data, as an objective over its flat parameter vector.
+
+    `loss(output, target)` is a batch loss with the given reduction.  Per-example gradients stay factored.  A module
+    or a loss in which examples meet has none, and is refused (`isthmus.gradients.layers.apart`).
+
+    >>> module, x, y = nn.Linear(3, 1), torch.randn(5, 3), torch.randn(5, 1)
+    >>> objective = ModuleObjective(module, nn.functional.mse_loss, (x, y))
+    >>> objective.rows(objective.start()).norms().shape
+    torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        data: tuple[Tensor, Tensor],
+        *,
+        reduction: str = "mean",
+        penalty: Penalty | None = None,
+        layers: Layers | None = None,
+    ) -> None:
+        validate.one_of(("mean", "sum"), reduction=reduction)
+        self.x, self.y = data
+        validate.check(
+            len(self.x) == len(self.y) > 0,
+            "data",
+            (len(self.x), len(self.y)),
+            "give as many targets as inputs, at least one",
+        )
+        self.n, self.reduction, self.penalty, self._loss = len(self.x), reduction, penalty or NoPenalty(), loss
+        if layers is None:
+            layers = Layers(module)
+            layers.attach()
+        self.layers, self.space, self.d = layers, layers.space, layers.space.d
+        self.dtype = next(layers.parameters()).dtype
+
+    def start(self) -> Tensor:
+        """The module's parameters as they are."""
+        return self.layers.pack()
+
+    def on(self, data: tuple[Tensor, Tensor]) -> ModuleObjective:
+        """The same loss of the same module on other data."""
+        return ModuleObjective(
+            self.layers.module, self._loss, data, reduction=self.reduction, penalty=self.penalty, layers=self.layers
+        )
+
+    def rows(self, w: Tensor, index: Tensor | None = None) -> Stack:
+        """The per-example gradients of the loss."""
+        self.layers.unpack(w)
+        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        look(self.layers, (x, y), {}, len(x), lambda module, args, _: self._loss(module(args[0]), args[1]))
+        return captured(self.layers, self._loss, x, y, self.reduction)
+
+    @torch.no_grad()
+    def loss(self, w: Tensor, index: Tensor | None = None) -> float:
+        """The mean loss plus the penalty."""
+        self.layers.unpack(w)
+        x, y = (self.x, self.y) if index is None else (self.x[index], self.y[index])
+        value = float(self._loss(self.layers.module(x), y))
+        return (value if self.reduction == "mean" else value / len(x)) + float(self.penalty.value(w))
+
+    def gradient(self, w: Tensor, index: Tensor | None = None) -> Tensor:
+        """The mean gradient plus that of the penalty's smooth part."""
+        rows = self.rows(w, index)
+        return rows.sum() / rows.n + self.penalty.gradient(w)
+
+
+def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Stack:
+    """Forward and backward once; the per-example gradients of every layer as factors."""
+    seen: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
+    with layers.listening(lambda name, rows: seen[name].append(rows), len(x)), torch.enable_grad():
+        value = loss(layers.module(x), y)
+        (value * len(x) if reduction == "mean" else value).backward()
+    return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+
+
+def merged(name: str, pieces: list[Any]) -> Any:
+    """One piece from all the times a layer was used in the pass."""
+    if not pieces:
+        raise RuntimeError(f"layer {name!r} took no part in the loss: freeze it (requires_grad_(False)) or use it")
+    pieces = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a layer
+    if not pieces:
+        return None
+    first, *rest = pieces
+    return first.plus(rest) if rest else first

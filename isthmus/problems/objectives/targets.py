@@ -1,0 +1,192 @@
+"""What y may be: two labels, K labels, real numbers or counts; how it is read, predicted and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+
+
+class Targets(Protocol):
+    """How a loss reads y and what it predicts from a margin."""
+
+    def read(self, y: Any) -> tuple[Targets, Tensor]:
+        """The targets with all classes known, and y as numbers."""
+        ...
+
+    def predict(self, z: Tensor) -> Any:
+        """A prediction for each margin."""
+        ...
+
+    def score(self, z: Tensor, y: Tensor) -> float:
+        """Accuracy (labels) or R2 (numbers)."""
+        ...
+
+
+@dataclass(frozen=True)
+class SignedLabels:
+    """Two labels, held as -1 and 1; without `classes` they must be {-1, 1}, {0, 1} or booleans.
+
+    >>> SignedLabels(("no", "yes")).read(["yes", "no"])[1]
+    tensor([ 1., -1.], dtype=torch.float64)
+    """
+
+    classes: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            object.__setattr__(self, "classes", _distinct(self.classes))
+            validate.check(len(self.classes) == 2, "classes", self.classes, "give two: (negative, positive)")
+
+    def read(self, y: Any) -> tuple[SignedLabels, Tensor]:
+        """The two classes and y in {-1, 1}."""
+        labels = _labels(y)
+        known = self if self.classes is not None else SignedLabels(_two_classes(labels))
+        return known, torch.from_numpy(2.0 * _positions(labels, known.classes) - 1.0)
+
+    def predict(self, z: Tensor) -> np.ndarray:
+        """The positive class where the margin is > 0."""
+        return np.asarray(self.classes)[(z > 0).to(torch.int64).cpu().numpy()]
+
+    def score(self, z: Tensor, y: Tensor) -> float:
+        """Accuracy."""
+        return float(((z > 0) == (y > 0)).to(torch.float64).mean())
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """K labels, held as 0..K-1; `classes` is K, the labels in order, or None (the sorted labels of y).
+
+    >>> ClassLabels(("a", "b", "c")).read(["c", "a"])[1]
+    tensor([2, 0])
+    """
+
+    classes: Any = None
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            return
+        if isinstance(self.classes, (int, np.integer)):
+            validate.positive_int(classes=int(self.classes))
+            object.__setattr__(self, "classes", tuple(range(int(self.classes))))
+        else:
+            object.__setattr__(self, "classes", _distinct(self.classes))
+
+    def read(self, y: Any) -> tuple[ClassLabels, Tensor]:
+        """The classes and y in 0..K-1."""
+        labels = _labels(y)
+        known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
+        if self.classes is None:
+            validate.check(len(known.classes) > 1, "y", known.classes, "one class only: declare all with classes=")
+        return known, torch.from_numpy(_positions(labels, known.classes))
+
+    def predict(self, z: Tensor) -> np.ndarray:
+        """The class with the largest margin."""
+        return np.asarray(self.classes)[z.argmax(1).cpu().numpy()]
+
+    def score(self, z: Tensor, y: Tensor) -> float:
+        """Accuracy."""
+        return float((z.argmax(1) == y).to(torch.float64).mean())
+
+
+@dataclass(frozen=True)
+class RealTargets:
+    """Real numbers; the margin is the prediction.
+
+    >>> RealTargets().read([1, 2])[1]
+    tensor([1., 2.], dtype=torch.float64)
+    """
+
+    def read(self, y: Any) -> tuple[RealTargets, Tensor]:
+        """y itself."""
+        return self, _numbers(y)
+
+    def predict(self, z: Tensor) -> Tensor:
+        """The margin."""
+        return z
+
+    def score(self, z: Tensor, y: Tensor) -> float:
+        """R2 = 1 - sum (y - z)^2 / sum (y - mean y)^2."""
+        return _r2(z, y)
+
+
+@dataclass(frozen=True)
+class CountTargets:
+    """Counts >= 0 with a log link: exp(margin) is the prediction.
+
+    >>> CountTargets().predict(torch.zeros(1))
+    tensor([1.])
+    """
+
+    def read(self, y: Any) -> tuple[CountTargets, Tensor]:
+        """y itself, once no count is negative."""
+        counts = _numbers(y)
+        if counts.numel():
+            low = float(counts.min())
+            validate.check(low >= 0, "y", "(a negative number)", "give counts >= 0")
+        return self, counts
+
+    def predict(self, z: Tensor) -> Tensor:
+        """The rate."""
+        return z.exp()
+
+    def score(self, z: Tensor, y: Tensor) -> float:
+        """R2 of the rates."""
+        return _r2(z.exp(), y)
+
+
+def _r2(prediction: Tensor, y: Tensor) -> float:
+    spread = (y - y.mean()).square().sum()
+    error = (y - prediction).square().sum()
+    return float(1 - error / spread) if spread > 0 else float(error == 0)
+
+
+def _numbers(y: Any) -> Tensor:
+    validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
+    y = y if isinstance(y, Tensor) else np.asarray(y)
+    validate.check(y.ndim == 1, "y.shape", tuple(y.shape), "give one number an example (1-d; y.ravel()?)")
+    return validate.as_tensor("y", y, ndim=1)
+
+
+def _labels(y: Any) -> np.ndarray:
+    validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
+    labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    validate.check(labels.ndim == 1, "y.shape", labels.shape, "give one label an example (1-d; y.ravel()?)")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        bad = int((~np.isfinite(labels)).sum())
+        raise validate.InvalidInput(f"y holds {bad} NaN or infinite entries: remove or impute them first")
+    return labels
+
+
+def _distinct(classes: Sequence[Any]) -> tuple[Any, ...]:
+    given = tuple(np.asarray(classes).tolist()) if isinstance(classes, (np.ndarray, Tensor)) else tuple(classes)
+    validate.check(len(given) > 0 and len(set(given)) == len(given), "classes", given, "give distinct labels")
+    return given
+
+
+def _two_classes(labels: np.ndarray) -> tuple[Any, Any]:
+    found = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
+    if found == [-1, 1]:
+        return -1, 1
+    if found == [0, 1]:
+        return (False, True) if labels.dtype.kind == "b" else (0, 1)
+    validate.refuse(
+        "labels of y", found[:10], "give both of {-1, 1} or {0, 1}, or declare classes=(negative, positive)"
+    )
+
+
+def _positions(labels: np.ndarray, classes: Any) -> np.ndarray:
+    """The position of each label in the list of classes."""
+    found = np.full(len(labels), -1, dtype=np.int64)
+    for position, label in enumerate(classes):
+        found[labels == label] = position
+    if (found < 0).any():
+        validate.refuse("y", "(a label)", f"labels must be among classes={list(classes)}")  # whose it is stays unsaid
+    return found

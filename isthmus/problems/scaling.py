@@ -1,0 +1,395 @@
+"""Public maps of rows into the unit ball, and matrices seen through them without a copy.
+
+A `RowMap` centres, scales and shortens rows; `Scaled` is a dense or CSR matrix seen through any number of such maps:
+
+    row_i = r_i (x_i * weight) + U_i B,
+
+a diagonal and a few outer products away from X, so that products with it cost those with X, sparse data can be
+centred, and no n x d copy is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.matrix import (
+    CHUNK_BYTES,
+    Matrix,
+    Total,
+    as_matrix,
+    canonical,
+    is_lazy,
+    is_sparse,
+    matmul,
+    rmatmul,
+    row_norms,
+    take,
+    to_dense,
+)
+
+CACHE_BYTES = 1 << 21
+"""Rows that are built to be looked at once stay near this size."""
+UP = 1 + 2.0**-48
+"""Rounds a few float64 operations up."""
+STEP, MANY = 1 << 14, 1 << 20
+"""Rows whose terms are added up in one go, and from how many on the sums of these are compensated (`matrix.Total`)."""
+FAR = 1e150
+"""The square of a longer row is no number any more: such a row counts as zeros, whatever the others are."""
+
+
+class Scaled:
+    """X seen through public maps of its rows; products are done in float64.
+
+    `upper` bounds the l2 norm of each row from above, in floating point too; `far` says that rows are small differences
+    of long vectors, `unit` that a map made them no longer than 1.
+
+    >>> centred = RowMap(shift=torch.tensor([1.0, 0.0]), weight=torch.tensor([2.0, 1.0]), limit=2.0, bias=1.0)
+    >>> centred([[2.0, 0.0]]).dense()
+    tensor([[0.8944, 0.0000, 0.4472]], dtype=torch.float64)
+    """
+
+    lazy, ndim, dtype, device = True, 2, torch.float64, torch.device("cpu")
+
+    def __init__(
+        self,
+        X: Matrix,
+        weight: Tensor,
+        r: Tensor,
+        U: Tensor,
+        B: Tensor,
+        upper: Tensor | None = None,
+        far: bool = False,
+        unit: bool = False,
+    ) -> None:
+        self.far, self.unit = far, unit
+        self.X, self.weight, self.r, self.U, self.B = canonical(X) if is_sparse(X) else X, weight, r, U, B
+        self.shape = (X.shape[0], B.shape[1])
+        self._upper = upper
+
+    @staticmethod
+    def of(X: Any) -> Scaled:
+        """X itself, seen through no map."""
+        if is_lazy(X):
+            return X
+        n, p = X.shape
+        empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
+        return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
+
+    def with_constant(self, value: float = 1.0) -> Scaled:
+        """The same rows with one more column, a constant."""
+        n, p = self.shape
+        B = torch.nn.functional.pad(self.B, (0, 1, 0, 1))
+        B[-1, -1] = value
+        return Scaled(self.X, self.weight, self.r, torch.cat([self.U, torch.ones(n, 1).double()], 1), B, far=self.far)
+
+    @property
+    def upper(self) -> Tensor:
+        """An upper bound of each row's norm."""
+        if self._upper is None:
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._upper = self._norms() + 1e-150  # squares of what is smaller vanish
+        return self._upper
+
+    def mass(self) -> Tensor | None:
+        """An upper bound of || |r x * weight| + |U||B| ||, what the terms of a row do to a sum; None: its own norm.
+
+        Rows that are `far` are built before they are added, and a constant in a column of its own cancels nothing.
+        """
+        p = len(self.weight)
+        if self.far or not bool(self.B[:, :p].any()):
+            return None
+        return (self.upper + 2 * (self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1))) * (1 + 2.0**-40)
+
+    def times(self, w: Tensor) -> Tensor:
+        """S w for a vector or a matrix w."""
+        wide = w.to(torch.float64)
+        if self.far:
+            parts = [rows @ wide for _, _, rows in self.chunks()]
+            return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
+        p = len(self.weight)
+        z = matmul(self.X, _rows(self.weight, wide[:p]))
+        return (_rows(self.r, z) + self.U @ (self.B @ wide)).to(w.dtype)
+
+    def transposed_times(self, v: Tensor) -> Tensor:
+        """S' v for a vector or a matrix v."""
+        wide = v.to(torch.float64)
+        if self.far:  # the parts of rows are much longer than rows: their sums would round away what is left
+            sums = (rows.T @ wide[lo:hi] for lo, hi, rows in self.chunks())
+            return sum(sums, wide.new_zeros(self.shape[1], *wide.shape[1:])).to(v.dtype)
+        total = self.B.T @ (self.U.T @ wide)
+        total[: len(self.weight)] += _rows(self.weight, rmatmul(self.X, _rows(self.r, wide)))
+        return total.to(v.dtype)
+
+    def take(self, index: Tensor) -> Scaled:
+        """Some rows, in the given order."""
+        return Scaled(
+            take(self.X, index), self.weight, self.r[index], self.U[index], self.B, self.upper[index], self.far
+        )
+
+    def __getitem__(self, span: slice) -> Scaled:
+        upper = None if self._upper is None else self._upper[span]
+        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far, self.unit)
+
+    def detach(self) -> Scaled:
+        """Itself: nothing here has a gradient."""
+        return self
+
+    def dense(self) -> Tensor:
+        """The rows themselves: for chunks and small data."""
+        inner = (to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
+        if inner.shape[1] < self.shape[1]:
+            inner = torch.nn.functional.pad(inner, (0, self.shape[1] - inner.shape[1]))
+        return inner.addmm_(self.U, self.B) if len(self.B) else inner
+
+    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
+        step = min(STEP, max(1, CACHE_BYTES // (8 * self.shape[1])))
+        if is_sparse(self.X):
+            for lo in range(0, self.shape[0], step):
+                hi = min(lo + step, self.shape[0])
+                yield lo, hi, self[lo:hi].dense()
+            return
+        # NumPy and one buffer: many small torch operations would wait for each other's threads
+        X, weight, r, U, B = (each.numpy() for each in (self.X, self.weight, self.r, self.U, self.B))
+        buffer, p = np.zeros((step, self.shape[1])), len(weight)
+        for lo in range(0, self.shape[0], step):
+            hi = min(lo + step, self.shape[0])
+            rows = buffer[: hi - lo]
+            np.multiply(X[lo:hi], weight, out=rows[:, :p])
+            rows[:, :p] *= r[lo:hi, None]
+            rows[:, p:] = 0
+            if len(B):
+                rows += U[lo:hi] @ B
+            yield lo, hi, torch.from_numpy(rows)
+
+    def plain(self) -> Matrix:
+        """A copy: CSR where X is CSR and is not centred, else dense."""
+        if not is_sparse(self.X):
+            return self.dense()
+        p = len(self.weight)
+        validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", "a centred copy of sparse data is dense")
+        scaled = _weighted(self.X, self.weight, self.r)
+        if self.shape[1] == p:
+            return sp.csr_matrix(scaled)
+        return sp.csr_matrix(sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())]))
+
+    def second_moments(self, bound: float = 1.0) -> Tensor:
+        """sum_i c_i x_i^2 over rows, with c_i = min(1, bound / ||x_i^2||): a row adds at most `bound`.
+
+        Off by at most n^2 u times the bound, u = 2^-53, and for more than `MANY` rows by n `STEP` u: by less than 2^-11
+        of it up to 2^27 rows.
+        """
+        total = Total((self.shape[1],), exact=self.shape[0] > MANY)
+        if not self._sparse:
+            for _, _, rows in self.chunks():
+                squares = rows.numpy()
+                np.square(squares, out=squares)
+                kept = _shortened(torch.from_numpy(np.sqrt(_lengths(squares))), bound)
+                total.add(torch.from_numpy(kept.numpy() @ squares))
+            return total.result()
+        for lo in range(0, self.shape[0], STEP):
+            total.add(self[lo : lo + STEP]._sparse_moments(bound))
+        return total.result()
+
+    def gram(self) -> Tensor:
+        """S'S, in float64, as exact as `second_moments`."""
+        total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
+        if not self._sparse:
+            for _, _, rows in self.chunks():
+                total.add_product(rows, rows)
+            return total.result()
+        for lo in range(0, self.shape[0], STEP):
+            total.add(self[lo : lo + STEP]._sparse_gram())
+        return total.result()
+
+    @property
+    def _sparse(self) -> bool:
+        """Whether the rows are as sparse as X: no column is centred."""
+        return is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any())
+
+    def _sparse_moments(self, bound: float) -> Tensor:
+        p, total = len(self.weight), torch.zeros(self.shape[1], dtype=torch.float64)
+        squares = _weighted(self.X, self.weight)
+        squares.data **= 2
+        rest = (self.U @ self.B[:, p:]).square()
+        factors = self.r**2
+        lengths = torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
+        kept = _shortened(lengths, bound)
+        total[:p] = torch.from_numpy(np.asarray(squares.T @ (kept * factors).numpy()))
+        total[p:] = kept @ rest
+        return total
+
+    def _sparse_gram(self) -> Tensor:
+        p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
+        inner = _weighted(self.X, self.weight, self.r)
+        total[:p, :p] = torch.from_numpy((inner.T @ inner) @ np.eye(p))
+        cross = torch.from_numpy(inner.T @ self.U.numpy()) @ self.B
+        total[:p] += cross
+        total[:, :p] += cross.T
+        return total + self.B.T @ (self.U.T @ self.U) @ self.B
+
+    def _norms(self) -> Tensor:
+        p = len(self.weight)
+        slack = 1 + (self.shape[1] + 64) * 2.0**-52
+        if self._sparse:
+            rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
+            return torch.hypot(self.r * row_norms(_weighted(self.X, self.weight)), rest) * slack
+        parts = [np.sqrt(_lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
+        found = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
+        return found + self._cancelled()
+
+    def _cancelled(self) -> Tensor:
+        """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
+        if not len(self.B):
+            return torch.zeros_like(self.r)
+        p = len(self.weight)
+        if not bool(self.B[:, :p].any()):
+            return torch.zeros_like(self.r)
+        # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
+        return self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1) * 2.0**-48
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.shape[0]} x {self.shape[1]}, {'CSR' if is_sparse(self.X) else 'dense'})"
+
+
+@dataclass(frozen=True, eq=False)
+class RowMap:
+    """A public map of rows: v = ((x - shift) * weight, bias), shortened to norm `limit` and divided by it.
+
+    low, high  entries are first clipped to this range, where it is given (X is copied only if one lies outside)
+    limit      None gives every row length 1
+    bias       the constant of one more column; 0 for none
+
+    Whatever the row, its image has norm at most 1; one longer than 1e150 is taken for zeros.
+    """
+
+    low: Tensor | None = None
+    high: Tensor | None = None
+    shift: Tensor | None = None
+    weight: Tensor | None = None
+    limit: float | None = 1.0
+    bias: float = 0.0
+
+    def __call__(self, X: Any) -> Scaled:
+        """The rows of X, seen through the map."""
+        base = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        base = base if self.low is None else Scaled.of(self._clipped(base))
+        n, p = base.shape
+        validate.check(
+            self.weight is None or len(self.weight) == p, "X.shape", (n, p), f"give {self._width(p)} columns"
+        )
+        one = torch.ones(n, 1, dtype=torch.float64)
+        weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()
+        inner, U, B = base.weight * weight[: len(base.weight)], base.U, base.B * weight
+        if self.shift is not None:
+            U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double() * weight)[None]])
+        if self.bias:
+            B = torch.cat([B, torch.zeros(len(B), 1, dtype=torch.float64)], 1)
+            last = torch.zeros(1, p + 1, dtype=torch.float64)
+            last[0, -1] = self.bias
+            U, B = torch.cat([U, one], 1), torch.cat([B, last])
+        view = Scaled(base.X, inner, base.r, U, B)
+        if bool((endless := ~(view.upper < FAR)).any()):
+            view = Scaled(_without(base.X, endless), inner, base.r, U, B)
+        length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
+        factor = 1 / (length * UP)
+        upper = (view.upper * factor * UP).clamp(max=1.0)
+        return Scaled(
+            view.X, inner, base.r * factor, U * factor[:, None], B, upper, base.far or self._far(weight), unit=True
+        )
+
+    def _far(self, weight: Tensor) -> bool:
+        """Whether what is subtracted is much longer than what is left: a public fact."""
+        if self.shift is None:
+            return False
+        return float(torch.linalg.vector_norm(self.shift.double() * weight)) > 2.0**8 * (self.limit or 1.0)
+
+    def _width(self, p: int) -> int:
+        return p if self.weight is None else len(self.weight)
+
+    def _clipped(self, base: Scaled) -> Matrix:
+        """Entries within [low, high]; the matrix itself where they all are."""
+        assert self.low is not None and self.high is not None
+        plain = base.U.shape[1] == 0 and not is_sparse(base.X)
+        validate.check(plain, "bounds", "of CSR data", "give data_norm= for sparse rows: ranges would fill the zeros")
+        X = base.X
+        low, high = self.low.to(X), self.high.to(X)
+        inside = all(
+            bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
+        )
+        return X if inside else torch.minimum(torch.maximum(X, low), high)
+
+
+@dataclass(frozen=True, eq=False)
+class RowMaps:
+    """Maps one after the other."""
+
+    maps: Sequence[RowMap]
+
+    def __call__(self, X: Any) -> Scaled:
+        """The rows of X, seen through all of them."""
+        view = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        for each in self.maps:
+            view = each(view)
+        return view
+
+    def affine(self, p: int) -> tuple[Tensor, Tensor]:
+        """(weight, offset) with image = (x * weight, 0) + offset, for rows that no map clips or shortens.
+
+        Where a map gives every row length 1, for rows that have it already.
+
+        >>> RowMaps([RowMap(shift=torch.tensor([1.0]), weight=torch.tensor([3.0]), limit=2.0, bias=1.0)]).affine(1)
+        (tensor([1.5000], dtype=torch.float64), tensor([-1.5000,  0.5000], dtype=torch.float64))
+        """
+        weight, offset = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64)
+        for each in self.maps:
+            offset = offset if each.shift is None else offset - each.shift.double()
+            if each.weight is not None:
+                weight, offset = weight * each.weight.double()[:p], offset * each.weight.double()
+            if each.bias:
+                offset = torch.cat([offset, torch.tensor([each.bias], dtype=torch.float64)])
+            weight, offset = (value / (each.limit or 1.0) for value in (weight, offset))
+        return weight, offset
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """Squared norms of rows."""
+    return np.einsum("ij,ij->i", rows, rows)
+
+
+def _weighted(X: Any, weight: Tensor, r: Tensor | None = None) -> Any:
+    """diag(r) X diag(weight) for CSR: its numbers anew, its pattern shared."""
+    data = X.data * weight.numpy()[X.indices]
+    if r is not None:
+        data *= np.repeat(r.numpy(), np.diff(X.indptr))
+    scaled = type(X)((data, X.indices, X.indptr), shape=X.shape)
+    scaled.has_canonical_format = True  # that of X, which was made so
+    return scaled
+
+
+def _without(X: Matrix, rows: Tensor) -> Matrix:
+    """A copy of X with zeros in some rows."""
+    if not is_sparse(X):
+        return torch.where(rows[:, None], torch.zeros_like(X), X)
+    kept = np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data)
+    return type(X)((kept, X.indices, X.indptr), shape=X.shape)
+
+
+def _shortened(lengths: Tensor, bound: float) -> Tensor:
+    """Factors that leave no length above the bound."""
+    if bound == float("inf"):
+        return torch.ones_like(lengths)
+    return (bound / (lengths * UP).clamp(min=bound)).clamp(max=1.0)
+
+
+def _rows(factors: Tensor, values: Tensor) -> Tensor:
+    """diag(factors) values."""
+    return factors * values if values.ndim == 1 else factors[:, None] * values

@@ -1,0 +1,132 @@
+"""Averages: what a run returns beside its last iterate; one of them also replaces the iterate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import generator
+
+Memo = dict[str, Any]
+
+
+class Average(Protocol):
+    """Observes the iterates w_1, w_2, ... after each round."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """The state before the first round."""
+        ...
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The new state, and the iterate to go on from."""
+        ...
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The averaged point."""
+        ...
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last iterate."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """Nothing changes."""
+        return memo, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The iterate."""
+        return w
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """sum_t eta_t w_t / sum_t eta_t, from round `start` on (a per-coordinate step counts by its mean).
+
+    >>> memo = Weighted().init(torch.zeros(1), 0)
+    >>> for t, (w, eta) in enumerate([(1.0, 1.0), (4.0, 2.0)]):
+    ...     memo, _ = Weighted().observe(memo, torch.tensor([w]), eta, t)
+    >>> Weighted().output(memo, torch.zeros(1))
+    tensor([3.])
+    """
+
+    start: int = 0
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """An empty mean."""
+        return {"mean": w.clone(), "weight": 0.0}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The running weighted mean."""
+        if t < self.start:
+            return memo, w
+        step = float(eta.mean()) if isinstance(eta, Tensor) else float(eta)
+        weight = memo["weight"] + step
+        mean = torch.lerp(memo["mean"], w, step / weight) if weight > 0 else w.clone()
+        return {"mean": mean, "weight": weight}, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The mean, or the iterate when nothing was averaged yet."""
+        return memo["mean"] if memo["weight"] > 0 else w
+
+
+@dataclass(frozen=True)
+class UniformRandom:
+    """One of the iterates w_1..w_T, each with the same probability (a reservoir of one)."""
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """Nothing chosen yet."""
+        return {"choice": w.clone(), "seed": seed}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """Take w with probability 1/(t+1)."""
+        if generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1:
+            memo = {"choice": w.clone(), "seed": memo["seed"]}
+        return memo, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The chosen iterate."""
+        return memo["choice"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Every K rounds the iterate is replaced by the mean of the last K: inner loops restarted at their average.
+
+    The output is the mean of the last inner loop that is at least half done; before that, of what there is.
+
+    >>> memo = Restart(4).init(torch.zeros(1), 0)
+    >>> for t in range(3):
+    ...     memo, _ = Restart(4).observe(memo, torch.tensor([float(t)]), 1.0, t)
+    >>> Restart(4).output(memo, torch.zeros(1))
+    tensor([1.])
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        validate.positive_int(rounds=self.rounds)
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """An empty inner mean."""
+        return {"mean": w.clone(), "output": w.clone()}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The mean of this inner loop; at its end, the iterate."""
+        done = t % self.rounds + 1
+        mean = w.clone() if done == 1 else torch.lerp(memo["mean"], w, 1 / done)
+        counts = 2 * done >= self.rounds or t < self.rounds
+        following = {"mean": mean, "output": mean if counts else memo["output"]}
+        return following, mean if done == self.rounds else w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The average of the last inner loop that counts."""
+        return memo["output"]

@@ -1,0 +1,374 @@
+"""The front door of optimisation: a recipe, bound to a problem, run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from isthmus.base import validate
+from isthmus.base.space import Space
+from isthmus.geometry.sets import ConvexSet, Whole
+from isthmus.problems.penalties import NoPenalty, Penalty
+from isthmus.round.aggregators import Aggregator, Clients, Local
+from isthmus.round.pipeline import Keys, Pipeline, Setting, run, start
+from isthmus.round.result import Result
+from isthmus.round.sound import claims
+from isthmus.round.spending import Prepared, Spending
+from isthmus.round.state import State
+
+Callback = Callable[[dict[str, Any], State], bool | None]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The public facts a recipe is bound to."""
+
+    constraint: ConvexSet
+    penalty: Penalty
+    space: Space
+    n: int
+    steps: int | None
+    epochs: float | None
+    loss: Callable[[Tensor], float] | None = None
+    """The objective itself, for line searches of runs that are not private."""
+    gradient: Callable[[Tensor], Tensor] | None = None
+    """Its full gradient, for stop rules of runs that are not private."""
+    before: tuple[Any, ...] = ()
+    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.prepared`)."""
+
+    @property
+    def d(self) -> int:
+        return self.space.d
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named algorithm with its arguments: frozen, and without any data until it is bound."""
+
+    name: str
+    build: Callable[[Binding], Pipeline] = field(repr=False, compare=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def bind(self, binding: Binding) -> Pipeline:
+        """The pipeline for these public facts."""
+        return self.build(binding)
+
+
+def minimize(
+    objective: Any,
+    recipe: Recipe | Pipeline,
+    constraint: ConvexSet | None = None,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    seed: int = 0,
+    x0: Any = None,
+    resume: State | None = None,
+    callbacks: Iterable[Callback] = (),
+    record: int | str | None = "epoch",
+    progress: bool | None = None,
+    physical_batch_size: int | None = None,
+    clients: Sequence[Any] | Aggregator | None = None,
+    ledger: Any = None,
+    noise_seed: int | None = None,
+) -> Result:
+    """Minimise an objective over a set: `min over w in C of (1/n) sum_i l_i(w) + penalty(w)`.
+
+    objective   anything with `n`, `space`, `penalty`, `rows(w, index)` and `loss(w)`.  What it read off its data (see
+                `Objective.read_off`: undeclared classes) is warned of in a private run, and stated as not covered
+    recipe      `isthmus.algorithms.comp_sgd(...)` and the like, or a ready `Pipeline`
+    steps       how many rounds; or `epochs`, how many passes over the data; or as the recipe's schedule says
+    seed        public randomness: sketches, and batches of runs that are not private
+    x0          where to start; by default the point of C nearest to 0
+    resume      the state of an earlier result: goes on to the same `steps` as if never interrupted
+    callbacks   called with (record, state) at each record; return True to stop (a private run states its whole plan:
+                what was released may have decided)
+    record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
+    progress    a progress bar; None shows it on a terminal
+    clients     objectives of several holders of data, or an aggregator; the objective is then their whole
+    ledger      of a private run: a `privacy.Ledger` (a file, a budget shared with other runs); by default one in memory
+    noise_seed  of a private run, for tests only: the statement then says "not private"
+
+    >>> from isthmus import LeastSquares, L1Ball, algorithms
+    >>> X = torch.eye(4, dtype=torch.float64)
+    >>> found = minimize(LeastSquares(X, X @ torch.tensor([1.0, 0, 0, 0]).double()),
+    ...                  algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
+    >>> [round(v, 3) for v in found.x.tolist()]
+    [0.5, 0.0, 0.0, 0.0]
+    """
+    constraint = Whole() if constraint is None else constraint
+    space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
+    _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
+    loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
+    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, loss, gradient))
+    if claims(pipe):
+        loss.close(recipe)
+        gradient.close(recipe)
+    per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
+    rounds = _rounds(pipe, steps, epochs, per_epoch)
+    validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
+    spending = _spending(pipe, objective, ledger, noise_seed, clients, resume)
+    prepared, bought = _prepare(pipe, objective, spending, resume)
+    pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
+    first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
+    terms = _terms(spending, pipe, resume, rounds)
+    state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
+    same = state.parts.get("terms") == terms.get("terms")
+    validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
+    state = state.replace(parts={**state.parts, **terms})
+    validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
+    setting = Setting(
+        aggregator=_aggregator(objective, clients, pipe),
+        space=space,
+        keys=Keys(seed, None if spending is None else spending.noise),
+        public_rows=lambda w, data: _public(objective, data).rows(w),
+        per_epoch=per_epoch,
+        physical=physical_batch_size,
+        ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
+    )
+    spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
+    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
+    with watch, _closing(setting.ledger):
+        state, x, status = run(pipe, state, rounds, setting, watch)
+    return Result(
+        x=x,
+        average=pipe.average.output(state.average, state.w),
+        status=status,
+        history=tuple(watch.history),
+        privacy=None if spending is None else spending.statement(pipe, rounds, state.t),
+        dims=state.dims,
+        bytes=state.bytes,
+        seconds=watch.seconds,
+        state=state,
+        certificate=_certificate(pipe, objective, x),
+        transform=prepared.transform,
+        target=prepared.target,
+    )
+
+
+def _spending(
+    pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, clients: Any, resume: State | None
+) -> Spending | None:
+    """The private side of the run, where it has one."""
+    if pipe.promise is None:
+        return None
+    remedy = "leave it out: a private run looks at data in one place, where a client asked twice counts twice"
+    validate.check(clients is None, "clients", clients, remedy)
+    spending = Spending(pipe.promise, ledger, noise_seed)
+    spending.warn(objective)
+    if resume is None:
+        spending.require()
+    return spending
+
+
+def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, rounds: int) -> dict[str, Any]:
+    """On what terms the run is made: what a round costs, whether any noise can be subtracted, what was not paid for."""
+    if spending is None:
+        return {}
+    earlier = {} if resume is None else resume.parts
+    spending.seeded = spending.seeded or bool(earlier.get("seeded"))
+    spending.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *spending.leaks]))
+    return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded, "leaks": list(spending.leaks)}
+
+
+def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
+    """Buy what the pipeline needs to know before its loop, or take what an interrupted run has bought."""
+    if pipe.prepare is None:
+        return Prepared(objective), {}
+    if resume is None:
+        bought, prepared = pipe.prepare.release(objective, spending)
+        return prepared, {"prepare": bought}
+    bought = resume.parts["prepare"]
+    spending.recall(pipe.prepare.events(bought))
+    return pipe.prepare.apply(objective, bought), {"prepare": bought}
+
+
+def _closing(ledger: Any) -> Any:
+    """Give back reserved rounds that were never begun, where the ledger can."""
+    return closing(ledger) if hasattr(ledger, "close") else nullcontext()
+
+
+class _Look:
+    """A look at the objective itself, for recipes that are not private; closed as soon as one turns out to be."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        self.function, self.used, self.closed = function, False, False
+
+    def __call__(self, w: Tensor) -> Any:
+        remedy = "a private pipeline may not look at loss or gradient without noise: leave it to the releases"
+        validate.check(not self.closed, "recipe", "a look at the objective", remedy)
+        self.used = True
+        return self.function(w)
+
+    def close(self, recipe: Any) -> None:
+        """No look from now on; one that was taken while the recipe was bound is refused."""
+        name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
+        remedy = "it claims to be private and looked at loss or gradient while it was bound: use public facts"
+        validate.check(not self.used, "recipe", name, remedy)
+
+
+def _public(objective: Any, data: Any) -> Any:
+    """The objective on public examples, which are never its own."""
+    other = objective.on(data)
+    remedy = "a sketch learns from public examples: give it some"
+    validate.check(other is not objective, "data", type(data).__name__, remedy)
+    return other
+
+
+def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:
+    """The mean gradient of any objective, from its rows where it has no method of its own."""
+    return getattr(objective, "gradient", None) or (lambda w: objective.rows(w).sum() / objective.n)
+
+
+def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
+    """The pipeline of a recipe, or the one that was given."""
+    if isinstance(recipe, Recipe):
+        return recipe.bind(binding)
+    if not isinstance(recipe, Pipeline):
+        validate.refuse("recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
+    return recipe
+
+
+def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None) -> dict[str, float]:
+    """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
+    certify = getattr(pipe.stop, "certify", None)
+    return {} if x is None or certify is None or pipe.private else certify(_gradient(objective)(x), x)
+
+
+class EarlyStop:
+    """A callback that stops when the recorded loss has not fallen by `min_delta` for `patience` records.
+
+    >>> stop = EarlyStop(patience=2)
+    >>> [stop({"loss": value}, None) for value in (3.0, 2.0, 2.5, 2.0)]
+    [False, False, False, True]
+    """
+
+    def __init__(self, patience: int = 3, min_delta: float = 0.0) -> None:
+        validate.positive_int(patience=patience)
+        validate.non_negative(min_delta=min_delta)
+        self.patience, self.min_delta = patience, min_delta
+        self.best, self.waited = float("inf"), 0
+
+    def __call__(self, record: dict[str, Any], state: State | None) -> bool:
+        """Whether to stop; a private run records no loss and is never stopped by this."""
+        if "loss" not in record:
+            return False
+        if record["loss"] < self.best - self.min_delta:
+            self.best, self.waited = record["loss"], 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+
+class _Watch:
+    """Records, callbacks and the progress bar; its own time does not count as the run's."""
+
+    def __init__(
+        self,
+        objective: Any,
+        pipe: Pipeline,
+        rounds: int,
+        per_epoch: int,
+        record: Any,
+        callbacks: Any,
+        progress: Any,
+        state: State,
+        spent: Callable[[int], float] | None = None,
+    ) -> None:
+        self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
+        self.every = per_epoch if record == "epoch" else record
+        self.callbacks, self.history, self.aside, self.spent = callbacks, [], 0.0, spent
+        self.seconds = 0.0
+        disable = None if progress is None else not progress
+        self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
+        if self.every is not None and state.t == 0:
+            self.history.append(self._record(state))
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.close()
+
+    def __call__(self, state: State, seconds: float) -> bool:
+        self.seconds = seconds - self.aside
+        self.bar.update(1)
+        if self.spent is not None and not self.bar.disable and state.t % max(1, self.rounds // 20) == 0:
+            spent = f"{self.spent(state.t):.4g} of {self.spent(self.rounds):.4g}"
+            self.bar.set_postfix(epsilon=spent, refresh=False)
+        if self.every is None or (state.t % self.every and state.t != self.rounds):
+            return False
+        began = time.perf_counter()
+        record = self._record(state)
+        self.history.append(record)
+        if "loss" in record:
+            self.bar.set_postfix(loss=f"{record['loss']:.4g}", refresh=False)
+        answers = [callback(record, state) for callback in self.callbacks]  # every callback is called
+        self.aside += time.perf_counter() - began
+        return any(answers)
+
+    def _record(self, state: State) -> dict[str, Any]:
+        record = {
+            "t": state.t,
+            "epoch": state.t / self.per_epoch,
+            "seconds": self.seconds,
+            "dims": state.dims,
+            "bytes": state.bytes,
+        }
+        if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
+            record["eta"] = float(eta)
+        if not self.pipe.private:
+            record["loss"] = float(self.objective.loss(state.w))
+        return record
+
+
+def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
+    d = objective.space.d
+    if x0 is None:
+        zero = torch.zeros(d, dtype=getattr(objective, "dtype", torch.float64))
+        return constraint.project(zero)
+    w = validate.as_tensor("x0", x0, ndim=1)
+    validate.shape((d,), x0=w)
+    validate.check(bool(constraint.contains(w)), "x0", w, f"start inside {constraint}; `constraint.project(x0)` is")
+    return w.clone()
+
+
+def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: int) -> int:
+    """How many rounds: as asked, else as many as the algorithm's own schedule says."""
+    if steps is not None:
+        return steps
+    if epochs is not None:
+        return max(1, round(epochs * per_epoch))
+    if pipe.rounds is None:
+        validate.refuse("steps, epochs", (None, None), "give one of the two: the recipe does not say how long it runs")
+    return pipe.rounds
+
+
+def _aggregator(objective: Any, clients: Any, pipe: Pipeline) -> Aggregator:
+    if clients is None:
+        return Local(objective)
+    if hasattr(clients, "collect"):
+        return clients
+    return Clients(list(clients), pipe.wire.per_round)
+
+
+def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:
+    validate.check(steps is None or epochs is None, "steps, epochs", (steps, epochs), "give one of the two")
+    if steps is not None:
+        validate.positive_int(steps=steps)
+    if epochs is not None:
+        validate.positive(epochs=epochs)
+    if physical is not None:
+        validate.positive_int(physical_batch_size=physical)
+    if record not in (None, "epoch"):
+        validate.positive_int(record=record)
+    validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
+    dim = getattr(constraint, "dim", None)
+    validate.check(dim is None or dim == d, "constraint", constraint, f"it lives in R^{dim}, the objective in R^{d}")

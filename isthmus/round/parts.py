@@ -1,0 +1,31 @@
+"""The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
+
+from isthmus.round.aggregators import AllReduce, Client, Clients, Local
+from isthmus.round.averages import Last, Restart, UniformRandom, Weighted
+from isthmus.round.frank_wolfe import FrankWolfe
+from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
+from isthmus.round.sources import AgainstAnchor, current
+from isthmus.round.stops import FirstOrderStationary, GapBelow
+from isthmus.round.updates import Delegate, Step
+
+__all__ = [
+    "AgainstAnchor",
+    "AllReduce",
+    "Client",
+    "Clients",
+    "Delegate",
+    "FirstOrderStationary",
+    "FrankWolfe",
+    "Full",
+    "GapBelow",
+    "Last",
+    "Local",
+    "Restart",
+    "Shuffle",
+    "Step",
+    "Uniform",
+    "UniformRandom",
+    "Weighted",
+    "WithoutReplacement",
+    "current",
+]

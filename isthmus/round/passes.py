@@ -1,0 +1,312 @@
+"""What stands around every pass of private data through a module: secret randomness, nothing left behind.
+
+**Random layers.**  Dropout draws by the position in the batch.  With a public seed one record more would shift the mask
+of every record after it, and the clipped sum would move by much more than C.  So a private pass draws from generators
+in a state that nobody knows: torch's on the CPU and on the module's devices, Python's and NumPy's are set from the
+operating system's entropy when the pass begins, and are the user's own again when it ends.
+
+Why a secret suffices.  Let D' be D and one record r.  The draws of a pass are independent of the data, alike for
+every record and unknown to everyone; write M for those of the records of D (with what the whole batch shares) and m
+for those of r.  A record's gradient depends on its own draws and the shared ones only, so for fixed (M, m) the
+clipped sums of D and D' are S(M) and S(M) + c(r, m) with |c| <= C.  What is released about D has the law of S(M) +
+noise with M at random, what is released about D' that of S(M) + c(r, m) + noise with the SAME law of M, whatever
+places in the batch the records have.  For every (M, m) the two are as close as the accountant says, and a mixture of
+pairs that close is that close (the divergences behind (epsilon, delta) and zCDP are jointly convex).  With draws that
+someone knows the argument fails: the two sides are then compared for fixed draws by position, and these are shifted.
+
+**Raw gradients.**  No tensor of a private module may ask for a gradient of its own, but for the parameters that are
+watched for one: backward would write an unprotected sum of the data into its `.grad`.
+
+**Kept data.**  Tensors that a pass leaves in the module (buffers, attributes, new or assigned anew) are not protected.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from isthmus.base import validate
+
+_MARK = secrets.randbits(63)
+"""Stands as the initial seed of hidden states, which it says nothing about: by it they are known."""
+_NUMPY = np.random.MT19937()
+"""The generator that NumPy's functions draw from meanwhile."""
+_WORDS = slice(24, 24 + 8 * 624)
+"""The words of the Mersenne twister in the state of torch's generator on the CPU, one in every eight bytes."""
+
+
+def hidden() -> bool:
+    """Whether torch's generator is in a hidden state, also where one is replayed (activation checkpointing)."""
+    return torch.default_generator.initial_seed() == _MARK
+
+
+def hide(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
+    """Set every global generator to a state nobody knows; returns what brings the old states back.
+
+    >>> _ = torch.manual_seed(0)
+    >>> back = hide()
+    >>> hidden()
+    True
+    >>> one = torch.rand(4)
+    >>> back()
+    >>> torch.initial_seed(), bool((torch.rand(4) == one).any())
+    (0, False)
+    """
+    generators = [torch.default_generator, *(_generator(device) for device in set(devices) if device.type == "cuda")]
+    states = [generator.get_state() for generator in generators]
+    python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
+    torch.default_generator.set_state(_secret_state(states[0]))
+    for generator in generators[1:]:
+        generator.manual_seed(secrets.randbits(64))
+    random.seed(secrets.token_bytes(64))
+    _NUMPY.state = {"bit_generator": "MT19937", "state": {"key": _words(), "pos": 624}}
+    np.random.set_bit_generator(_NUMPY)  # type: ignore[attr-defined]
+
+    def back() -> None:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
+
+    return back
+
+
+@contextmanager
+def hiding(wanted: bool = True) -> Iterator[None]:
+    """Hidden generators on the CPU for a while, where they are wanted and not hidden already."""
+    back = hide() if wanted and not hidden() else None
+    try:
+        yield
+    finally:
+        if back is not None:
+            back()
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _words() -> NDArray[np.uint32]:
+    """The words of a Mersenne twister, from the kernel."""
+    return np.frombuffer(os.urandom(4 * 624), np.uint32)
+
+
+def _secret_state(like: Tensor) -> Tensor:
+    """A state of torch's Mersenne twister whose 624 words come from the kernel: its seeds have 32 bits only."""
+    state = torch.Generator().get_state()
+    assert state.shape == like.shape
+    bytes_ = state.numpy()
+    bytes_[:8].view(np.uint64)[:] = _MARK
+    bytes_[_WORDS].view(np.uint64)[:] = _words()
+    return state
+
+
+# ---------------------------------------------------------------- what a module holds
+
+
+Held = dict[str, tuple[Tensor, int, int, Tensor | None]]
+"""Tensors by name: how often they had been changed in place, where their memory was, and perhaps their numbers."""
+LOOKS = 3
+"""Passes whose buffers and attributes are compared number by number, since `.data` hides changes."""
+
+
+Things = dict[str, Any]
+"""Tensors and generators by name."""
+
+
+def things(module: nn.Module) -> Things:
+    """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
+    found: Things = {}
+    for path, layer in module.named_modules():
+        dot = f"{path}." if path else ""
+        own = layer.__dict__
+        for table in (own["_parameters"], own["_buffers"]):
+            found.update((dot + name, x) for name, x in table.items() if x is not None)
+        for name, value in own.items():
+            if name not in _OWN:
+                for suffix, item in _inside(value):
+                    if isinstance(item, (Tensor, torch.Generator)):
+                        found[f"{dot}{name}{suffix}"] = item
+    return found
+
+
+_OWN = frozenset(vars(nn.Module()))
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{number}]", item) for number, item in enumerate(value)]
+    return (("", value),)
+
+
+def held(found: Things, copies: bool = False) -> Held:
+    """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
+    result: Held = {}
+    for name, x in found.items():
+        if isinstance(x, Tensor):
+            numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
+            result[name] = x, _version(x), x.data_ptr(), numbers
+    return result
+
+
+def moved(found: Things, before: Held) -> list[str]:
+    """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
+    return [name for name, x in found.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
+
+
+def _same(x: Tensor, before: tuple[Tensor, int, int, Tensor | None] | None) -> bool:
+    if before is None:
+        return False
+    then, version, place, numbers = before
+    if x is then:
+        quiet = _version(x) == version and x.data_ptr() == place
+        return quiet and (numbers is None or _equal(x, numbers))
+    return version == _version(then) and _equal(x, then if numbers is None else numbers)  # computed again, of no data
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    """The same numbers, NaN included."""
+    if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
+        return False
+    return bool(((x == y) | ((x != x) & (y != y))).all())
+
+
+def _version(x: Tensor) -> int:
+    return -1 if x.is_inference() else x._version
+
+
+def check_silent(found: Things, watched: Set[int] = frozenset()) -> None:
+    """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
+    asking = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
+    raw = [name for name, x in asking.items() if id(x) not in watched]
+    if raw:
+        raise validate.InvalidInput(
+            f"the tensors {raw} of the private module ask for a gradient of their own: backward() would write "
+            "unprotected sums of the data into .grad; set requires_grad_(False) on them (step() gives the parameters "
+            "that are trained what was released), or call engine.detach() and make the module private again"
+        )
+
+
+def check_public_draws(found: Things) -> None:
+    """Refuse generators of a module's own: whoever knows their seed knows its masks."""
+    own = [name for name, x in found.items() if isinstance(x, torch.Generator)]
+    if own:
+        raise validate.InvalidInput(
+            f"the module draws from generators of its own ({own}), whose seeds may be known: one record more would "
+            "shift the masks of all others; draw from torch's global generator, which is secret during a private pass"
+        )
+
+
+class Guard:
+    """Stands around the outermost pass through a module or a part of it.
+
+    secret   whether the pass draws from hidden generators (a run whose noise has a seed keeps the user's)
+    watched  parameters that no raw gradient can reach (see `isthmus.gradients.layers`)
+    """
+
+    def __init__(self, module: nn.Module, secret: bool, watched: Iterable[Tensor] = ()) -> None:
+        self.module, self.secret, self.watched = module, secret, frozenset(id(x) for x in watched)
+        self.kept: dict[str, None] = {}
+        """The names of tensors that private passes have changed."""
+        self._outer: nn.Module | None = None
+        self._depth, self._looks = 0, 0
+        self._before: Held = {}
+        self._back: Callable[[], None] | None = None
+
+    def attach(self, private: Callable[[nn.Module], bool]) -> list[Any]:
+        """Hooks on every child, for passes that do not begin at the module itself; `private` says which count."""
+        handles: list[Any] = []
+        for layer in self.module.modules():
+            if layer is not self.module and not isinstance(layer, torch.jit.ScriptModule):
+                before, after = self._hooks(layer, private)
+                handles += [layer.register_forward_pre_hook(before)]
+                handles += [layer.register_forward_hook(after, always_call=True)]
+        return handles
+
+    def _hooks(self, mine: nn.Module, private: Callable[[nn.Module], bool]) -> tuple[Any, Any]:
+        def before(layer: nn.Module, args: Any) -> None:
+            if layer is mine and (self._outer is layer or (self._outer is None and private(layer))):
+                self.enter(layer)
+
+        def after(layer: nn.Module, args: Any, output: Any) -> None:
+            if layer is mine:
+                self.leave(layer, output)
+
+        return before, after
+
+    def check(self) -> Things:
+        """Refuse a module that would get raw gradients, or draw masks that others may know."""
+        found = things(self.module)
+        check_silent(found, self.watched)
+        if self.secret:
+            check_public_draws(found)
+        return found
+
+    def enter(self, layer: nn.Module) -> None:
+        """A pass begins: of the whole, or of a layer inside one that has begun."""
+        if self._outer is not None:
+            self._depth += layer is self._outer
+            return
+        found = self.check()
+        self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
+        self._looks += 1
+        if self.secret and not hidden():
+            self._back = hide(x.device for x, *_ in self._before.values())
+
+    def leave(self, layer: nn.Module, output: Any) -> None:
+        """A pass ends; what it did to the module is looked at unless it has failed (with no output)."""
+        if layer is not self._outer:
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        before, shown = self._before, self._back is not None and not hidden()
+        self.reset()
+        if output is None:
+            return
+        if shown:
+            raise validate.InvalidInput(
+                "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
+                "leave the generator alone, it is secret during a private pass"
+            )
+        found = things(self.module)
+        check_silent(found, self.watched)
+        self._warn(moved(found, before))
+
+    def reset(self) -> None:
+        """No pass is going on, as after one that was interrupted: the generators are the user's again."""
+        self._outer, self._depth, self._before = None, 0, {}
+        back, self._back = self._back, None
+        if back is not None:
+            back()
+
+    def _warn(self, names: list[str]) -> None:
+        if names:
+            self.kept |= dict.fromkeys(names)
+            warnings.warn(
+                f"the forward pass changed the buffers or attributes {names}: what they keep of the data is not "
+                "protected, and buffers are part of state_dict()",
+                stacklevel=4,
+            )
+
+
+def clear_raw(parameter: Tensor) -> None:
+    """Takes a gradient away that backward() has written, and says so: nobody has seen it."""
+    parameter.grad = None
+    raise validate.InvalidInput(
+        "backward() wrote a gradient of its own to a parameter of the private module, which was taken away again: "
+        "leave requires_grad False until engine.detach()"
+    )

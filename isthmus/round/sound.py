@@ -1,0 +1,124 @@
+"""What a pipeline may not be: fillings that could break their own guarantee, or cannot work, are refused when built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.base import validate
+from isthmus.privacy import accounting
+from isthmus.privacy.library import dpa
+
+
+def claims(pipe: Any) -> bool:
+    """Whether a pipeline says anything about privacy: a promise, or a stage that adds noise."""
+    return pipe.promise is not None or any(stage.private for stage in pipe.stages)
+
+
+def check_sound(pipe: Any) -> None:
+    """Refuse fillings that could break their own guarantee or cannot work."""
+    names = [stage.name for stage in pipe.stages]
+    validate.one_of(("last", "average"), output=pipe.output)
+    validate.check(len(names) > 0, "stages", names, "give at least one stage")
+    validate.check(len(set(names)) == len(names), "stages", names, "give each stage its own name")
+    for stage in pipe.stages:
+        validate.positive_int(every=stage.every)
+        releases = [release.name for release in stage.releases]
+        validate.check(len(releases) > 0, "releases", releases, f"give stage {stage.name!r} at least one release")
+        validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
+        for release in stage.releases:
+            _check_release(pipe, stage, release)
+    if claims(pipe):
+        _check_claim(pipe)
+    remedy = "what is released before the loop is paid for: state epsilon, delta and adjacency"
+    validate.check(pipe.prepare is None or pipe.promise is not None, "promise", pipe.promise, remedy)
+
+
+def _check_claim(pipe: Any) -> None:
+    """A pipeline that claims privacy holds no unnoised look at the data, whichever slot it would stand in."""
+    promise = pipe.promise
+    private = [stage.name for stage in pipe.stages if stage.private]
+    validate.check(
+        bool(private), "promise", promise, "nothing adds noise: give a private mechanism, or promise nothing"
+    )
+    if promise is None:
+        validate.refuse("promise", None, f"stage {private[0]!r} adds noise: state epsilon, delta and adjacency")
+    bare = [
+        f"{stage.name}/{release.name}"
+        for stage in pipe.stages
+        for release in stage.releases
+        if not release.mechanism.private
+    ]
+    remedy = "these leave the data without noise, and the pipeline claims to be private: give each its own mechanism"
+    validate.check(not bare, "mechanism", bare, remedy)
+    for stage in pipe.stages:
+        for release in stage.releases:
+            check_costs(release.mechanism, promise.adjacency)
+        event = stage.event(promise.adjacency)
+        hidden = "its sampler hides what its releases cost: give the event of one round"
+        validate.check(bool(_parts(event)), "sampler", stage.sampler, hidden)
+        accounting.check(event, promise.adjacency)
+    for slot in ("update", "average", "stop", "step"):
+        _check_blind(slot, getattr(pipe, slot))
+
+
+def check_costs(mechanism: Any, adjacency: Any) -> None:
+    """Refuse a mechanism that calls itself private and has no finite cost, or none at all."""
+    event = mechanism.event(adjacency)
+    parts = _parts(event)
+    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting._noiseless(part)]
+    remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
+    validate.check(mechanism.private and bool(parts) and not open_parts, "mechanism", mechanism, remedy)
+
+
+def assumed(pipe: Any) -> list[str]:
+    """What a private pipeline rests on that no check can see: parts of the user's own that are shown records."""
+    own = [stage for stage in pipe.stages if not getattr(stage.source, "own_records", False)]
+    found = [
+        f"the source of stage {stage.name!r} gives each record a vector that depends on this record alone"
+        for stage in own
+    ]
+    learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
+    return found + (["the examples that a sketch learns from are public, and no private records"] if learned else [])
+
+
+def _parts(event: Any) -> list[Any]:
+    return list(accounting._leaves(event))
+
+
+def _check_blind(slot: str, part: Any) -> None:
+    """Refuse parts that hold the objective's own loss or gradient, as line searches and certified stops do."""
+    for name in ("loss", "gradient"):
+        given = getattr(part, name, None)
+        remedy = f"it is {type(part).__name__}'s look at the data itself, without noise: leave it out of a private run"
+        validate.check(given is None, f"{slot}.{name}", given, remedy)
+
+
+def _check_release(pipe: Any, stage: Any, release: Any) -> None:
+    where = f"release {release.name!r}"
+    noisy, wire = release.mechanism.private, pipe.wire
+    clip = release.clip
+    validate.check(
+        not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
+    )
+    validate.check(
+        not noisy or bool(release.between) or clip.ord in release.mechanism.ords,
+        "ord",
+        getattr(clip, "ord", None),
+        f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
+    )
+    validate.check(
+        not (noisy and wire.codec),
+        "codec",
+        wire.codec,
+        f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
+    )
+    validate.check(
+        not (wire.feedback and (noisy or clip is not None)),
+        "feedback",
+        True,
+        f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
+    )
+    validate.check(not release.between or clip is not None, "between", release.between, f"{where}: needs a clip")
+    follows = getattr(clip, "release", None)
+    known = [each.name for each in stage.releases]
+    validate.check(follows is None or follows in known, "clip.release", follows, f"{where}: the stage releases {known}")

@@ -1,0 +1,82 @@
+"""Stop rules: they return the point before the step that fired them, and check their promise afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.geometry.sets import ConvexSet
+from isthmus.round.state import State
+
+
+@dataclass(frozen=True)
+class FirstOrderStationary:
+    """Stop at the first w_t whose round moves it by at most `threshold`: an alpha-FOSP of the theorem.
+
+    Under compression a round moves the iterate by about sqrt(m/d) of what the full gradient would, and the
+    rule as printed fires early; the move is therefore multiplied by sqrt(d/m_t) unless `rescale=False`
+    (for an m_t that meets the theorem).
+    """
+
+    threshold: float
+    constraint: ConvexSet
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        validate.positive(threshold=self.threshold)
+
+    def __call__(self, round: Any, old: State, new: State) -> bool:
+        """Whether w_t is the point."""
+        m = min(sketch.m for sketch in round.sketches.values())
+        factor = math.sqrt(round.space.d / m) if self.rescale else 1.0
+        return float(torch.linalg.vector_norm(old.w - new.w)) * factor <= self.threshold
+
+    def certify(self, gradient: Tensor, x: Tensor) -> dict[str, float]:
+        """The true first-order gap and the unit-step gradient mapping, from one full gradient."""
+        return first_order(gradient, x, self.constraint)
+
+
+@dataclass(frozen=True)
+class GapBelow:
+    """Stop at the first w_t whose (compressed) Frank-Wolfe gap is at most alpha.
+
+    Where the full `gradient` may be asked for (runs that are not private), the rule only fires when the true gap
+    is at most alpha too: what it returns is an alpha-FOSP.
+    """
+
+    alpha: float
+    constraint: ConvexSet
+    gradient: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive(alpha=self.alpha)
+
+    def __call__(self, round: Any, old: State, new: State) -> bool:
+        """Whether w_t is the point; the update has kept its compressed gap."""
+        if new.update["gap"] > self.alpha:
+            return False
+        return self.gradient is None or self.certify(self.gradient(old.w), old.w)["gap"] <= self.alpha
+
+    def certify(self, gradient: Tensor, x: Tensor) -> dict[str, float]:
+        """The true first-order gap and the unit-step gradient mapping, from one full gradient."""
+        return first_order(gradient, x, self.constraint)
+
+
+def first_order(g: Tensor, x: Tensor, constraint: ConvexSet) -> dict[str, float]:
+    """`gap` = max over u in C of <grad, x - u> (x is an alpha-FOSP when it is at most alpha) and
+    `mapping` = ||x - P_C(x - grad)||.
+
+    >>> from isthmus.geometry.sets import L2Ball
+    >>> first_order(torch.tensor([-1.0, 0.0]), torch.zeros(2), L2Ball(1.0))
+    {'gap': 1.0, 'mapping': 1.0}
+    """
+    found = {"mapping": float(torch.linalg.vector_norm(x - constraint.project(x - g)))}
+    if constraint.can("support"):
+        found["gap"] = float(g @ x) + float(constraint.support(-g))
+    return dict(sorted(found.items()))

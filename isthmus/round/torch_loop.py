@@ -1,0 +1,464 @@
+"""The second driver: a user's own torch loop through the same round as ours.
+
+    for x, y in batches:                 # as many physical batches as memory asks
+        loss(module(x), y).backward()
+    driver.step()                        # one round: measure, close, advance, optimiser
+
+The hooks open a round at the first forward pass, take the per-example rows layer by layer during the backward pass
+and encode them there; `step` releases what was summed and gives the lifted direction to the optimiser as its gradient.
+
+A loader that hands out *tickets* (`begin`) tells the driver which examples a pass may hold: then one record is
+clipped once however often a batch goes through the module, batches of another size are refused, and several logical
+batches before one optimiser step are rounds of their own, each with its own noise and its own charge.  A batch must be
+used before the next one is read: a loop that reads ahead would carry a record into two sums of one round.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.base import validate
+from isthmus.geometry.lifts import Lifted
+from isthmus.geometry.sketches import Sketch
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.stack import Stack
+from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.problems.objectives.module import Layers, captured, merged
+from isthmus.round import passes
+from isthmus.round.averages import Last
+from isthmus.round.pipeline import (
+    Kept,
+    Keys,
+    Ledger,
+    Message,
+    Pipeline,
+    Release,
+    Round,
+    advance,
+    bind_stage,
+    close_stage,
+    fragment,
+    open_round,
+    slots,
+    start,
+)
+from isthmus.round.sources import current
+from isthmus.round.updates import Delegate
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
+
+    `groups` has the micro-batch of every example, drawn independently of every other example.
+    """
+
+    size: int
+    last: bool = True
+    groups: Tensor | None = None
+
+
+class TorchDriver:
+    """Runs a one-stage pipeline from a user's loop; the optimiser is any of torch's.
+
+    >>> from isthmus.round.parts import Shuffle
+    >>> from isthmus.round.pipeline import Stage
+    >>> module = nn.Linear(3, 1)
+    >>> sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    >>> driver = TorchDriver(Pipeline([Stage(Shuffle(4))], step=lambda t: 0.1), module, sgd, n=4)
+    >>> nn.functional.mse_loss(module(torch.ones(4, 3)), torch.zeros(4, 1)).backward()
+    >>> driver.step()
+    True
+    >>> driver.state.t, driver.state.dims
+    (1, 4)
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        n: int,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        public: Any = None,
+        reduction: str = "mean",
+        seed: int = 0,
+        noise: Any = None,
+        ledger: Ledger | None = None,
+        layers: Layers | None = None,
+        reduce: Callable[[Message], Message] = lambda message: message,
+    ) -> None:
+        _check_drivable(pipe)
+        validate.positive_int(n=n)
+        validate.one_of(("mean", "sum"), reduction=reduction)
+        self.layers = Layers(module) if layers is None else layers
+        self.module, self.optimizer, self.stage = module, optimizer, pipe.stages[0]
+        self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
+        self.keys, self.ledger, self._reduce = Keys(seed, noise), ledger, reduce
+        self.pipe = replace(pipe, update=Delegate(self._collect))
+        self.state = start(self.pipe, torch.empty(0), seed)
+        self.observers: list[Callable[[Round], None]] = []
+        """Called with every round when it is closed: they see what was released."""
+        self._move = optimizer.step
+        self._round: Round | None = None
+        self._sum: Message | None = None
+        self._ticket: Ticket | None = None
+        self._batch, self._parts, self._busy, self._idle, self._adrift = 0, 0, False, False, False
+        self._turn: object = None
+        """The pass over the loader that batches are taken from."""
+        secret = pipe.private and not getattr(noise, "seeded", True)
+        self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
+        self._directions: list[Sequence[Lifted]] = []
+        self._kept: Kept = {}
+        self._rows: dict[str, list[Any]] = {}
+        self._codes: dict[str, dict[str, list[Any]]] = {}
+        before, after = _hooks_of(self)
+        if pipe.private:
+            self._check_module()
+        self.handles = [
+            *self._watch_gradients(),
+            *self.layers.attach(),
+            module.register_forward_pre_hook(before, with_kwargs=True),
+        ]
+        self.handles.append(module.register_forward_hook(after, always_call=True))
+        self.layers.listener = self._push
+        self.layers.reduced = reduction == "sum" or not pipe.private
+        self.handles += self.guard.attach(self._takes_part) if pipe.private else []
+
+    # ------------------------------------------------------------ what a loop calls
+
+    def begin(self, ticket: Ticket, turn: object = None) -> None:
+        """The next physical batch is about to be handed out, by the pass over the loader that `rest` began."""
+        if turn is not None and turn is not self._turn:
+            raise validate.InvalidInput(
+                "another pass over the private loader has begun since: only the latest one hands out batches, or one "
+                "record could count twice in a round; read one pass to its end, or give each its own make_private"
+            )
+        self.guard.reset()
+        self._finish_backward()
+        self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
+        if self._ticket is not None and self._ticket.last:
+            if self._sum is not None:  # several logical batches before one step: each is a round of its own
+                self._close()
+            elif self._idle:
+                warnings.warn(
+                    "a batch was drawn and no step was taken: whether a step is taken must not depend on the data; "
+                    "call optimizer.step() for every batch, empty ones too",
+                    stacklevel=3,
+                )
+        self._ticket, self._idle = ticket, True
+        self.layers.batch, self.layers.token = ticket.size, object()
+        self._batch = ticket.size
+
+    def rest(self) -> object:
+        """An epoch has ended: a whole logical batch becomes a round, one that was cut short is forgotten unreleased.
+
+        Returns the token of the pass over the loader that begins now.
+        """
+        self.guard.reset()
+        self._finish_backward()
+        if self._ticket is not None and self._ticket.last and self._sum is not None:
+            self._close()
+        self._rows, self._codes, self._sum, self._parts, self._idle = {}, {}, None, 0, False
+        if self._ticket is not None:
+            self._ticket = Ticket(0)
+            self._spend()
+        self._turn, self._adrift = object(), False
+        return self._turn
+
+    def forget(self) -> None:
+        """Drop what was gathered and not released: other parameters are about to be read in."""
+        self._rows, self._codes, self._sum, self._round, self._directions = {}, {}, None, None, []
+        self._parts, self._idle = 0, False
+
+    def detach(self) -> None:
+        """Take the hooks off; the parameters ask for gradients again."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        for parameter in self.layers.parameters():
+            parameter.requires_grad_(True)
+
+    def step(self) -> bool:
+        """Close the round and let the optimiser move; False where more of the logical batch is to come."""
+        self._finish_backward()
+        if self._ticket is not None:
+            if not self._ticket.last:
+                return False
+            self._check_seen(self._ticket)
+        self._close()
+        self._take(self._directions)
+        self._directions, self._idle = [], False
+        self._spend()  # a second step is an empty one
+        self._move()
+        return True
+
+    # ------------------------------------------------------------ the round
+
+    def _close(self) -> None:
+        """Release the logical batch; an empty one still takes its round."""
+        round = self._open()
+        message = self._sum if self._sum is not None else self._nothing(round)
+        divisor = self.stage.sampler.divisor(self.n, round.t)
+        message = self._reduce(replace(_counted(message), divisor=divisor))
+        close_stage(round, self.stage, message, self.keys, self.ledger)
+        self.state = advance(round, self.state, [message])
+        self._round, self._sum, self._parts = None, None, 0
+        for observe in self.observers:
+            observe(round)
+
+    def _open(self) -> Round:
+        if self._round is None:
+            self._busy = True
+            try:
+                self._round = open_round(
+                    self.pipe,
+                    self.state,
+                    space=self.layers.space,
+                    seed=self.keys.seed,
+                    epoch=self.state.t // self.stage.sampler.rounds(self.n),
+                    read=self.layers.pack,
+                    public_rows=self._public_rows,
+                    eta=self.optimizer.param_groups[0]["lr"],
+                    kept=self._kept,
+                )
+                bind_stage(self._round, self.stage, self.state)
+            finally:
+                self._busy = False
+        return self._round
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._busy:  # public data, on behalf of a sketch
+            return
+        if not module.training:
+            self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
+        if not module.training:
+            return
+        if torch.is_grad_enabled():
+            self._admit(args, kwargs)
+        if self.pipe.private:
+            self.guard.enter(module)
+
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let a private batch in, or refuse it."""
+        self.layers.check_apart()
+        if self._adrift:
+            raise validate.InvalidInput(
+                "a batch of the private loader was read before the one before it was used: batches may be out of step, "
+                "and one record could count twice in a round; use every batch before you read the next (no reading "
+                "ahead, skipping or collecting), or begin a new pass over the loader"
+            )
+        self._open()
+        sizes = _batches_of(args, kwargs, self.layers.batch_dim)
+        if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
+            self._finish_backward()
+            self._batch, self.layers.token = (sizes[0] if sizes else self._batch), object()
+            self.layers.batch = sizes[0] if sizes else None
+        elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
+            raise validate.InvalidInput(
+                f"the module was given {sizes[0]} examples where the private loader handed out {self._ticket.size}: "
+                "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
+                "module.eval() for other data"
+            )
+        if self.pipe.private:  # examples that meet are found before their gradients are
+            self.guard.check()
+            look(self.layers, args, kwargs, self.layers.batch)
+
+    def _after_forward(self, module: nn.Module, output: Any) -> None:
+        """Listen again after a pass in eval mode; look at what a private pass has left behind."""
+        self.layers.listener = self._push
+        self.guard.leave(module, output)
+
+    def _takes_part(self, layer: nn.Module) -> bool:
+        """Whether a layer that is called by itself may see private data."""
+        return layer.training and self.layers._listens() and not self._busy
+
+    def _check_module(self) -> None:
+        """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
+        mine = {id(parameter) for parameter in self.layers.parameters()}
+        stray = [name for name, p in self.module.named_parameters() if p.requires_grad and id(p) not in mine]
+        validate.check(
+            not stray,
+            "module",
+            stray,
+            "these parameters are trained by no layer that has per-example gradients: freeze them "
+            "(requires_grad_(False)), or take off what computes a weight from them (remove_weight_norm)",
+        )
+        if self.guard.secret:
+            passes.check_public_draws(passes.things(self.module))
+
+    def _watch_gradients(self) -> list[Any]:
+        """Hooks that take a raw gradient away the moment it is written."""
+        asked = [parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad]
+        return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in asked]
+
+    def _push(self, name: str, rows: Any) -> None:
+        """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
+        round = self._open()
+        if self.reduction == "mean":  # before the sketch: what overflows must not depend on the size of the batch
+            rows = rows.scaled(float(self._batch))
+        keep = False
+        for _, release, slot in slots([self.stage]):
+            if _encodes_rows(release, round.sketches[slot]):
+                pieces = self._codes.setdefault(release.name, {})
+                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
+            else:
+                keep = True
+        if keep:
+            self._rows.setdefault(name, []).append(rows)
+
+    def _finish_backward(self) -> None:
+        """Add the physical batch whose backward pass has ended to the round's sum."""
+        if self._round is None or not (self._rows or self._codes):
+            return
+        round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
+        groups = None if self._ticket is None else self._ticket.groups
+
+        def grouped(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
+            return rows if groups is None else rows.regrouped(groups)
+
+        stack = [(name, merged(name, self._rows.get(name, []))) for name in names] if self._rows else []
+        rows, codes = grouped(Stack(stack)) if stack else None, {}
+        for _, release, slot in slots([self.stage]):
+            if _encodes_rows(release, round.sketches[slot]):
+                pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
+                codes[release.name] = grouped(round.sketches[slot].join(pieces))
+        self._rows, self._codes = {}, {}
+        self._parts += 1
+        share = part_of_error(self._parts, self._ticket is not None and self._ticket.last)
+        rounding = Rounding(self.stage.sampler.divisor(self.n, round.t), share)
+        message = fragment(round, self.stage, rows, codes, rounding)
+        self._sum = message if self._sum is None else self._sum + message
+        self._spend()
+
+    def _spend(self) -> None:
+        """The examples of the ticket have been summed: no other pass may add them again."""
+        if self._ticket is not None:
+            self._ticket = replace(self._ticket, size=0)
+            self.layers.batch, self._batch = 0, 0
+        self.layers.token = object()
+
+    def _nothing(self, round: Round) -> Message:
+        """The message of a batch with no records."""
+        rounding = Rounding(self.stage.sampler.divisor(self.n, round.t))
+        return fragment(round, self.stage, self.layers.no_rows(), rounding=rounding)
+
+    def _check_seen(self, ticket: Ticket) -> None:
+        """A batch with records that left no gradient is a mistake, found before anything is charged."""
+        if ticket.size and self._sum is None:
+            raise RuntimeError(
+                "optimizer.step() was called and no gradient of this batch arrived: call module.train(), then "
+                "backward() on a loss of the module's output"
+            )
+
+    def _public_rows(self, w: Tensor, data: Any) -> Stack:
+        """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""
+        pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
+        pair, loss = self.public if pair is None else pair, self.loss if loss is None else loss
+        validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
+        validate.check(
+            loss is not None, "loss", loss, "a public subspace needs the loss: pass loss= to it or to the driver"
+        )
+        device = next(self.layers.parameters()).device
+        x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)
+        return captured(self.layers, loss, x, y, self.reduction)
+
+    # ------------------------------------------------------------ the optimiser
+
+    def _collect(self, lifted: Sequence[Lifted]) -> None:
+        self._directions.append(lifted)
+
+    def _take(self, rounds: Sequence[Sequence[Lifted]]) -> None:
+        """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
+        alone = rounds[0][0] if len(rounds) == 1 and len(rounds[0]) == 1 else None
+        rates = plain_rates(self.optimizer)
+        if alone is None or alone.add is None or rates is None:
+            self._give(rounds)
+            return
+        places = [(name, *each) for name, binding in self.layers.bindings.items() for each in binding.places()]
+        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
+            self._give(rounds)
+            return
+        for name, parameter, matrix, lo, hi in places:
+            parameter.grad = None
+            alone.add(matrix, name, lo, hi, -rates[id(parameter)])
+
+    def _give(self, rounds: Sequence[Sequence[Lifted]]) -> None:
+        """The directions as gradients, leaf by leaf: the whole vector is never built."""
+        space = self.layers.space
+
+        def columns(name: str, lo: int, hi: int) -> Tensor:
+            first, *rest = (piece.columns(space, name, lo, hi) for lifted in rounds for piece in lifted)
+            total = sum(rest, first)
+            return total if len(rounds) == 1 else total / len(rounds)
+
+        self.layers.set_gradients(columns)
+
+
+def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
+    """What runs before and after the module: functions, so that a copy of the module leaves the driver alone."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is driver.module:
+            driver._before_forward(module, args, kwargs)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if module is driver.module and not driver._busy:
+            driver._after_forward(module, output)
+
+    before.driver = driver  # type: ignore[attr-defined]
+    return before, after
+
+
+def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:
+    """How many examples a module may be given: the sizes of its tensors where their examples would be."""
+    return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
+
+
+def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
+    """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
+    if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
+        return None
+    quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
+    if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+        return None
+    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
+    """Whether a matrix is a view of its parameter, and not a copy."""
+    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+
+
+def _encodes_rows(release: Release, sketch: Sketch) -> bool:
+    """Whether a release needs only the codes of the rows, leaf by leaf, and never the rows themselves."""
+    return sketch.leafwise and release.clip is not None and not release.clip.before and not release.between
+
+
+def _counted(message: Message) -> Message:
+    values = [bounded.value for bounded in message.values.values()]
+    return replace(
+        message,
+        values={name: replace(bounded, spare=True) for name, bounded in message.values.items()},
+        dims=sum(value.numel() for value in values),
+        bytes=sum(value.numel() * value.element_size() for value in values),
+    )
+
+
+def _check_drivable(pipe: Pipeline) -> None:
+    """What a user's loop cannot hold is refused when the driver is made."""
+    stage = pipe.stages[0]
+    remedy = "several stages, variance reduction, codecs and error feedback run in `minimize` only"
+    simple = len(pipe.stages) == 1 and stage.every == 1 and stage.source is current
+    validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
+    validate.check(not pipe.wire.feedback and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
+    validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
+    validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

@@ -1,0 +1,107 @@
+"""Updates: from the lifted directions of a round to the next iterate.  Post-processing: no data is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.geometry.lifts import Lifted
+from isthmus.geometry.sets import ConvexSet, Whole
+from isthmus.problems.penalties import NoPenalty, Penalty
+
+Memo = dict[str, Any]
+
+
+class Update(Protocol):
+    """One step of the iterate."""
+
+    def init(self, w: Tensor) -> Memo:
+        """The state before the first round."""
+        ...
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The new state and the new iterate."""
+        ...
+
+
+def direction_of(lifted: Sequence[Lifted]) -> Tensor:
+    """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
+    total = lifted[0].direction
+    for other in lifted[1:]:
+        total = total + other.direction
+    return total
+
+
+@dataclass(frozen=True)
+class Step:
+    """w+ = P_C(prox_{eta penalty}(w - eta (direction + momentum))).
+
+    A lift that already found a point of C is taken at its word: the point is kept exactly, zeros and all.
+
+    >>> Step().apply({}, torch.ones(2), [Lifted(torch.ones(2))], 0.5)[1]
+    tensor([0.5000, 0.5000])
+    """
+
+    constraint: ConvexSet = field(default_factory=Whole)
+    penalty: Penalty = field(default_factory=NoPenalty)
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate.check(0 <= self.momentum < 1, "momentum", self.momentum, "give a number in [0, 1)")
+
+    def init(self, w: Tensor) -> Memo:
+        """A zero velocity when there is momentum."""
+        return {"velocity": torch.zeros_like(w)} if self.momentum else {}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The projected (proximal) step."""
+        point = lifted[0].point if len(lifted) == 1 and not self.momentum else None
+        if point is not None and isinstance(self.penalty, NoPenalty):
+            return memo, point
+        if point is None:
+            direction = direction_of(lifted)
+            if self.momentum:
+                direction = memo["velocity"].mul(self.momentum).add_(direction)
+                memo = {"velocity": direction}
+            point = w - eta * direction
+        return memo, self.constraint.project(self.penalty.prox(point, eta))
+
+
+@dataclass(frozen=True, eq=False)
+class Preconditioned:
+    """w+ = w - eta A direction, with a public matrix A (an inverse Hessian that was paid for, say).
+
+    >>> Preconditioned(torch.eye(2) / 2).apply({}, torch.ones(2), [Lifted(torch.ones(2))], 1.0)[1]
+    tensor([0.5000, 0.5000])
+    """
+
+    matrix: Tensor
+
+    def init(self, w: Tensor) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The preconditioned step."""
+        return memo, w - eta * (self.matrix.to(w) @ direction_of(lifted))
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """Hands the directions to an optimiser of somebody else, as the gradient of their parameters."""
+
+    take: Callable[[Sequence[Lifted]], None]
+
+    def init(self, w: Tensor) -> Memo:
+        """The optimiser keeps its own state."""
+        return {}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The optimiser moves its parameters; the iterate lives there."""
+        self.take(lifted)
+        return memo, w

@@ -1,0 +1,256 @@
+"""Columns become numbers row by row, by rules that look at no other row; schemas survive TOML."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from messy import rows
+
+from isthmus.app.runs.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
+from isthmus.app.runs.infer import infer
+from isthmus.app.runs.schema import Column, Schema, Target
+from isthmus.base.validate import InvalidInput
+
+SCHEMA = Schema.from_toml(
+    """
+    [target]
+    name = "y"
+    task = "classification"
+    classes = ["no", "yes"]
+
+    [columns]
+    age = [0, 100]
+    sex = ["f", "m"]
+    city = "hash"
+    gone = "drop"
+    member = "bool"
+
+    [columns."pay / month"]
+    type = "number"
+    missing = "indicator"
+    fill = -1
+
+    [columns.joined]
+    type = "date"
+    bounds = ["2020-01-01", "2020-12-31"]
+    """
+)
+FRAME = {
+    "age": [50, None, 300.0, "?"],
+    "sex": ["f", None, " m ", "x"],
+    "city": ["Łódź", "Łódź", "東京", ""],
+    "member": ["yes", "FALSE", None, "1"],
+    "pay / month": ["1,234.5", "n/a", "$ 20", "12"],
+    "joined": ["2020-01-02", "31.12.2019", None, "2020-01-31 12:00"],
+}
+
+
+def test_each_type_of_column_is_encoded() -> None:
+    found = pandas.DataFrame(encode(pandas.DataFrame(FRAME), SCHEMA), columns=SCHEMA.features)
+    assert found["age"].tolist() == [50, 50, 100, 50]  # the middle where nothing is, clipped to the range
+    assert found[["sex=f", "sex=m", "sex=(other)", "sex=(missing)"]].to_numpy().tolist() == [
+        [1, 0, 0, 0],
+        [0, 0, 0, 1],
+        [0, 1, 0, 0],
+        [0, 0, 1, 0],
+    ]
+    hashed = found[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
+    assert hashed.shape[1] == 17 and hashed.sum(1).tolist() == [1, 1, 1, 1]
+    assert hashed.argmax(1).tolist() == [bucket("city", "Łódź", 16)] * 2 + [bucket("city", "東京", 16), 16]
+    assert found["member"].tolist() == [1, 0, 0.5, 1]
+    assert found["pay / month"].tolist() == [1234.5, -1, 20, 12]
+    assert found["pay / month (missing)"].tolist() == [0, 1, 0, 0]
+    first = (pandas.Timestamp("2020-01-01") - pandas.Timestamp("1970-01-01")).days
+    assert found["joined"].tolist() == [first + 1, first, first + 182.5, first + 30.5]
+
+
+def test_a_row_is_encoded_alike_in_every_company() -> None:
+    """The one property that makes encoding free: no other row matters."""
+    frame = pandas.DataFrame(FRAME)
+    whole = encode(frame, SCHEMA)
+    for i in range(len(frame)):
+        assert (encode(frame.iloc[[i]], SCHEMA) == whole[i]).all()
+    assert (encode(frame.iloc[::-1], SCHEMA) == whole[::-1]).all()
+
+
+def test_public_ranges_of_the_encoded_columns() -> None:
+    low, high = bounds_of(SCHEMA)
+    places = dict(zip(SCHEMA.features, zip(low, high, strict=True), strict=True))
+    assert places["age"] == (0, 100) and places["sex=f"] == places["city#3"] == places["member"] == (0, 1)
+    assert all(math.isnan(end) for end in places["pay / month"]) and places["pay / month (missing)"] == (0, 1)
+
+
+def test_a_schema_survives_toml() -> None:
+    assert Schema.from_toml(SCHEMA.to_toml()) == SCHEMA
+    strange = Column('a "quoted"\\ name\nof\tcolumns.é\x01', "category", categories=("x,y", "", "ü"))
+    assert Schema.from_toml(Schema((strange,)).to_toml()).columns == (strange,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[columns.a]\ntype = "numbr"', "columns.a.type='numbr' is not allowed: choose one of"),
+        ("[columns.a]\nbound = [0, 1]", "columns.a.bound=.* did you mean 'bounds'"),
+        ("[columns]\na = [3, 1]", "columns.a.bounds=.* give low < high"),
+        ("[columns]\na = [1, 2, 3]", "columns.a.bounds=.* give a range"),
+        ('[columns]\na = ["x", "x"]', "columns.a.categories=.* give each word once"),
+        ('[columns.a]\ntype = "date"', "columns.a.bounds=None is not allowed: give the public range"),
+        ('[columns.a]\ntype = "hash"\nbuckets = 0', "columns.a.buckets=0"),
+        ('[columns.a]\ntype = "bool"\nbounds = [0, 1]', "columns.a.bounds=.* choose from"),
+        ('[target]\nname = "y"\ntask = "ranking"', "target.task='ranking'"),
+        ('[target]\nname = "y"\ndecimal = ""', "target.decimal='' is not allowed: give one character"),
+        ('[columns.a]\nthousands = ".."', "columns.a.thousands='..' is not allowed: give one character"),
+        ("[colums]\na = 1", "did you mean 'columns'"),
+        ("a = [", "it is not TOML"),
+    ],
+)
+def test_wrong_schemas_are_refused_with_their_place(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        Schema.from_toml(text)
+
+
+def test_missing_and_unreadable_columns_are_refused() -> None:
+    with pytest.raises(
+        InvalidInput, match=r"columns=\['b'\] is not allowed: the table has no such columns; it has 'a'"
+    ):
+        encode(pandas.DataFrame({"a": [1]}), Schema((Column("a", "number"), Column("b", "number"))))
+    with pytest.raises(InvalidInput, match="columns.a='number' .* more than half of its entries are no number"):
+        encode(pandas.DataFrame({"a": ["x", "y", "3"]}), Schema((Column("a", "number"),)))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "rest"),
+    [
+        ([1, 2, 2], "number", {}),
+        ([1.5, None, 2], "number", {}),
+        ([True, False, True], "bool", {}),
+        (["yes", "No", None], "bool", {}),
+        (["yes", "0", "1"], "bool", {}),
+        (["0", "1", "1"], "number", {}),
+        (["1", "2.5", "-3e4"], "number", {}),
+        (["1", "", "2"], "number", {}),
+        (["a", "b", "a"], "hash", {}),
+        (["1,200", "12", "7,000,000.5"], "number", {"thousands": ","}),
+        (["1.200,5", "12,1", "7.000.000"], "number", {"thousands": ".", "decimal": ","}),
+        (["1'200", "12", "7'000"], "number", {"thousands": "'"}),
+        (["$12.50", "€ 3", "4%"], "number", {}),
+        ([None, None, None], "drop", {}),
+        ([[1], [2], [3]], "drop", {}),
+        (["x" * 50, "y" * 50, "z" * 50], "drop", {}),
+    ],
+)
+def test_types_are_guessed(values: list[Any], kind: str, rest: dict[str, Any]) -> None:
+    found = infer("a", pandas.Series(values)).column
+    assert found == Column("a", kind, source="data", **rest)
+
+
+def test_a_decimal_comma_is_no_thousand() -> None:
+    values = pandas.Series(["1,234", "2,5", "?"])
+    column = infer("a", values, decimal=",").column
+    assert (column.type, column.thousands, column.decimal) == ("number", "", ",")
+    assert as_numbers(values, column)[:2].tolist() == [1.234, 2.5]
+
+
+@pytest.mark.parametrize("name", ["id", "customer_id", "Unnamed: 0", "UUID", "Index"])
+def test_identifiers_are_left_out(name: str) -> None:
+    assert infer(name, pandas.Series([5, 9, 3])).column.type == "drop"
+    assert infer(name, pandas.Series(["x1", "x2", "x3"])).column.type == "drop"
+    assert infer(name, pandas.Series(["5", "9", "3"])).column.type == "drop"
+    assert infer(name, pandas.Series([5, 5, 3])).column.type == "number"  # not one of its own for every row
+    assert infer(name, pandas.Series([0.5, 9, 3])).column.type == "number"
+    assert infer(name, pandas.Series(["0.5", "9", "3"])).column.type == "number"
+    assert infer("paid", pandas.Series([5, 9, 3])).column.type == "number"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["2020-01-02", "2021-05-06"], ["02.01.2020", "06.05.2021"], pandas.to_datetime(["2020-01-02", "2021-05-06"])],
+)
+def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
+    with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
+        infer("when", pandas.Series(values))
+    column = infer("when", pandas.Series(values), public=True).column
+    assert column.type == "date" and column.bounds == tuple(as_days(pandas.Series(values)))
+
+
+def test_private_rows_never_give_words_or_ranges() -> None:
+    private = pandas.DataFrame(rows(300)).drop(columns="joined")
+    for name in private:
+        column = infer(name, private[name]).column
+        assert column.bounds is None and column.categories == () and column.buckets == 16
+
+
+def test_public_rows_give_words_and_ranges() -> None:
+    public = pandas.DataFrame(rows(300))
+    found = {name: infer(name, public[name], public=True).column for name in public}
+    assert found["sex"].categories == ("female", "male") and found["sex"].source == "public"
+    assert found["city"].type == "category" and "東京" in found["city"].categories
+    income = as_numbers(public["income"], found["income"])
+    assert found["income"].bounds == (np.nanmin(income), np.nanmax(income)) and found["income"].thousands == ","
+    assert found["joined"].type == "date" and found["customer_id"].type == "drop"
+
+
+def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:
+    column = Column("a", "number")
+    assert as_numbers(pandas.Series(["1", "2.5", "", "inf", "1_000"]), column)[:2].tolist() == [1, 2.5]
+    assert np.isnan(as_numbers(pandas.Series(["", "inf", "1_000"]), column)).all()
+    assert as_words(pandas.Series([1.0, 2.5, None]))[0].tolist() == ["1", "2.5", ""]
+    assert as_words(np.array([1.0, -1.0]))[0].tolist() == ["1", "-1"]
+    assert as_words(pandas.Series([True, False]))[0].tolist() == ["true", "false"]
+
+
+def test_dates_with_and_without_a_zone() -> None:
+    first = 18262.0  # 2020-01-01
+    text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "1.1.2020", None, "soon"]
+    assert as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
+    assert np.isnan(as_days(pandas.Series(text))[4:]).all()
+    zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
+    assert as_days(zoned)[0] == first and np.isnan(as_days(zoned)[1])
+
+
+def test_dates_are_read_one_by_one() -> None:
+    """pandas takes the unit of a column from its finest entry, and the range with it."""
+    text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "1.2.2024", "2024/01/02", "05/31/2024"]
+    days = as_days(pandas.Series(text))
+    assert days[[0, 2, 3, 4, 5]].tolist() == [2932896, -719162, 19754, 19724, 19874]
+    assert days[1] == pytest.approx(19723 + 0.123456 / 86400, abs=1e-12)
+    assert all(as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
+    assert np.isnan(as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
+    assert as_days(pandas.Series([20240102.0, None]))[0] == 19724
+
+
+def test_truth_values_are_numbers_between_0_and_1() -> None:
+    schema = Schema((Column("a", "bool"),))
+    for values in (["2", "0.0", "1", "-3", "yes"], [2.0, 0.0, 1.0, -3.0, 1.0]):
+        assert encode(pandas.DataFrame({"a": values}), schema)[:, 0].tolist() == [1, 0, 1, 0, 1]
+
+
+def test_missing_integers_and_truth_values_of_parquet() -> None:
+    frame = pandas.DataFrame(
+        {"a": pandas.array([1, None], dtype="Int64"), "b": pandas.array([True, None], dtype="boolean")}
+    )
+    schema = Schema((Column("a", "number", missing="indicator"), Column("b", "bool")))
+    assert encode(frame, schema).tolist() == [[1, 0, 1], [0, 1, 0.5]]
+    assert infer("a", frame["a"]).column.type == "number" and infer("b", frame["b"]).column.type == "bool"
+
+
+def test_targets() -> None:
+    labels, kept = encode_target(pandas.Series(["yes", " no", None]), Target("y", "classification", ("no", "yes")))
+    assert labels.tolist() == ["yes", "no"] and kept.tolist() == [True, True, False]
+    with pytest.raises(InvalidInput, match=r"classes=\['no', 'yes'\] .* some rows have other labels") as error:
+        encode_target(pandas.Series(["secret"]), Target("y", "classification", ("no", "yes")))
+    assert "secret" not in str(error.value)
+    numbered = Target("y", "classification", ("0", "1"))
+    assert encode_target(pandas.Series(["1.0", "0"]), numbered)[0].tolist() == ["1", "0"]
+    assert encode_target(np.array([1.0, 0.0]), numbered)[0].tolist() == ["1", "0"]
+    truth = Target("y", "classification", ("false", "true"))
+    assert encode_target(pandas.Series(["True", "false"]), truth)[0].tolist() == ["true", "false"]
+    assert encode_target(pandas.Series([True, False]), truth)[0].tolist() == ["true", "false"]
+    exact = Target("y", "classification", ("01", "1"))
+    assert encode_target(pandas.Series(["1", "01", "1.0"]), exact)[0].tolist() == ["1", "01", "01"]
+    numbers, kept = encode_target(pandas.Series([1, None, 99]), Target("y", "regression", None, (0, 10)))
+    assert numbers.tolist() == [1, 10] and kept.tolist() == [True, False, True]

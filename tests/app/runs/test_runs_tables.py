@@ -1,0 +1,196 @@
+"""Reading files: every format, what the header alone decides, and what is refused with what to do."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from isthmus.app.runs.tables import Reading, columns_of, read, write
+from isthmus.base.validate import InvalidInput
+
+TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "csv.bz2"])
+def test_a_csv_is_read_also_when_compressed(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"people.{suffix}"
+    data = TEXT.encode()
+    path.write_bytes({"csv": data, "csv.gz": gzip.compress(data), "csv.bz2": bz2.compress(data)}[suffix])
+    table = read(path)
+    assert table.name == "people" and table.n == 2
+    assert list(table.frame["name"]) == ["Anna", "Björn"] and table.frame["age"].isna().tolist() == [False, True]
+    assert columns_of(path) == ["name", "age", "salary"]
+
+
+@pytest.mark.parametrize(("separator", "suffix"), [(";", "csv"), ("\t", "tsv"), ("|", "csv"), (",", "csv")])
+def test_the_header_decides_the_separator(tmp_path: Path, separator: str, suffix: str) -> None:
+    path = tmp_path / f"t.{suffix}"
+    path.write_text(
+        separator.join("abc") + "\n" + separator.join(["1,5" if separator != "," else "1.5", "x", "2"]) + "\n"
+    )
+    table = read(path)
+    assert list(table.frame.columns) == ["a", "b", "c"] and table.frame["a"][0] == (
+        "1.5" if separator == "," else "1,5"
+    )
+
+
+def test_entries_are_kept_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("zip , y\n01234,1\n00001,0\n")
+    assert list(read(path).frame["zip"]) == ["01234", "00001"] and list(read(path).frame["y"]) == ["1", "0"]
+
+
+def test_quoted_lines_and_short_rows_are_rows_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text('a,b,c\n1,"two\nlines, ""quoted""",3\n4\n5,six "inches",\n')
+    frame = read(path).frame
+    assert frame["b"].tolist()[0] == 'two\nlines, "quoted"' and frame["b"].tolist()[2] == 'six "inches"'
+    assert frame["a"].tolist() == ["1", "4", "5"] and frame["c"].isna().tolist() == [False, True, True]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("Größe,y\n1,2\n", encoding="utf-8-sig")
+    assert columns_of(path) == ["Größe", "y"]
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes("Größe,y\n1,2\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="it is not utf-8 text: give --encoding, such as latin-1"):
+        read(path)
+    assert columns_of(path, Reading(encoding="latin-1")) == ["Größe", "y"]
+    path.write_bytes(b"a,y\n1,2\n" + "ö,3\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="it is not utf-8 text"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("a,b,a\n1,2,3\n", r"the columns \['a'\] occur twice"),
+        ("\n1,2\n", "first line must name the columns"),
+        ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
+        ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw more\)"),
+        ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
+        ('a,b\n1,"oops\n2,"x"\n3,y\n', "a line does not fit the header .*expected after .* in line 3"),
+        ('a,b\n1,"oops\n2,x\n', "a line does not fit the header .*unexpected end of data"),
+    ],
+)
+def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=words):
+        read(path)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pandas
+
+    path = tmp_path / "t.parquet"
+    pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
+    assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
+    path.write_bytes(b"PAR1 nonsense")
+    with pytest.raises(InvalidInput, match="cannot be read as parquet"):
+        read(path)
+
+
+def test_npz_dense_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(path, x_train=np.ones((3, 2)), y_train=[0, 1, 1], x_test=np.zeros((1, 2)), y_test=[0])
+    train, test = read(path), read(path, part="test")
+    assert train.x.shape == (3, 2) and train.y is not None and train.y.tolist() == [0, 1, 1]
+    assert test.x.shape == (1, 2) and test.n == 1
+    np.savez(path, X=np.ones((2, 2)))
+    assert read(path).y is None
+
+
+def test_npz_sparse_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    matrix = sp.random_array((5, 4), density=0.5, format="csr", rng=np.random.default_rng(0))
+    pieces = {"indptr": matrix.indptr, "indices": matrix.indices, "shape": matrix.shape}
+    np.savez(path, **pieces, data=matrix.data, y=np.arange(5))
+    assert (read(path).x != matrix).nnz == 0
+    np.savez(path, **{f"test_{key}": value for key, value in pieces.items()}, y_test=np.arange(5))
+    assert read(path, part="test").x.sum() == matrix.nnz  # without data: presence
+
+
+def test_npz_files_with_pickles_or_without_a_matrix_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(path, X=np.array([{"a": 1}], dtype=object), y=[1])
+    with pytest.raises(InvalidInput, match="without pickle"):
+        read(path)
+    np.savez(path, weights=np.ones(3))
+    with pytest.raises(InvalidInput, match=r"it holds \['weights'\]: give arrays X and y"):
+        read(path)
+    np.savez(path, X=np.ones((3, 2)), y=[1, 2])
+    with pytest.raises(InvalidInput, match="3 rows and 2 targets"):
+        read(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(InvalidInput, match="cannot be read as npz"):
+        read(path)
+
+
+def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
+    path = tmp_path / "t.libsvm"
+    path.write_text("1 1:0.5 4:2\n-1 2:1\n")
+    guessed = read(path)
+    assert guessed.x.shape == (2, 4) and "--features" in guessed.notes[0]
+    told = read(path, reading=Reading(features=6))
+    assert told.x.shape == (2, 6) and told.notes == () and told.y is not None and told.y.tolist() == [1, -1]
+    path.write_text("1 0:1\n")
+    with pytest.raises(InvalidInput, match="--zero-based"):
+        read(path)
+    assert read(path, reading=Reading(zero_based=True, features=2)).x[0, 0] == 1
+    path.write_text("1 1:1\nsecret 1:1\n")
+    with pytest.raises(InvalidInput, match="give lines `label index:value") as error:
+        read(path)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["t.xlsx", "t", "t.json"])
+def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    with pytest.raises(InvalidInput, match="save other formats as csv first"):
+        read(tmp_path / name)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="there is no such file"):
+        read(tmp_path / "t.csv")
+
+
+def test_without_pandas_a_csv_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pandas cannot be imported npz and libsvm still work."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (tmp_path / "t.csv").write_text(TEXT)
+    (tmp_path / "t.svm").write_text("1 1:0.5\n")
+    np.savez(tmp_path / "t.npz", X=np.ones((2, 2)), y=[0, 1])
+    assert read(tmp_path / "t.npz").n == 2 and read(tmp_path / "t.svm").n == 1
+    with pytest.raises(InvalidInput, match=r'pandas is needed to read it: pip install "isthmus\[table\]"'):
+        read(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "npz", "parquet"])
+def test_what_is_written_can_be_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"out.{suffix}"
+    columns = {"prediction": np.array(["ja", "né, in"]), "p(ja)": np.array([0.25, 1 / 3])}
+    write(path, columns)
+    if suffix == "npz":
+        with np.load(path) as stored:
+            assert stored["p(ja)"].tolist() == [0.25, 1 / 3] and stored["prediction"].tolist() == ["ja", "né, in"]
+    else:
+        frame = read(path).frame
+        assert frame["prediction"].tolist() == ["ja", "né, in"]
+        assert [float(share) for share in frame["p(ja)"]] == [0.25, 1 / 3]
+
+
+def test_outputs_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"end it in \.csv"):
+        write(tmp_path / "out.doc", {"prediction": np.zeros(1)})

@@ -1,0 +1,242 @@
+"""The command line: help at once and without torch, exit codes, JSON, and every command that trains nothing.
+
+Training and prediction are tested in tests/runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from isthmus import Identity
+from isthmus.app.cli import code_of, main, tools
+from isthmus.audit import known_bad, suite
+
+COMMANDS = "train predict plan budget audit report demo bench reproduce completion".split()
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'numpy', 'scipy', 'sklearn', 'pandas', 'pyarrow', 'matplotlib', 'dp_accounting', 'jinja2'}"
+    run = "from isthmus.app.cli import main; main(['--help'], standalone_mode=False)"
+    code = f"import sys; {run}; assert not {heavy} & set(sys.modules); assert len(sys.modules) < 300"
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert all(name in found.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_help(name: str) -> None:
+    found = invoke(name, "--help").output
+    assert f"isthmus {name}" in found.replace("main", "isthmus") and "Options:" in found
+
+
+def test_the_commands_are_all_there_and_in_order() -> None:
+    assert list(main.commands) == COMMANDS
+    assert "python -m" not in invoke("--help").output and "Exit codes: 0 done" in invoke("--help").output
+
+
+def test_python_minus_m() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "isthmus.app.cli", "--version"], check=True, capture_output=True, text=True
+    )
+    assert found.stdout.startswith("isthmus")
+
+
+def test_unknown_commands_and_options_are_refused() -> None:
+    assert "No such command" in invoke("nonsense", code=2).output
+    assert "No such option" in invoke("train", "--epsilom", "1", code=2).output
+    assert "give a file to train on" in invoke("train", code=2).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--categories", "sex"], "write it as column=value"),
+        (["--bounds", "age=1"], "write a range as low,high"),
+        (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
+        (["--hash", "a=few"], "columns.a.buckets='few'"),
+        (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
+        (["--target-bounds", "3,3"], "give low < high"),
+        (["--schema", "nowhere.toml"], "there is no such file"),
+    ],
+)
+def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) -> None:
+    assert words in invoke("train", "people.csv", "--target", "y", *arguments, code=2).output
+
+
+def test_errors_are_one_line_and_json_where_asked() -> None:
+    plain = invoke("train", "nowhere.csv", "--target", "y", code=2)
+    assert plain.stderr == "error: data='nowhere.csv' is not allowed: there is no such file\n" and plain.stdout == ""
+    found = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
+    assert found["exit_code"] == 2 and "there is no such file" in found["error"]
+
+
+def test_each_kind_of_error_has_its_code() -> None:
+    from isthmus.app.runs.folder import FolderDamaged
+    from isthmus.app.runs.train import Interrupted
+    from isthmus.base.validate import InvalidInput
+    from isthmus.privacy import BudgetExceeded, LedgerCorrupt
+
+    over = BudgetExceeded("a", 1, 0.0, 1.0, (0.5, 1e-5))
+    kinds = [InvalidInput("x"), over, Interrupted("x"), LedgerCorrupt("x"), FolderDamaged("x"), KeyError("x")]
+    assert [code_of(kind) for kind in kinds] == [2, 3, 4, 5, 5, None]
+
+
+def test_an_accident_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise KeyError("inner")
+
+    monkeypatch.setattr("isthmus.audit.suite.main", broken)
+    result = CliRunner().invoke(main, ["audit"])
+    assert result.exit_code == 1 and isinstance(result.exception, KeyError)
+
+
+# ---------------------------------------------------------------- plan, budget, report
+
+
+def test_a_plan_from_public_facts() -> None:
+    arguments = ["plan", "--rows", "30000", "--columns", "50", "--epsilon", "1", "--delta", "1e-5"]
+    found = json.loads(invoke(*arguments, "--json").stdout)
+    assert found["facts"]["n"] == 30000 and found["choices"][0]["algorithm"] == "dp_gd"
+    shown = invoke(*arguments).output
+    assert "dp_gd" in shown and "noise" in shown
+    assert len(invoke(*arguments, "--quiet").output) < len(shown)
+    assert "epsilon=-1.0" in invoke("plan", "-n", "10", "-d", "5", "--epsilon", "-1", code=2).output
+    assert "give l1:RADIUS" in invoke(*arguments, "--constraint", "cube", code=2).output
+    assert gc.isenabled() and gc.get_freeze_count()
+    gc.unfreeze()
+
+
+def test_a_plan_learns_from_public_rows_of_numbers(tmp_path: Path) -> None:
+    common = ["plan", "-n", "3000", "-d", "4", "--epsilon", "inf", "--json", "--public"]
+    np.savez(tmp_path / "p.npz", X=np.random.default_rng(0).uniform(-1, 1, (40, 4)))
+    found = json.loads(invoke(*common, str(tmp_path / "p.npz")).stdout)
+    assert found["facts"]["public"]["rows"] == 40
+    (tmp_path / "p.csv").write_text("a,b,c,d\n1,2,3,4\n")
+    assert "give numbers: an npz or libsvm file" in invoke(*common, str(tmp_path / "p.csv"), code=2).output
+
+
+def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "census.budget")
+    assert "make it first" in invoke("budget", path, code=2).output and not Path(path).exists()
+    assert "give both --epsilon and --delta" in invoke("budget", path, "--epsilon", "1", code=2).output
+    made = json.loads(
+        invoke("budget", path, "--epsilon", "2", "--delta", "1e-6", "--dataset", "census", "--json").stdout
+    )
+    assert (made["epsilon"], made["delta"], made["spent"], made["left"]) == (2.0, 1e-6, 0.0, 2.0)
+    assert made["dataset"] == "census" and made["runs"] == [] and made["adjacency"] == "add-remove"
+    assert "no run has charged it yet" in invoke("budget", path).output
+    assert (
+        "this ledger was opened with (2.0, 1e-06)"
+        in invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2).output
+    )
+    Path(path).write_text(Path(path).read_text().replace("2.0", "9.0"))
+    assert "was altered" in invoke("budget", path, code=5).output
+
+
+def test_a_report_needs_a_run(tmp_path: Path) -> None:
+    assert "there is no such file" in invoke("report", str(tmp_path), code=2).output
+    record = {
+        "format": "isthmus-run-1",
+        "title": "Income",
+        "data": {"name": "census"},
+        "model": {"task": "classification", "algorithm": "gd"},
+        "privacy": None,
+        "words": "",
+    }
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    found = json.loads(invoke("report", str(tmp_path), "--json").stdout)
+    assert found["report"] == str(tmp_path / "report.html") and "Income" in Path(found["report"]).read_text()
+    invoke("report", str(tmp_path / "run.json"), "-o", str(tmp_path / "other.html"))
+    assert (tmp_path / "other.html").stat().st_size == found["bytes"]
+
+
+# ---------------------------------------------------------------- bench, reproduce, completion
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small tree with the layout of the sources."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "isthmus"\n')
+    (tmp_path / "Makefile").write_text("EXPERIMENTS := good \\\n  bad\n")
+    for folder, name, code in (
+        ("benchmarks", "bench_good", "print('ran', flush=True)"),
+        ("experiments", "good", "from pathlib import Path; Path('ran').touch()"),
+        ("experiments", "bad", "raise SystemExit(7)"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path / "experiments")
+    return tmp_path
+
+
+def test_scripts_run_in_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+    assert invoke("bench", "--list").output == "good\n" and "== good" in invoke("bench").output
+    assert invoke("reproduce", "--list").output.split() == ["good", "bad"]
+    assert "set ISTHMUS_DATA" in invoke("reproduce", code=2).output
+    monkeypatch.setenv("ISTHMUS_DATA", str(checkout))
+    invoke("reproduce", "good")
+    assert (checkout / "experiments" / "ran").exists()
+    assert "bad failed" in invoke("reproduce", code=1).output
+    assert "there is no 'worse'; choose from: good, bad" in invoke("reproduce", "worse", code=2).output
+
+
+def test_scripts_elsewhere_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tools, "__file__", str(tmp_path / "site-packages" / "isthmus" / "cli" / "tools.py"))
+    for name in ("bench", "reproduce"):
+        assert "this needs a checkout of the project" in re.sub(r"\s+", " ", invoke(name, code=2).output)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    found = invoke("completion", shell).output
+    assert f"_ISTHMUS_COMPLETE={shell}_complete" in found and "isthmus" in found
+
+
+def test_completion_completes() -> None:
+    from click.shell_completion import ShellComplete
+
+    def offered(arguments: list[str], word: str) -> list[str]:
+        found = ShellComplete(main, {}, "isthmus", "_ISTHMUS_COMPLETE").get_completions(arguments, word)
+        return [item.value for item in found]
+
+    assert offered([], "re") == ["report", "reproduce"]
+    assert offered(["train"], "--test-") == ["--test-fraction", "--test-epsilon"]
+    assert offered(["train", "--task"], "c") == ["classification"]
+
+
+# ---------------------------------------------------------------- audit
+
+
+def test_the_audit_prints_json_and_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short audit of two cases: a sound one passes, a broken one is caught; a broken promise fails the audit."""
+    sound = suite.Case(suite.gaussian(Identity()), d=20)
+    eighth = known_bad.halved(known_bad.halved(known_bad.halved(sound.pipe)))
+    broken = replace(sound, pipe=eighth, sound=False)
+    monkeypatch.setattr(suite, "private_pipelines", lambda: {"full batch": sound})
+    monkeypatch.setattr(suite, "recipe_pipelines", dict)
+    monkeypatch.setattr(suite, "broken_pipelines", lambda: {"an eighth of the noise": broken})
+    monkeypatch.setattr(suite, "canary_runs", dict)
+    result = invoke("audit", "--draws", "20000", "--json")
+    found = json.loads(result.stdout)
+    assert found["pipelines by hand"]["full batch"]["verdict"] == "consistent"
+    assert found["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
+    monkeypatch.setattr(suite, "private_pipelines", lambda: {"bad": replace(broken, sound=True)})
+    invoke("audit", "--draws", "20000", "--json", code=1)

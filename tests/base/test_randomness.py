@@ -1,0 +1,46 @@
+"""Hashes are the same whichever way they are computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from isthmus.base import randomness
+from isthmus.geometry.sketches.bijections import RANGE, Buckets
+
+LONG = 1 << 15  # above the length that is hashed in NumPy
+
+
+@pytest.mark.parametrize("start", [0, 77, 2**31 - 100, 2**40])
+@pytest.mark.parametrize("key", [0, 7, 2**63 + 12345])
+def test_short_and_long_arrays_hash_alike(start: int, key: int) -> None:
+    index = torch.arange(start, start + LONG)
+    whole = randomness.mix(key, index)
+    assert torch.equal(whole, torch.cat([randomness.mix(key, part) for part in index.split(1000)]))
+
+
+def test_sign_ranges_equal_signs() -> None:
+    for lo, hi in [(0, 1), (5, 70), (31, 33), (1000, 4000)]:
+        want = randomness.signs(9, torch.arange(lo, hi))
+        buffer = torch.empty((hi - lo) // 32 + 2, 32, dtype=torch.int32)
+        assert torch.equal(randomness.sign_range(9, lo, hi).to(want), want)
+        assert torch.equal(randomness.sign_range(9, lo, hi, out=buffer).to(want), want)
+
+
+@pytest.mark.parametrize("d", [10_007, 10_000, 70_000, RANGE + 5])
+def test_short_and_long_bucket_ranges_agree(d: int) -> None:
+    """A short range is computed in NumPy, with 32 or 64 bits; a long one by tables."""
+    buckets = Buckets(3, d, 1000)
+    scratch = buckets.scratch(min(d, RANGE), torch.device("cpu"))
+    table = torch.empty(min(d, RANGE), dtype=torch.int64)
+    buckets.fill(table, 0, scratch)
+    assert torch.equal(
+        table, torch.cat([buckets.range(lo, min(lo + 999, len(table))) for lo in range(0, len(table), 999)])
+    )
+    assert torch.equal(torch.bincount(buckets.range(0, d)), buckets.counts())
+
+
+def test_keys_differ_in_every_part() -> None:
+    keys = {randomness.key(seed, t, role) for seed in range(3) for t in range(3) for role in ("a", "b")}
+    assert len(keys) == 18
+    assert randomness.key(1, 23) != randomness.key(12, 3)

@@ -1,0 +1,36 @@
+"""The margin of a record is its own: other records do not change its last digit."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.sparse as sp
+import torch
+
+from isthmus.base.matrix import margins
+from isthmus.problems.objectives import Hinge
+from isthmus.problems.scaling import RowMap
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "csr", "mapped"])
+def test_margins_do_not_depend_on_the_other_rows(kind: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    for trial in range(60):
+        n, d = int(torch.randint(2, 300, (1,), generator=g)), int(torch.randint(1, 90, (1,), generator=g))
+        dtype = torch.float32 if kind == "float32" else torch.float64
+        X, w = torch.randn(n, d, dtype=dtype, generator=g), torch.randn(d, dtype=dtype, generator=g)
+        keep = torch.arange(n) != trial % n
+        seen = {"csr": lambda x: sp.csr_array(x.numpy()), "mapped": RowMap(shift=torch.ones(d), limit=9.0)}
+        view = seen.get(kind, lambda x: x)
+        assert torch.equal(margins(view(X), w)[keep], margins(view(X[keep]), w))
+
+
+def test_records_on_the_kink_of_a_hinge_stay_where_they_are() -> None:
+    """Margins that are 1 by cancellation: in another order of additions they would be below it or not."""
+    g, flips = torch.Generator().manual_seed(1), 0
+    for n in range(17, 80):
+        big = torch.randn(1, 31, generator=g) * 1e4
+        x = torch.cat([big, -big, torch.ones(1, 1)], 1)[:, torch.randperm(63, generator=g)].expand(n, -1).contiguous()
+        objective, w = Hinge(x, torch.ones(n), classes=(-1, 1)), torch.ones(63)
+        before, after = objective.rows(w).b, objective.on((x[1:], torch.ones(n - 1))).rows(w).b
+        flips += int((before[1:] != after).sum())
+    assert flips == 0

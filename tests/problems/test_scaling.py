@@ -1,0 +1,256 @@
+"""Matrices seen through public maps of their rows, against rows mapped one by one."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus import InvalidInput
+from isthmus.base.matrix import is_sparse, matmul, rmatmul, take, to_dense
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled
+
+D = 5
+KINDS = ("dense64", "dense32", "csr64", "csr32")
+SHIFT, WEIGHT = torch.tensor([1.0, -2.0, 0.0, 0.5, 30.0]).double(), torch.tensor([2.0, 0.1, 5.0, 1.0, 0.3]).double()
+MAPS: dict[str, list[RowMap]] = {
+    "none": [],
+    "shortened": [RowMap(limit=2.0)],
+    "unit": [RowMap(limit=None)],
+    "weighted": [RowMap(weight=WEIGHT, limit=3.0)],
+    "centred": [RowMap(shift=SHIFT, weight=WEIGHT, limit=4.0, bias=1.0)],
+    "unit with bias": [RowMap(limit=None), RowMap(limit=1.5, bias=0.5)],
+    "twice": [
+        RowMap(shift=SHIFT, limit=9.0, bias=1.0),
+        RowMap(shift=torch.full((D + 1,), 0.1), weight=torch.full((D + 1,), 3.0), limit=1.5, bias=0.5),
+    ],
+}
+CLIPPED = [
+    RowMap(-torch.ones(D).double(), torch.full((D,), 2.0).double(), torch.full((D,), 0.5).double(), WEIGHT, 2.0, 1.0)
+]
+CASES = [(maps, kind) for maps in MAPS for kind in KINDS] + [("clipped", "dense64"), ("clipped", "dense32")]
+
+
+def maps_of(name: str) -> list[RowMap]:
+    return CLIPPED if name == "clipped" else MAPS[name]
+
+
+def data(kind: str, n: int = 40, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, D)) * np.array([1.0, 10.0, 0.1, 1.0, 3.0]) * (rng.random((n, D)) < 0.6)
+    X[0] = 0
+    X = X.astype(np.float32 if kind.endswith("32") else np.float64)
+    return sp.csr_matrix(X) if kind.startswith("csr") else torch.from_numpy(X)
+
+
+def by_hand(maps: list[RowMap], X: Any) -> Tensor:
+    """Each row mapped on its own, as the definition says."""
+    rows = []
+    for row in to_dense(X, torch.float64):
+        for each in maps:
+            v = row if each.low is None else torch.minimum(torch.maximum(row, each.low), each.high)
+            v = v if each.shift is None else v - each.shift.double()
+            v = v if each.weight is None else v * each.weight.double()
+            v = torch.cat([v, torch.tensor([each.bias]).double()]) if each.bias else v
+            length = float(v.norm())
+            row = v / (length or 1.0) if each.limit is None else v / max(length, each.limit)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_products_are_those_of_rows_mapped_by_hand(name: str, kind: str, draws: torch.Generator) -> None:
+    X = data(kind)
+    view, rows = RowMaps(maps_of(name))(X), by_hand(maps_of(name), X)
+    n, d = rows.shape
+    assert view.shape == (n, d)
+    close = {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(view.dense(), rows, **close)
+    for shape in ((), (3,)):
+        w = torch.randn(d, *shape, generator=draws, dtype=torch.float64)
+        v = torch.randn(n, *shape, generator=draws, dtype=torch.float64)
+        torch.testing.assert_close(matmul(view, w), rows @ w, **close)
+        torch.testing.assert_close(rmatmul(view, v), rows.T @ v, **close)
+    assert matmul(view, torch.ones(d)).dtype == torch.float32
+    torch.testing.assert_close(view.gram(), rows.T @ rows, **close)
+    torch.testing.assert_close(torch.cat([part.clone() for _, _, part in view.chunks()]), rows, **close)
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_some_rows_are_those_rows(name: str, kind: str) -> None:
+    X = data(kind)
+    view, rows = RowMaps(maps_of(name))(X), by_hand(maps_of(name), X)
+    index = torch.tensor([7, 3, 3, 0, 39])
+    for part, expected in ((take(view, index), rows[index]), (view[5:11], rows[5:11]), (view[0:0], rows[0:0])):
+        torch.testing.assert_close(part.dense(), expected, rtol=1e-9, atol=1e-9)
+        assert bool((part.upper >= expected.norm(dim=1) * (1 - 1e-12)).all())
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.05, float("inf")])
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_row_adds_at_most_the_bound_to_the_second_moments(name: str, kind: str, bound: float) -> None:
+    X = data(kind)
+    view, squares = RowMaps(maps_of(name))(X), by_hand(maps_of(name), X) ** 2
+    lengths = squares.norm(dim=1, keepdim=True)
+    expected = (squares * (bound / lengths.clamp(min=1e-300)).clamp(max=1.0)).sum(0)
+    torch.testing.assert_close(view.second_moments(bound), expected, rtol=1e-9, atol=1e-12)
+    for i in range(4):
+        assert float(view[i : i + 1].second_moments(bound).norm()) <= bound
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_copy_is_sparse_where_it_can_be(name: str, kind: str) -> None:
+    X, maps = data(kind), maps_of(name)
+    view = RowMaps(maps)(X)
+    if is_sparse(X) and any(each.shift is not None for each in maps):
+        with pytest.raises(InvalidInput, match="centred"):
+            view.plain()
+        return
+    copy = view.plain()
+    assert is_sparse(copy) == is_sparse(X)
+    torch.testing.assert_close(to_dense(copy, torch.float64), by_hand(maps, X), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["weighted", "centred", "twice", "clipped"])
+def test_the_affine_map_is_that_of_rows_inside(name: str) -> None:
+    maps = [
+        RowMap(each.low, each.high, each.shift, each.weight, 1e3 if each.limit else None, each.bias)
+        for each in maps_of(name)
+    ]
+    X = data("dense64").clamp(-1, 2)
+    weight, offset = RowMaps(maps).affine(D)
+    image = offset.expand(len(X), -1).clone()
+    image[:, :D] += X * weight
+    torch.testing.assert_close(image, by_hand(maps, X), rtol=1e-12, atol=1e-12)
+
+
+# ---------------------------------------------------------------- norms
+
+
+def exact_squares(view: Scaled) -> list[Fraction]:
+    """Squared norms of r (x * weight) + U B in exact arithmetic, from the numbers as they are stored."""
+    X = to_dense(view.X).double().tolist()
+    weight, r, U, B = (each.tolist() for each in (view.weight, view.r, view.U, view.B))
+    found = []
+    for i, row in enumerate(X):
+        total = Fraction(0)
+        for j in range(view.shape[1]):
+            entry = sum((Fraction(u) * Fraction(B[k][j]) for k, u in enumerate(U[i])), Fraction(0))
+            entry += Fraction(r[i]) * Fraction(row[j]) * Fraction(weight[j]) if j < len(weight) else 0
+            total += entry**2
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_upper_is_never_below_the_norm(name: str, kind: str) -> None:
+    view = RowMaps(maps_of(name))(data(kind, n=12))
+    for upper, square in zip(view.upper.tolist(), exact_squares(view), strict=True):
+        assert Fraction(upper) ** 2 >= square
+    tight = view.upper / by_hand(maps_of(name), data(kind, n=12)).norm(dim=1).clamp(min=1e-9)
+    assert float(tight[1:].max()) < 1 + 1e-9  # and not far above it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e3, 1e8, 1e15])
+def test_upper_holds_where_a_shift_cancels(kind: str, size: float) -> None:
+    X = data(kind, n=12)
+    X = sp.csr_matrix(X.toarray() + X.dtype.type(size)) if is_sparse(X) else X + size
+    centred = RowMap(shift=torch.full((D,), size).double(), limit=2.0, bias=1.0)(X)
+    for upper, square in zip(centred.upper.tolist(), exact_squares(centred), strict=True):
+        assert Fraction(upper) ** 2 >= square
+
+
+ADVERSARIAL = {
+    "huge": [1e300, 0, 0, 0, 0],
+    "huge everywhere": [1e300, -1e300, 1e300, 1e300, -1e300],
+    "largest": [np.finfo(float).max] * D,
+    "denormal": [5e-324, 0, 0, 0, 5e-324],
+    "tiny": [1e-170, 1e-160, 0, 0, 0],
+    "zero": [0.0] * D,
+    "negative zero": [-0.0] * D,
+    "mixed": [1e300, 1e-300, 1.0, -1.0, 5e-324],
+    "near the limit": [1.0, 1.0, 1.0, 1.0, 1.0 + 1e-15],
+}
+
+
+@pytest.mark.parametrize("row", ADVERSARIAL)
+@pytest.mark.parametrize(("name", "sparse"), [*((m, s) for m in MAPS if m != "none" for s in (0, 1)), ("clipped", 0)])
+def test_no_row_leaves_the_unit_ball(name: str, sparse: bool, row: str) -> None:
+    X: Any = np.array([ADVERSARIAL[row], np.ones(D)])
+    view = RowMaps(maps_of(name))(sp.csr_matrix(X) if sparse else torch.from_numpy(X))
+    rows = view.dense()
+    assert bool(rows.isfinite().all()), "an entry that is no number would poison every sum"
+    assert bool((view.upper <= 1).all())
+    assert float(rows.norm(dim=1).max()) <= 1 + 1e-15
+    everything = (
+        view.transposed_times(torch.ones(2).double()), view.times(torch.ones(view.shape[1]).double()),
+        view.gram(), view.second_moments(), view.second_moments(0.1),
+    )  # fmt: skip
+    assert all(bool(each.isfinite().all()) for each in everything)
+    assert float(view[0:1].second_moments(0.1).norm()) <= 0.1
+    assert float(view[0:1].gram().norm()) <= 1 + 1e-12
+
+
+def test_nan_and_infinity_are_refused() -> None:
+    for bad in (float("nan"), float("inf")):
+        X = np.ones((2, D))
+        X[1, 1] = bad
+        for given in (X, sp.csr_matrix(X)):
+            with pytest.raises(InvalidInput, match="NaN or infinite"):
+                RowMap()(given)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_row_is_mapped_alike_whatever_the_others_are(name: str) -> None:
+    X = np.random.default_rng(0).standard_normal((3, D))
+    X[1] *= 1e120
+    for other in ADVERSARIAL.values():
+        for kind in (torch.from_numpy, sp.csr_matrix):
+            beside = RowMaps(maps_of(name))(kind(np.vstack([X, other])))[0:3]
+            torch.testing.assert_close(beside.dense(), RowMaps(maps_of(name))(kind(X)).dense(), rtol=0, atol=0)
+
+
+def test_ranges_of_sparse_rows_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="data_norm"):
+        RowMaps(CLIPPED)(sp.csr_matrix(np.ones((1, D))))
+
+
+def test_a_map_of_another_width_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="give 5 columns"):
+        RowMap(weight=WEIGHT)(np.ones((2, 4)))
+
+
+def test_a_constant_column_is_added() -> None:
+    for kind in KINDS:
+        view = Scaled.of(data(kind)).with_constant(3.0)
+        expected = torch.cat([to_dense(data(kind), torch.float64), torch.full((40, 1), 3.0).double()], 1)
+        torch.testing.assert_close(view.dense(), expected)
+
+
+def test_no_copy_is_made_of_rows_that_lie_inside() -> None:
+    X = data("dense64").clamp(-1, 2)
+    assert RowMaps(CLIPPED)(X).X.data_ptr() == X.data_ptr()
+    outside = X.clone()
+    outside[3, 2] = 99.0
+    assert RowMaps(CLIPPED)(outside).X.data_ptr() != outside.data_ptr()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_sums_of_many_rows_are_compensated(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In short chunks whose sums are compensated: the same numbers as in one go."""
+    g = torch.Generator().manual_seed(0)
+    X = torch.randn(50, 4, generator=g, dtype=torch.float64)
+    view = RowMap(bias=0.5)(sp.csr_array(X.numpy()) if sparse else X)
+    whole = view.gram(), view.second_moments(0.3)
+    monkeypatch.setattr("isthmus.problems.scaling.MANY", 10)
+    monkeypatch.setattr("isthmus.problems.scaling.STEP", 7)
+    for found, expected in zip((view.gram(), view.second_moments(0.3)), whole, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+    rows = view.dense()
+    torch.testing.assert_close(view.gram(), rows.T @ rows, rtol=1e-12, atol=1e-12)
