@@ -35,21 +35,9 @@ from isthmus.round.parts import (
     Uniform,
     Weighted,
 )
-from isthmus.round.pipeline import (
-    Keys,
-    Message,
-    Pipeline,
-    Promise,
-    Release,
-    Stage,
-    Wire,
-    bind_stage,
-    close_stage,
-    contribute,
-    measure,
-    open_round,
-    start,
-)
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.round.step import bind_stage, close_stage, contribute, measure, open_round, start
+from isthmus.round.wire import Keys, Message, Wire
 
 LR = 0.2
 
