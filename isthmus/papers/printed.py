@@ -62,7 +62,7 @@ class Printed:
         return str(self.inner.describe())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class OfTheSum(Encoder):
     """The sketch of a sum that was changed first: records are clipped as they are, in R^d."""
 
@@ -77,7 +77,7 @@ class OfTheSum(Encoder):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class OwnLength(OfTheSum):
     """g scaled so that its sketch has the length of g: h(g) = ||g|| Phi g / ||Phi g|| (papers 001 and 000).
 
@@ -91,7 +91,7 @@ class OwnLength(OfTheSum):
         return value * (length / seen if seen > 0 else 0.0), ord, bound / sketch.gain(ord)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class LargestEntries(OfTheSum):
     """Q_kappa of a mean with entries of at most Xi (paper 002): it moves by up to 2 Xi kappa in l1, for every n.
 

@@ -290,6 +290,15 @@ class DiscreteGaussian:
         return f"discrete Gaussian noise of {much}, on multiples of {self.grid:g}"
 
 
+def guarantee_of(mechanism: Any) -> str:
+    """What a mechanism that runs as its paper prints it says that it really gives; nothing of others.
+
+    >>> guarantee_of(Gaussian(1.0))
+    ''
+    """
+    return str(getattr(mechanism, "guarantee", ""))
+
+
 def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
     """Refuse a value without a bound, a bound in another norm, and a missing source of noise."""
     name = type(mechanism).__name__

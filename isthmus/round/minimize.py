@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,18 +129,19 @@ def minimize(
     validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
     state = state.replace(parts={**state.parts, **terms})
     validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
-    setting = Setting(
-        aggregator=_aggregator(objective, clients, pipe),
-        space=space,
-        keys=Keys(seed, None if spending is None else spending.noise),
-        public_rows=lambda w, data: _public(objective, data).rows(w),
-        per_epoch=per_epoch,
-        physical=physical_batch_size,
-        ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
-    )
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
     watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
-    with watch, _closing(setting.ledger):
+    hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
+    with watch, hold as book:
+        setting = Setting(
+            aggregator=_aggregator(objective, clients, pipe),
+            space=space,
+            keys=Keys(seed, None if spending is None else spending.noise),
+            public_rows=lambda w, data: _public(objective, data).rows(w),
+            per_epoch=per_epoch,
+            physical=physical_batch_size,
+            ledger=book,
+        )
         state, x, status = run(pipe, state, rounds, setting, watch)
     return Result(
         x=x,
@@ -195,11 +196,6 @@ def _prepare(
         return earlier[stage.name]
 
     return prepare(pipe, objective, recall)[0], {"prepare": earlier}
-
-
-def _closing(ledger: Any) -> Any:
-    """Give back reserved rounds that were never begun, where the ledger can."""
-    return closing(ledger) if hasattr(ledger, "close") else nullcontext()
 
 
 class _Look:

@@ -7,6 +7,7 @@ from typing import Any
 from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import guarantee_of
 
 
 def claims(pipe: Any) -> bool:
@@ -70,7 +71,7 @@ def check_costs(mechanism: Any, adjacency: Any) -> None:
     parts = _parts(event)
     open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting._noiseless(part)]
     remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
-    honest = not open_parts or bool(mechanism.guarantee)
+    honest = not open_parts or bool(guarantee_of(mechanism))
     validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from isthmus.privacy import event_json
 from isthmus.privacy.accounting import compose, epsilon_of
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.mechanisms import guarantee_of
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
 from isthmus.round.aggregators import Local
@@ -54,13 +56,13 @@ class Spending:
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
         before = [item.event(self.promise.adjacency) for item in pipe.before]
-        if math.isfinite(self.promise.epsilon):
+        if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
             self.ledger.require(compose([*before, self._total(pipe, rounds)]))
 
     def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
         event = stage.event(self.promise.adjacency)
-        with self.ledger.run({stage.name: event}, **self._marks()) as run:
+        with self._run({stage.name: event}) as run:
             setting = Setting(Local(objective), space, Keys(0, self.noise), ledger=run)
             (value,) = look(stage, setting, self.promise).values()
         self.recall(stage)
@@ -74,10 +76,13 @@ class Spending:
         self._sources += [self._source(release.mechanism) for release in stage.releases]
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
-        """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
+        """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
+
+        At its end those that were never begun are given back.
+        """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events}, **self._marks())
+        return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
@@ -116,7 +121,7 @@ class Spending:
 
     def _guarantees(self, pipe: Pipeline) -> list[str]:
         """What mechanisms that run as they were published say of themselves."""
-        return [release.mechanism.guarantee for stage in pipe.stages for release in stage.releases]
+        return [guarantee_of(release.mechanism) for stage in pipe.stages for release in stage.releases]
 
     def _released(self, pipe: Pipeline, rounds: int) -> str:
         """What was released, in the words of the mechanisms that ran."""
@@ -138,9 +143,11 @@ class Spending:
         looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
         return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
 
-    def _marks(self) -> dict[str, bool]:
-        """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
-        return {"seeded": True} if self.seeded else {}
+    def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
+        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not hasattr(self.ledger, "run"):
+            return closing(self.ledger) if hasattr(self.ledger, "close") else nullcontext(self.ledger)
+        return self.ledger.run(events, **reserve, **({"seeded": True} if self.seeded else {}))
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
