@@ -413,7 +413,7 @@ def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
-    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=noise.seeded) as run:
+    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=bool(getattr(noise, "seeded", False))) as run:
         setting = Setting(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
         return int(look(stage, setting, promise)["choice"].argmax())
 
