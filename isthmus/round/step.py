@@ -239,6 +239,11 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
 # ---------------------------------------------------------------- the loop
 
 
+def no_public(w: Tensor, data: Any) -> Any:
+    """Refuse a sketch that asks for public examples where there are none."""
+    validate.refuse("public", data, "this look at the data has no public examples: give a sketch that needs none")
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a run needs beside its pipeline: where the data is, its space, and how long an epoch is."""
@@ -246,7 +251,7 @@ class Setting:
     aggregator: Aggregator
     space: Space
     keys: Keys
-    public_rows: Callable[[Tensor, Any], Any] = lambda w, data: None
+    public_rows: Callable[[Tensor, Any], Any] = no_public
     per_epoch: int = 1
     physical: int | None = None
     ledger: Ledger | None = None
