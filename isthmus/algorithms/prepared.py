@@ -20,7 +20,6 @@ from isthmus.base.matrix import is_lazy
 from isthmus.geometry.sets import Whole
 from isthmus.privacy import Charge, Clip, PrivacyPlan
 from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import dpa
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step, Weighted
@@ -100,7 +99,7 @@ def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Rec
 
 def mu_of(plan: PrivacyPlan) -> float:
     """The Gaussian-DP parameter of the whole budget."""
-    return 1 / (dpa.get_sigma_gaussian(plan.epsilon, plan.delta) * plan.adjacency.factor)
+    return plan.mu
 
 
 def _items(scale: str, automatic: bool, precondition: bool, tau: float | None) -> list[Purchase]:

@@ -34,8 +34,9 @@ from isthmus.estimators.inputs import (
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json, noise_multiplier
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
@@ -280,7 +281,7 @@ class PrivateLinear(BaseEstimator):
         if not free or self.algorithm not in ("auto", "dp_gd", "dp_sgd"):
             return self.scale
         n = self._records(X.shape[0])
-        mu = 1 / noise_multiplier(epsilon=self.epsilon, delta=self._delta(n), adjacency=self._adjacency)
+        mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
         told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
         return "public" if told else self.scale
 
@@ -392,7 +393,7 @@ class PrivateLinear(BaseEstimator):
         return self.n or getattr(self, "_first", None) or n
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+        return default_delta(n) if self.delta is None else self.delta
 
     def _seed(self) -> int:
         if self.random_state is None:

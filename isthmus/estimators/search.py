@@ -53,9 +53,9 @@ from isthmus.privacy import (
     epsilon_of,
     event_json,
     joint,
-    noise_multiplier,
 )
 from isthmus.privacy.bounded import Bounded, weighted_sum
+from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
 from isthmus.problems.objectives.linear import CLASSES_READ
 
@@ -271,7 +271,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         return self.estimator._adjacency
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+        return default_delta(n) if self.delta is None else self.delta
 
     def _opened_ledger(self) -> Any:
         if isinstance(self.ledger, (str, os.PathLike)):
@@ -356,8 +356,7 @@ class Split:
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
         validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
-        whole = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
-        first, last = whole / math.sqrt(share), whole / math.sqrt(1 - share)
+        first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))
         return Split(candidates, validation, records, checks, epsilon, delta, adjacency, first, last, trial, rest)
 
@@ -368,7 +367,7 @@ class Split:
 
     def total(self) -> Any:
         """What everything together costs, as one release."""
-        return Gaussian(noise_multiplier(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)).event()
+        return Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
 
     def parts(self, n: int, noise: Any) -> np.ndarray:
         """The part of each record: 0 .. K - 1 train, K chooses."""

@@ -27,7 +27,8 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from isthmus.privacy.event_json import Json, canonical, flatten, refuse
+from isthmus.base.validate import refuse
+from isthmus.privacy.event_json import Json, canonical, flatten
 
 ADJACENCIES = ("add-remove", "replace-one")
 _FORMAT = 1

@@ -50,6 +50,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from isthmus.base.validate import refuse
 from isthmus.privacy import event_json
 from isthmus.privacy.chain import (
     Account,
@@ -64,7 +65,7 @@ from isthmus.privacy.chain import (
     mended,
     opening,
 )
-from isthmus.privacy.event_json import Json, refuse
+from isthmus.privacy.event_json import Json
 
 __all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "RunLedger"]
 

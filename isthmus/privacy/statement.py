@@ -308,7 +308,7 @@ def _sizes(data: Json) -> list[int]:
 
 
 def _accountant_words(event: Any, adjacency: Adjacency) -> str:
-    leaves = accounting._leaves(event)
+    leaves = accounting.leaves_of(event)
     if all(type(leaf).__name__ == "GaussianDpEvent" for leaf in leaves):
         return "the exact curve of the Gaussian mechanism"
-    return _ROUTES[accounting._route(leaves, adjacency)]
+    return _ROUTES[accounting.route_of(leaves, adjacency)]

@@ -65,7 +65,7 @@ def check_costs(mechanism: Any, adjacency: Any) -> None:
     """Refuse a mechanism that calls itself private and has no finite cost, or none at all."""
     event = mechanism.event(adjacency)
     parts = _parts(event)
-    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting._noiseless(part)]
+    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part)]
     remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
     validate.check(mechanism.private and bool(parts) and not open_parts, "mechanism", mechanism, remedy)
 
@@ -82,7 +82,7 @@ def assumed(pipe: Any) -> list[str]:
 
 
 def _parts(event: Any) -> list[Any]:
-    return list(accounting._leaves(event))
+    return list(accounting.leaves_of(event))
 
 
 def _check_blind(slot: str, part: Any) -> None:

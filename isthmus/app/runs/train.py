@@ -27,6 +27,7 @@ from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import Problem, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.app.runs.schema import Schema
+from isthmus.privacy.budget import default_delta
 from isthmus.privacy.pair import RunLedgers
 
 Say = Callable[[str], None]
@@ -266,7 +267,7 @@ def _test_words(settings: Settings, rows: int) -> str:
 
 def _delta(settings: Settings, problem: Problem) -> float:
     """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
-    return settings.delta if settings.delta is not None else min(1e-5, (settings.n or problem.n) ** -1.1)
+    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
 
 
 # ---------------------------------------------------------------- warnings and interrupts
