@@ -29,7 +29,7 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
-from isthmus.privacy.statement import PrivacyStatement
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.pipeline import Pipeline, Promise, Stage
 from isthmus.round.spending import stopped
 from isthmus.round.torch_loop import Ticket, TorchDriver
@@ -307,17 +307,10 @@ class PrivacyEngine:
         event, told = self._planned()
         kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        return PrivacyStatement.of(
-            event,
-            delta,
-            promise.adjacency,
-            seeded=self._seeded,
-            n=promise.n,
-            sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=(*promise.assumptions, *told),
-            leaks=leaks,
-            noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
-        )
+        account = Account(delta, promise.adjacency, promise.n, self._seeded, (*promise.assumptions, *told), leaks)
+        account.samplers, account.sources = [*self._samplers], [source.describe() for source in self._sources]
+        account.add(event)
+        return account.statement()
 
     def _planned(self) -> tuple[Any, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""

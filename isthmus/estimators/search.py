@@ -49,14 +49,13 @@ from isthmus.privacy import (
     PrivacyStatement,
     SecretSource,
     SeededSource,
-    compose,
     epsilon_of,
-    event_json,
     joint,
 )
 from isthmus.privacy.bounded import Bounded, weighted_sum
 from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
+from isthmus.privacy.statement import Account
 from isthmus.problems.objectives.linear import CLASSES_READ
 
 FIXED = {
@@ -249,17 +248,12 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
-        made = PrivacyStatement.of(
-            compose([Gaussian(split.multiplier).event(), event_json.from_json(last.event)]),
-            split.delta,
-            self._adjacency,
-            seeded=self.noise_seed is not None,
-            n=last.n,
-            sampler=how,
-            assumptions=dict.fromkeys((*(each for one in every for each in one.assumptions), apart)),
-            noise=last.noise,
-            leaks=(*leaks, *(each for one in every for each in one.leaks)),
-        )
+        account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
+        account.assumptions = (*(each for one in every for each in one.assumptions), apart)
+        account.leaks = (*leaks, *(each for one in every for each in one.leaks))
+        account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
+        account.add(last.event)
+        made = account.statement()
         return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,13 +13,12 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.privacy import event_json
-from isthmus.privacy.accounting import compose, epsilon_of
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import SecretSource, SeededSource
-from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.pipeline import Pipeline, Promise, Release, StepSize, measure
 from isthmus.round.sound import assumed, check_costs
 
@@ -77,9 +75,8 @@ class Spending:
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
-        self._before: list[Any] = []
-        self._said: list[str] = []
-        self._sources: list[str] = []
+        self._before: list[tuple[Any, ...]] = []
+        """Of each release before the loop its event, and its mechanism where that is known."""
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
         validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
@@ -105,15 +102,12 @@ class Spending:
         check_costs(mechanism, self.promise.adjacency)
         event = mechanism.event(self.promise.adjacency)
         self.ledger.pay(name, event, **self._marks())
-        self._before.append(event)
-        self._said.append(release_words(mechanism, event))
-        self._sources.append(self._source(mechanism))
+        self._before.append((event, mechanism))
         return mechanism.release(bounded, self.noise)
 
     def recall(self, events: list[Any]) -> None:
         """Releases of the run before it was interrupted: charged then, stated now."""
-        self._before += events
-        self._said += [release_words(None, event) for event in events]
+        self._before += [(event,) for event in events]
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
         """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
@@ -127,7 +121,7 @@ class Spending:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
         rounds = {name: event_json.to_json(event) for name, event in self._events(pipe).items()}
         every = {stage.name: stage.every for stage in pipe.stages}
-        bought = [event_json.to_json(event) for event in self._before]
+        bought = [event_json.to_json(event) for event, *_ in self._before]
         told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
         return event_json.canonical({**told, "n": self.promise.n, "sound": self.promise.sound})
 
@@ -137,46 +131,29 @@ class Spending:
         A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
         and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).
         """
-        promise = self.promise
-        words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
-        return PrivacyStatement.of(
-            self._total(pipe, planned) if promise.sound else dpa.NonPrivateDpEvent(),
-            promise.delta,
-            promise.adjacency,
-            seeded=self.seeded,
-            n=promise.n,
-            sampler=words,
-            assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
-            guarantee=promise.published or "",
-            noise=self._noise(pipe),
-            leaks=self.leaks,
-            released=self._released(pipe, planned) if promise.sound else "",
-        )
+        account = self._account(pipe, planned)
+        account.assumptions = (*self.promise.assumptions, *assumed(pipe), *stopped(planned, done))
+        return account.statement()
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
         """What so many rounds cost where their number was fixed beforehand."""
-        promise = self.promise
-        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
+        return self._account(pipe, rounds).epsilon()
 
-    def _released(self, pipe: Pipeline, rounds: int) -> str:
-        """What was released, in the words of the mechanisms that ran."""
-        made = [(words, 1) for words in self._said]
+    def _account(self, pipe: Pipeline, rounds: int) -> Account:
+        """Everything that so many rounds release, those before the loop included."""
+        promise, noise = self.promise, self.noise.describe()
+        account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
+        for event, *mechanism in self._before:
+            account.add(event, *mechanism, noise=noise if mechanism else "")
         for stage in (stage for stage in pipe.stages if stage.private):
-            event, looks = stage.event(self.promise.adjacency), -(-rounds // stage.every)
-            made += [(release_words(release.mechanism, event), looks) for release in stage.releases]
-        return released_words(made)
-
-    def _noise(self, pipe: Pipeline) -> str:
-        """Where the noise came from, as the mechanisms say that ran."""
-        found = [self._source(release.mechanism) for stage in pipe.stages for release in stage.releases]
-        return "; ".join(dict.fromkeys([*self._sources, *found]))
-
-    def _source(self, mechanism: Any) -> str:
-        return getattr(mechanism, "source", None) or self.noise.describe()
-
-    def _total(self, pipe: Pipeline, rounds: int) -> Any:
-        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
-        return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
+            made, looks = [release.mechanism for release in stage.releases], -(-rounds // stage.every)
+            how = stage.sampler.describe()
+            account.add(stage.event(promise.adjacency), *made, count=looks, sampler=how, noise=noise)
+        if promise.published:
+            account.guarantees.append(promise.published)
+        if not promise.sound:
+            account.add(dpa.NonPrivateDpEvent())
+        return account
 
     def _marks(self) -> dict[str, bool]:
         """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
