@@ -39,7 +39,6 @@ from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
-from isthmus.privacy.pair import RunLedgers
 from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import minimize
@@ -193,7 +192,7 @@ class PrivateLinear(BaseEstimator):
         ledger = self._opened_ledger()
         if self._tallied:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
-            ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
+            ledger = Ledger(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _opened_ledger(self) -> Any:

@@ -217,7 +217,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                estimator.set_params(ledger=_Dry(self._adjacency)).fit(X, y, sample_weight=weight)
+                estimator.set_params(ledger=_Dry(adjacency=self._adjacency)).fit(X, y, sample_weight=weight)
         except _Planned as planned:
             cost = joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
@@ -402,12 +402,9 @@ class _Planned(Exception):
         self.event = event
 
 
-class _Dry:
+class _Dry(Ledger):
     """A ledger that stops a fit where it is planned and nothing has been looked at."""
 
-    def __init__(self, adjacency: Adjacency) -> None:
-        self.adjacency = adjacency
-
-    def require(self, event: Any) -> None:
+    def require(self, event: Any, what: str = "run") -> None:
         """Stop."""
         raise _Planned(event)

@@ -24,6 +24,7 @@ from isthmus.base.validate import refuse
 from isthmus.privacy.library import DpEvent, dpa
 
 Json = dict[str, Any]
+Keyed = list[tuple[str, int]]
 
 _KINDS: dict[str, dict[str, str]] = {
     "NoOp": {},
@@ -88,6 +89,11 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
             yield from flatten(each, count)
     elif data["event"] != "NoOp":
         yield data, count
+
+
+def keyed(data: Json) -> Keyed:
+    """The releases of a composition by their canonical text, with how often each was made."""
+    return [(canonical(each), count) for each, count in flatten(data)]
 
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:

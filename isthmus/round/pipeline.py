@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from isthmus.geometry.sketches import Encoder, Identity, Sketch
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.ledger import Purse
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.round.aggregators import Aggregator, Client
 from isthmus.round.averages import Average, Last
@@ -89,12 +90,6 @@ class Stage:
     def event(self, adjacency: Adjacency) -> Any:
         """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
         return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
-
-
-class Ledger(Protocol):
-    """Is charged before anything private is released."""
-
-    def charge(self, stage: Stage, t: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -322,7 +317,7 @@ def contribute(
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Purse | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
     if stage.private:
@@ -386,7 +381,7 @@ class Setting:
     public_rows: Callable[[Tensor, Any], Any]
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Ledger | None = None
+    ledger: Purse | None = None
     kept: Kept = field(default_factory=dict)
 
 

@@ -155,7 +155,7 @@ class Spending:
             account.add(dpa.NonPrivateDpEvent())
         return account
 
-    def _marks(self) -> dict[str, bool]:
+    def _marks(self) -> dict[str, Any]:
         """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
         return {"seeded": True} if self.seeded else {}
 

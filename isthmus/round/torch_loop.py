@@ -30,13 +30,13 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.ledger import Purse
 from isthmus.problems.objectives.module import Layers, captured, merged
 from isthmus.round import passes
 from isthmus.round.averages import Last
 from isthmus.round.pipeline import (
     Kept,
     Keys,
-    Ledger,
     Message,
     Pipeline,
     Release,
@@ -92,7 +92,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Any = None,
-        ledger: Ledger | None = None,
+        ledger: Purse | None = None,
         layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:

@@ -15,8 +15,7 @@ from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import Problem
-from isthmus.privacy import PrivacyStatement, event_json
-from isthmus.privacy.pair import RunLedgers
+from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.statement import Account
 
 
@@ -83,7 +82,7 @@ def write(
     settings: Settings,
     fitted: Any,
     figures: list[Figure],
-    ledger: RunLedgers | None,
+    ledger: Ledger | None,
     heard: list[str],
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
@@ -123,7 +122,7 @@ def tidy(run: RunFolder) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, int]:
+def _statement(ledger: Ledger, text: str, leaks: list[str]) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
     own = PrivacyStatement.from_json(text)
     measured = ledger.rounds().get("test figures", 0)
@@ -150,7 +149,7 @@ def _releases(event: Any) -> int:
     return sum(count for _, count in event_json.flatten(event))
 
 
-def outcome(run: RunFolder, settings: Settings, ledger: RunLedgers | None) -> Outcome:
+def outcome(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
     from isthmus.app.report import Record
 
