@@ -337,7 +337,10 @@ class PrivateLinear(BaseEstimator):
     @property
     def _tallied(self) -> bool:
         """Whether the run keeps a ledger of its own beside its checkpoint."""
-        plain = self.ledger is None or isinstance(self.ledger, (str, os.PathLike)) or type(self.ledger) is Ledger
+        given = self.ledger
+        plain = (
+            given is None or isinstance(given, (str, os.PathLike)) or (type(given) is Ledger and given.label is None)
+        )
         return self.checkpoint is not None and plain
 
     def _margins(self, X: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -20,6 +21,11 @@ class Book(Protocol):
     """Records that are only ever added to, and their totals."""
 
     tally: Tally
+
+    @property
+    def identity(self) -> str:
+        """What tells it from every other book."""
+        ...
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """One holder at a time, with everything counted that others have written."""
@@ -45,7 +51,7 @@ class MemoryBook:
     """
 
     def __init__(self) -> None:
-        self.tally = Tally()
+        self.tally, self.identity = Tally(), secrets.token_hex(32)
         self._records: list[Json] = []
         self._lock, self._pid = threading.Lock(), os.getpid()
 
@@ -77,6 +83,11 @@ class FileBook:
     def __init__(self, store: Store, given: Mapping[str, Any]) -> None:
         self.tally, self._store = Tally(), store
         self._chain = Chain(store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name))
+
+    @property
+    def identity(self) -> str:
+        """The seal of its first record."""
+        return self._chain.first
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """One thread of one process; what others wrote is read and verified, what was torn is mended."""

@@ -149,7 +149,7 @@ class Chain:
 
     def __init__(self, store: Store, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
         self.store, self._apply, self._mend = store, apply, mend
-        self.number, self._head, self._offset = 0, START, 0
+        self.number, self.first, self._head, self._offset = 0, "", START, 0
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -198,6 +198,7 @@ class Chain:
     def _take(self, line: bytes) -> None:
         record = self._check(line)
         self._apply(record)
+        self.first = self.first or record["hash"]
         self.number, self._head, self._offset = record["number"], record["hash"], self._offset + len(line) + 1
 
     def _check(self, line: bytes) -> Json:

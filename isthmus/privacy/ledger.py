@@ -169,7 +169,7 @@ class Ledger:
         adjacency: Adjacency | str | None = None,
         dataset: str | None = None,
         shared: Ledger | None = None,
-        label: str = "",
+        label: str | None = None,
         planned: Sequence[Event] = (),
     ) -> None:
         if not isinstance(dataset, str | None):
@@ -222,6 +222,11 @@ class Ledger:
     def dataset(self) -> str:
         """The public name of the data."""
         return self._book.tally.dataset
+
+    @property
+    def identity(self) -> str:
+        """What tells this ledger from every other, wherever it is opened: the seal of a file's first record."""
+        return self._book.identity
 
     @property
     def seeded(self) -> bool:
@@ -285,7 +290,7 @@ class Ledger:
         """
         if self.shared is not None:
             all_of_it = [event_json.to_json(each) for each in (event, *self.planned)]
-            self.shared.require({"event": "Composed", "events": all_of_it}, self.label)
+            self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
         if self.budget is None:
             return
         data = event_json.to_json(event)
@@ -375,7 +380,7 @@ class Ledger:
             self.shared._write(named)
 
     def _labelled(self, what: str) -> str:
-        return f"{self.label}/{what}"
+        return what if self.label is None else f"{self.label}/{what}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
