@@ -17,6 +17,7 @@ from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
 from isthmus.round.pipeline import Pipeline, Release, Stage, slots
 from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
@@ -26,7 +27,7 @@ Values = dict[str, Bounded]
 
 
 @dataclass(frozen=True)
-class Tap:
+class Tap(Mechanism):
     """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
 
     >>> tap = Tap()

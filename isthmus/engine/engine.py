@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from isthmus.base import validate
 from isthmus.engine import checkpoint, modules, options
-from isthmus.engine.accountant import Accountant, Limited
+from isthmus.engine.accountant import Accountant
 from isthmus.engine.filling import Filling, Norm, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
@@ -27,9 +27,10 @@ from isthmus.gradients.layers import Layers
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta
+from isthmus.privacy.ledger import Limit
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
-from isthmus.privacy.statement import PrivacyStatement
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.pipeline import Pipeline, Promise, Stage
 from isthmus.round.spending import stopped
 from isthmus.round.torch_loop import Ticket, TorchDriver
@@ -105,7 +106,7 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._budget: tuple[float, float] | None = None
+        self._limit: Limit | None = None
         self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
         """Every training that was made private, with its terms."""
         self._plans: list[tuple[TorchDriver, int | None]] = []
@@ -197,7 +198,7 @@ class PrivacyEngine:
             reduction=loss_reduction,
             seed=self.seed,
             noise=noise,
-            ledger=ledger.run({stage.name: event}, seeded=noise.seeded),
+            ledger=ledger.run({stage.name: event}, seeded=noise.seeded, limit=self._limit),
             layers=layers,
         )
         driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
@@ -242,7 +243,7 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
-        self._budget = budget
+        self._limit = scratch.limit(rounds, *budget)
         try:
             triple = self.make_private(
                 module=module,
@@ -254,9 +255,8 @@ class PrivacyEngine:
                 **rest,
             )
         finally:
-            self._budget = None
+            self._limit = None
         driver = self._require_driver()
-        driver.ledger = Limited(driver.ledger, driver.stage.event(self.ledger.adjacency), rounds, budget, self._kind)
         self._plans[-1] = driver, rounds
         return triple
 
@@ -307,17 +307,10 @@ class PrivacyEngine:
         event, told = self._planned()
         kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        return PrivacyStatement.of(
-            event,
-            delta,
-            promise.adjacency,
-            seeded=self._seeded,
-            n=promise.n,
-            sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=(*promise.assumptions, *told),
-            leaks=leaks,
-            noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
-        )
+        account = Account(delta, promise.adjacency, promise.n, self._seeded, (*promise.assumptions, *told), leaks)
+        account.samplers, account.sources = [*self._samplers], [source.describe() for source in self._sources]
+        account.add(event)
+        return account.statement()
 
     def _planned(self) -> tuple[Any, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
@@ -427,7 +420,8 @@ class PrivacyEngine:
         needed = self._needed(poisson)
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
-            self._ledger = Ledger(path, self._budget, adjacency=needed)
+            budget = None if self._limit is None else self._limit.budget
+            self._ledger = Ledger(path, budget, adjacency=needed)
         validate.check(
             self._ledger.adjacency is needed,
             "poisson_sampling",

@@ -30,10 +30,11 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.ledger import Purse
 from isthmus.problems.objectives.module import Layers, captured, merged
 from isthmus.round import passes
 from isthmus.round.averages import Last
-from isthmus.round.pipeline import Ledger, Pipeline, Release, slots
+from isthmus.round.pipeline import Pipeline, Release, slots
 from isthmus.round.sources import current
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
 from isthmus.round.updates import Delegate
@@ -79,7 +80,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Any = None,
-        ledger: Ledger | None = None,
+        ledger: Purse | None = None,
         layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:

@@ -27,7 +27,8 @@ from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import Problem, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.app.runs.schema import Schema
-from isthmus.privacy.pair import RunLedgers
+from isthmus.privacy import Ledger
+from isthmus.privacy.budget import default_delta
 
 Say = Callable[[str], None]
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
@@ -75,7 +76,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
     if run.has(files.RUN):
         say(f"{run.path} is done: there is nothing left to do")
         record.tidy(run)
-        return record.outcome(run, settings, None if not settings.private else RunLedgers(run.path / files.LEDGER))
+        return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
     schema = Schema.from_toml(run.read(files.SCHEMA).decode(), files.SCHEMA)
     shared = None if settings.budget is None else open_shared(settings.budget)
     say(f"going on with {run.path}")
@@ -87,7 +88,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
 def _begun(run: RunFolder) -> bool:
     """Whether something was charged or kept."""
     ledger = run.path / files.LEDGER
-    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(RunLedgers(ledger).rounds()))
+    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
 def dry_run(settings: Settings, declared: Schema) -> tuple[Problem, Any]:
@@ -149,7 +150,7 @@ def _carry(
         return record.outcome(run, settings, ledger)
 
 
-def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -> RunLedgers | None:
+def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -> Ledger | None:
     """The run's own ledger, beside the shared one; None for a run that is not private."""
     if not settings.private:
         return None
@@ -165,7 +166,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
         raise FolderDamaged(f"{path} is missing: what this run has spent cannot be told; restore it")
-    return RunLedgers(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
+    return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
 def _train(run: RunFolder, settings: Settings, problem: Problem, ledger: Any, progress: bool) -> Any:
@@ -266,7 +267,7 @@ def _test_words(settings: Settings, rows: int) -> str:
 
 def _delta(settings: Settings, problem: Problem) -> float:
     """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
-    return settings.delta if settings.delta is not None else min(1e-5, (settings.n or problem.n) ** -1.1)
+    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
 
 
 # ---------------------------------------------------------------- warnings and interrupts
