@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class InvalidInput(ValueError):
@@ -97,13 +98,16 @@ def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
 def finite(**arguments: Tensor) -> None:
     """No tensor holds NaN or infinity."""
     for name, value in arguments.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            bad = int((~value.isfinite()).sum())
             raise InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
 
 
 def as_tensor(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
     """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
+    import torch  # here alone: reports and ledgers are read without it
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         tensor = value
     else:

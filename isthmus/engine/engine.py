@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from isthmus.base import validate
+from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, modules, options
 from isthmus.engine.accountant import Accountant, Limited
 from isthmus.engine.filling import Filling, Norm, looks_at_public
@@ -334,8 +335,6 @@ class PrivacyEngine:
 
         It reads released values only, so it costs nothing.
         """
-        from isthmus.diagnostics import Tracker
-
         driver, tracker = self._require_driver(), Tracker() if tracker is None else tracker
 
         def observe(round: Any) -> None:

@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.app.report import Record
 from isthmus.app.runs import folder as files
 from isthmus.app.runs import model
 from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Problem
+from isthmus.app.runs.prepare import Prepared
+from isthmus.privacy import PrivacyStatement, event_json
 from isthmus.privacy.pair import RunLedgers
 
 
@@ -54,10 +56,8 @@ class Outcome:
         }
 
 
-def trained(estimator: Any, settings: Settings, problem: Problem) -> dict[str, Any]:
+def trained(estimator: Any, settings: Settings, problem: Prepared) -> dict[str, Any]:
     """What the record needs of the fitted estimator, for the stages after it."""
-    from isthmus.app.report import Record
-
     data = {
         "name": problem.name,
         "n": problem.n if settings.n is None else None,
@@ -88,8 +88,6 @@ def write(
 
     The model is written again with that statement: whoever gets the model alone gets the whole of it.
     """
-    from isthmus.app.report import Record
-
     trained = run.read_sealed(files.TRAINED)
     record, bare = trained["record"], []
     if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
@@ -123,8 +121,6 @@ def tidy(run: RunFolder) -> None:
 
 def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
-    from isthmus.privacy import PrivacyStatement, event_json
-
     own = PrivacyStatement.from_json(text)
     measured = ledger.rounds().get("test figures", 0)
     lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
@@ -157,15 +153,11 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
 
 def _releases(event: Any) -> int:
     """How many single releases an event is made of."""
-    from isthmus.privacy import event_json
-
     return sum(count for _, count in event_json.flatten(event))
 
 
 def outcome(run: RunFolder, settings: Settings, ledger: RunLedgers | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    from isthmus.app.report import Record
-
     record = Record.from_file(run.path)
     figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
     delta = None if record.privacy is None else float(record.privacy["delta"])
