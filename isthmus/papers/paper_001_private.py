@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.schedules import (
-    Rule,
-    Schedule,
+from isthmus.papers.given import given, log_inverse
+from isthmus.papers.paper_001_rates import (
     mapping_beta,
     mapping_rounds,
     stationary_beta,
     stationary_rounds,
     stationary_threshold,
 )
+from isthmus.papers.schedules import Rule, Schedule, round_up
 
 
 def private_stationary_schedule(
@@ -97,10 +96,8 @@ def stationary_samples(
     >>> [stationary_samples(1.0, **problem, **budget, d=10**6, width=w) for w in (None, 1.0, 100.0)]
     [128000, 32768, 128000]
     """
-    log = _log_inverse(epsilon, delta)
-    validate.positive_int(rounds=rounds)
-    validate.open_unit(failure=failure)
-    validate.positive(constant=constant)
+    log = log_inverse(epsilon, delta)
+    given(locals(), width=None)
     beta = stationary_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = diameter * (lipschitz + smoothness * diameter) ** 2 / (accuracy**2 * smoothness)
     spread = lipschitz * math.sqrt(rounds * log) / (math.sqrt(failure) * epsilon)
@@ -133,9 +130,8 @@ def mapping_samples(
     >>> [mapping_samples(0.5, **problem, width=w, epsilon=0.5, delta=math.exp(-4)) for w in (None, 1.0)]
     [128000, 1024]
     """
-    log = _log_inverse(epsilon, delta)
-    validate.positive_int(rounds=rounds)
-    validate.positive(constant=constant)
+    log = log_inverse(epsilon, delta)
+    given(locals(), width=None)
     beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = max(smoothness * diameter / accuracy**2, 1 / accuracy)
     spread = lipschitz * math.sqrt(rounds * log) / epsilon
@@ -144,14 +140,5 @@ def mapping_samples(
 
 def _root_dimension(d: int, width: float | None, beta: float) -> float:
     """min(w(C) / beta, sqrt(d))."""
-    validate.positive_int(d=d)
-    if width is None:
-        return math.sqrt(d)
-    validate.positive(width=width)
-    return min(width / beta, math.sqrt(d))
-
-
-def _log_inverse(epsilon: float, delta: float) -> float:
-    validate.positive(epsilon=epsilon)
-    validate.open_unit(delta=delta)
-    return math.log(1 / delta)
+    given(locals(), width=None if width is None else validate.positive)
+    return math.sqrt(d) if width is None else min(width / beta, math.sqrt(d))
