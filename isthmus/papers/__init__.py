@@ -117,11 +117,12 @@ from isthmus.papers.paper_003_rates import *
 from isthmus.papers.paper_004 import *
 from isthmus.papers.schedules import *
 
+_HELPERS = ("mapping_plan", "round_up", "stationary_plan")
 _FILES = f"{__name__}.paper_", f"{__name__}.schedules"
 __all__ = sorted(
     name
     for name, value in globals().items()
-    if getattr(value, "__module__", "").startswith(_FILES) and not name.startswith("_") and name != "round_up"
+    if getattr(value, "__module__", "").startswith(_FILES) and not name.startswith("_") and name not in _HELPERS
 )
 """The statements, and the classes that they return: whatever the files of the papers define."""
 

@@ -7,8 +7,9 @@ and 2 of Corollary D.2 keep `strongly_convex_schedule`; parts 1-3 are the rates 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from isthmus.base import validate
 from isthmus.papers.given import given
@@ -16,12 +17,9 @@ from isthmus.papers.paper_001_rates import (
     convex_rate,
     convex_schedule,
     mapping_batch,
-    mapping_beta,
-    mapping_rounds,
+    mapping_plan,
     stationary_batch,
-    stationary_beta,
-    stationary_rounds,
-    stationary_threshold,
+    stationary_plan,
     strongly_convex_rate,
     strongly_convex_smooth_rate,
 )
@@ -262,13 +260,7 @@ def distributed_stationary_schedule(
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     clients = stationary_batch(accuracy, **problem, noise=spread, failure=failure, constant=constant)
     bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem, code_bound=bound)),
-        batch=Rule(clients),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=clients, code_bound=bound)
 
 
 def distributed_mapping_schedule(
@@ -296,12 +288,7 @@ def distributed_mapping_schedule(
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     clients = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=spread, constant=constant)
     bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=bound)),
-        batch=Rule(clients),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
+    return mapping_plan(accuracy, smoothness, diameter, bound, gap, constant, batch=clients)
 
 
 # ---------------------------------------------------------------- Tables 2 and 5
@@ -411,22 +398,7 @@ def stationary_communication(
     ...                          gap=1.0, d=100, width=1.0, scheme=floats, failure=0.5)
     Communication(sgd=12800.0, contraction=12800.0, compressed=12800.0, dimension=100)
     """
-
-    def plan(chi: float) -> Schedule:
-        return distributed_stationary_schedule(
-            accuracy,
-            smoothness=smoothness,
-            diameter=diameter,
-            gradient_bound=gradient_bound,
-            noise=noise,
-            between=between,
-            chi=chi,
-            gap=gap,
-            failure=failure,
-            constant=constant,
-        )
-
-    return _many_clients(plan, d, width, scheme)
+    return _many_clients(distributed_stationary_schedule, locals())
 
 
 def mapping_communication(
@@ -449,21 +421,7 @@ def mapping_communication(
     ...                       d=1000, width=1.0, scheme=floats)
     Communication(sgd=96000.0, contraction=96000.0, compressed=1536.0, dimension=16)
     """
-
-    def plan(chi: float) -> Schedule:
-        return distributed_mapping_schedule(
-            accuracy,
-            smoothness=smoothness,
-            diameter=diameter,
-            gradient_bound=gradient_bound,
-            noise=noise,
-            between=between,
-            chi=chi,
-            gap=gap,
-            constant=constant,
-        )
-
-    return _many_clients(plan, d, width, scheme)
+    return _many_clients(distributed_mapping_schedule, locals())
 
 
 def _single_client(base: float, d: int, width: float, scheme: Scheme, constant: float) -> Communication:
@@ -475,11 +433,12 @@ def _single_client(base: float, d: int, width: float, scheme: Scheme, constant: 
     return Communication(constant * base * floats(d).bits, rounds * wide.bits, rounds * bits, r)
 
 
-def _many_clients(plan: Callable[[float], Schedule], d: int, width: float, scheme: Scheme) -> Communication:
-    """kappa T codes, r = w(C)^2 / beta^2."""
-    wide = scheme(d)
-    plain, encoded = plan(0.0), plan(wide.chi)
-    r = encoded.dimension(0, d, width)
+def _many_clients(schedule: Callable[..., Schedule], own: Mapping[str, Any]) -> Communication:
+    """kappa T codes, r = w(C)^2 / beta^2; `own` are the arguments of the row, those of the schedule among them."""
+    d, scheme = own["d"], own["scheme"]
+    wide, problem = scheme(d), {name: own[name] for name in own if name not in ("d", "width", "scheme")}
+    plain, encoded = schedule(**problem, chi=0.0), schedule(**problem, chi=wide.chi)
+    r = encoded.dimension(0, d, own["width"])
     bits = min(wide.bits, scheme(r).bits)
     codes = float(encoded.batch_size() * (encoded.rounds or 1))
     return Communication(plain.batch_size() * (plain.rounds or 1) * floats(d).bits, codes * wide.bits, codes * bits, r)

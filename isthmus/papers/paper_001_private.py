@@ -10,14 +10,8 @@ import math
 
 from isthmus.base import validate
 from isthmus.papers.given import given, log_inverse
-from isthmus.papers.paper_001_rates import (
-    mapping_beta,
-    mapping_rounds,
-    stationary_beta,
-    stationary_rounds,
-    stationary_threshold,
-)
-from isthmus.papers.schedules import Rule, Schedule, round_up
+from isthmus.papers.paper_001_rates import mapping_beta, mapping_plan, stationary_beta, stationary_plan
+from isthmus.papers.schedules import Schedule, round_up
 
 
 def private_stationary_schedule(
@@ -39,12 +33,7 @@ def private_stationary_schedule(
     (1.0, 0.00390625, 20, 0.5)
     """
     problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": lipschitz}
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem)),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
+    return stationary_plan(accuracy, problem, gap, failure, constant)
 
 
 def private_mapping_schedule(
@@ -58,12 +47,7 @@ def private_mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.rounds
     (0.25, 0.1, 8)
     """
-    beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(beta),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
+    return mapping_plan(accuracy, smoothness, diameter, lipschitz, gap, constant)
 
 
 def stationary_samples(

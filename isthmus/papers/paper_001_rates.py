@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from isthmus.base import validate
 from isthmus.papers.given import given, log_over_root
@@ -148,13 +149,29 @@ def stationary_schedule(
     (1.0, 0.00390625, 10, 20, 0.5)
     """
     problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem)),
-        batch=Rule(stationary_batch(accuracy, **problem, noise=noise, failure=failure, constant=constant)),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
+    batch = stationary_batch(accuracy, **problem, noise=noise, failure=failure, constant=constant)
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=batch)
+
+
+def stationary_plan(
+    accuracy: float,
+    problem: Mapping[str, float],
+    gap: float,
+    failure: float,
+    constant: float,
+    *,
+    batch: float = 1.0,
+    code_bound: float | None = None,
+) -> Schedule:
+    """eta = 1/mu with the beta, T and threshold of Theorem 2.4 for a problem (mu, ||C||, G), and a batch.
+
+    >>> stationary_plan(1.0, {"smoothness": 1.0, "diameter": 1.0, "gradient_bound": 1.0}, 0.5, 0.1, 1.0).rounds
+    20
+    """
+    threshold = stationary_threshold(accuracy, **problem)
+    beta = stationary_beta(accuracy, **problem, code_bound=code_bound)
+    rounds = stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant)
+    return Schedule(Rule(1 / problem["smoothness"]), Rule(beta), Rule(batch), rounds, threshold)
 
 
 # ---------------------------------------------------------------- nonconvex: gradient mapping
@@ -209,14 +226,21 @@ def mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
     (0.25, 0.1, 1, 8)
     """
-    beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
     batch = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=noise, constant=constant)
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(beta),
-        batch=Rule(batch),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
+    return mapping_plan(accuracy, smoothness, diameter, gradient_bound, gap, constant, batch=batch)
+
+
+def mapping_plan(
+    accuracy: float, mu: float, diameter: float, bound: float, gap: float, constant: float, *, batch: float = 1.0
+) -> Schedule:
+    """eta = 1/(2 mu) with the beta and T of Theorem B.5 at G = `bound`, and a batch.
+
+    >>> mapping_plan(1.0, 2.0, 5.0, 1.0, 4.0, 1.0).rounds
+    8
+    """
+    beta = mapping_beta(accuracy, smoothness=mu, diameter=diameter, gradient_bound=bound)
+    rounds = mapping_rounds(accuracy, smoothness=mu, gap=gap, constant=constant)
+    return Schedule(Rule(1 / (2 * mu)), Rule(beta), Rule(batch), rounds)
 
 
 def _speed(smoothness: float, diameter: float, gradient_bound: float) -> float:

@@ -283,18 +283,10 @@ def block_gain(
     10.0
     """
 
+    problem = {"smoothness": smoothness, "difference": difference, "blocks": blocks, "chances": chances}
+
     def utility(name: str, bounds: Vector) -> float:
-        return block_convex_utility(
-            name,
-            smoothness=smoothness,
-            lipschitz=bounds,
-            difference=difference,
-            n=1,
-            epsilon=1.0,
-            delta=0.5,
-            blocks=blocks,
-            chances=chances,
-        )
+        return block_convex_utility(name, lipschitz=bounds, n=1, epsilon=1.0, delta=0.5, **problem)  # type: ignore[arg-type]
 
     mine = utility(row, lipschitz)
     validate.check(mine > 0, "difference", difference, "give a start that is not the minimiser")
