@@ -105,7 +105,7 @@ def finite(**arguments: Tensor) -> None:
 
 def as_tensor(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
     """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
-    import torch  # heavy
+    import torch  # here alone: reports and ledgers are read without it
 
     if isinstance(value, torch.Tensor):
         tensor = value

@@ -15,7 +15,7 @@ from isthmus.base.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sp
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.geometry.sketches.kronecker import is_outer
 from isthmus.gradients import _products, adding, rounding
-from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
@@ -196,9 +196,7 @@ class Outer(Rows):
     def plus(self, others: Sequence[Rows]) -> Rows:
         mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
         if len(mates) <= len(others):
-            from isthmus.gradients.tied import total
-
-            return total([self, *others])
+            return KINDS["sum"]([self, *others])
         positions = sum(rows.positions for rows in mates)
         if positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) or is_lazy(r.a) for r in mates):
             return super().plus(others)
@@ -336,3 +334,6 @@ def _same(x: Matrix, y: Matrix) -> bool:
     if not is_sparse(x):
         return torch.equal(x, y)
     return all(np.array_equal(getattr(x, k), getattr(y, k)) for k in ("indptr", "indices", "data"))
+
+
+KINDS["factors"] = lambda a, b: Outer(a, b).compact()

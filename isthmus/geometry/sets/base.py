@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base import storage
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
 from isthmus.geometry.sets.widths import Width, monte_carlo
 
@@ -221,3 +222,6 @@ def _as_point(name: str, value: Any) -> Tensor:
     if not math.isfinite(float(x.sum())):
         finite(**{name: x})
     return x
+
+
+storage.register("set", ConvexSet)  # type: ignore[type-abstract]

@@ -242,7 +242,7 @@ class _Probe(Layers):
 
     def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """The output with a tap that records."""
-        if self.seen is None or not self._listens():
+        if self.seen is None or not self.listens():
             return super().after(site, args, kwargs, output)
         dim, seen, place = site.rule.dim(site.layer, output), self.seen, len(self.seen.given)
         known = output.ndim > dim and output.shape[dim] == self.batch and output.is_floating_point()

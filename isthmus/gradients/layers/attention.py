@@ -135,7 +135,7 @@ def _replaced_forward(site: Any, layers: Any) -> list[Any]:
             return type(self).forward(self, query, key, value, *args, **kwargs)
         restore = layers.silence(self.parameters())  # the output projection's too: torch reads it here
         try:
-            if not layers._listens():
+            if not layers.listens():
                 return type(self).forward(self, query, key, value, *args, **kwargs)
             return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
         finally:

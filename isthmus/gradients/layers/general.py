@@ -141,7 +141,7 @@ class FunctionRule(Rule):
                 return type(self).forward(self, *args, **kwargs)
             restore = layers.silence(site.parameters)
             try:
-                return rule._tapped(site, args, kwargs) if layers._listens() else plain(*args, **kwargs)
+                return rule._tapped(site, args, kwargs) if layers.listens() else plain(*args, **kwargs)
             finally:
                 restore()
 

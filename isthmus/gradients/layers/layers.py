@@ -166,11 +166,11 @@ class Layers:
 
     def before(self, site: Site, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Arguments that keep examples apart, where the rule asks for them."""
-        return site.rule.prepare(site.layer, args, self.batch) if self._listens() else None
+        return site.rule.prepare(site.layer, args, self.batch) if self.listens() else None
 
     def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """The output with a tap on it."""
-        if not self._listens():
+        if not self.listens():
             return output
         kept = site.rule.keep(site.layer, args, kwargs)
         token = self.token
@@ -227,7 +227,8 @@ class Layers:
         touched.layers = self  # type: ignore[attr-defined]
         return parameter.requires_grad_(True).register_hook(touched)
 
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
+        """Whether a forward pass is to be followed."""
         return self.listener is not None and torch.is_grad_enabled()
 
 
