@@ -2,8 +2,8 @@
 
 Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
 
-* `Buckets`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
-* `Dense`: the m x d matrix itself, by Cholesky;
+* `BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
+* `DenseOperator`: the m x d matrix itself, by Cholesky;
 * `MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
 """
 
@@ -42,7 +42,7 @@ class Operator(Protocol):
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
 
 
-class Buckets:
+class BucketOperator:
     """Columns with one non-zero `value[j]` in row `index[j]`."""
 
     def __init__(self, index: NDArray[np.intp], value: Array, m: int, scale: float) -> None:
@@ -60,7 +60,7 @@ class Buckets:
         return [b / diagonal for b in right]
 
 
-class Dense:
+class DenseOperator:
     """An explicit m x d matrix."""
 
     def __init__(self, matrix: Array) -> None:
@@ -106,7 +106,9 @@ def one_thread(phi: Operator) -> AbstractContextManager[Any]:
 
     NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
     """
-    return _pools().limit(limits=1, user_api="blas") if isinstance(phi, Dense) and phi.m <= 1000 else nullcontext()
+    return (
+        _pools().limit(limits=1, user_api="blas") if isinstance(phi, DenseOperator) and phi.m <= 1000 else nullcontext()
+    )
 
 
 @lru_cache(maxsize=1)
@@ -122,17 +124,17 @@ def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
 def operator(sketch: Sketch | Any) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
-        return Dense(np.ascontiguousarray(sketch, dtype=np.float64))
+        return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
     found = _one_per_column(sketch)
     if found is not None:
         return found
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
         matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
-        return Dense(np.ascontiguousarray(matrix.cpu().numpy()))
+        return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
     return MatrixFree(sketch)
 
 
-def _one_per_column(sketch: Sketch) -> Buckets | None:
+def _one_per_column(sketch: Sketch) -> BucketOperator | None:
     """The bucket form, found by two adjoints; None unless every column has at most one non-zero.
 
     With codes c_i = i + u_i, u_i random in (1/4, 3/4), a column with one non-zero has ratio Phi'c / Phi'1 = c_i with
@@ -154,7 +156,7 @@ def _one_per_column(sketch: Sketch) -> Buckets | None:
     index = ratio.astype(np.intp)
     if np.abs(ratio - codes[index]).max() > 1e-12 * m:
         return None
-    return Buckets(index, total, m, float(sketch.norm))
+    return BucketOperator(index, total, m, float(sketch.norm))
 
 
 @lru_cache(maxsize=16)

@@ -15,7 +15,7 @@ from isthmus.base import validate
 from isthmus.geometry.lifts._fista import fista
 from isthmus.geometry.lifts._gauge import least_gauge
 from isthmus.geometry.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
-from isthmus.geometry.lifts._path import PathEnd, Problem, nearest
+from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
 from isthmus.geometry.lifts.pursuit import pursue
 from isthmus.geometry.sets import ConvexSet, L1Ball, Whole
 from isthmus.geometry.sketches.base import Sketch
@@ -128,7 +128,7 @@ def solve_lift(
         return _loose(constraint, sketch, v, w0, start, tol, max_iter)
     phi = operator(sketch)
     scaled, near = _working(v) / phi.scale, _working(w0)
-    problem = Problem(constraint, phi, scaled, near)
+    problem = LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
     mu = None if warm is None or warm.dual is None else warm.dual.double().cpu().numpy()
@@ -142,7 +142,7 @@ def solve_lift(
     return _result(end, phi, start)
 
 
-def _sparsest(problem: Problem, end: PathEnd, tol: float) -> PathEnd | None:
+def _sparsest(problem: LiftProblem, end: PathEnd, tol: float) -> PathEnd | None:
     """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
     constraint, phi, v = problem.constraint, problem.phi, problem.v
     if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
@@ -185,7 +185,7 @@ def _loose(
     return LiftResult(_like(w, start), math.sqrt(f), bound, iterations, settled, "fista")
 
 
-def _already_there(problem: Problem) -> bool:
+def _already_there(problem: LiftProblem) -> bool:
     """Whether the start is in the set and meets the target to rounding."""
     short = problem.v - problem.phi.forward(problem.w0)
     close = float(np.linalg.norm(short)) <= 1e-14 * (float(np.linalg.norm(problem.v)) + 1e-300)

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.lifts._gauge import value_root
-from isthmus.geometry.lifts._operators import Array, Buckets, Dense, MatrixFree, Operator, operator, spd_solve
-from isthmus.geometry.lifts._path import Problem
+from isthmus.geometry.lifts._operators import (
+    Array,
+    BucketOperator,
+    DenseOperator,
+    MatrixFree,
+    Operator,
+    operator,
+    spd_solve,
+)
+from isthmus.geometry.lifts._path import LiftProblem
 from isthmus.geometry.sets import L1Ball
 from isthmus.geometry.sketches.base import Sketch
 
@@ -86,11 +94,11 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
     size = float(np.linalg.norm(y))
     if size == 0:
         return np.zeros(phi.d), np.zeros(phi.m), 0, "closed form"
-    if isinstance(phi, Buckets):
+    if isinstance(phi, BucketOperator):
         return *_closed_form(phi, y), 1, "closed form"
     if isinstance(phi, MatrixFree):
         return _matrix_free(phi, y, tol)
-    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, Dense) else phi.matrix
+    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, DenseOperator) else phi.matrix
     w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m if max_iter is None else max_iter, tol)
     method = "homotopy"
     if not _proven(matrix, y / size, w, dual, tol):
@@ -101,7 +109,7 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
 
 def _matrix_free(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
     """The least radius of an l1 ball whose image holds y, for maps too large for a matrix."""
-    end = value_root(Problem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
+    end = value_root(LiftProblem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
     if end is None or not end.converged:
         _out_of_range()
     return end.w, end.mu / float(np.abs(phi.adjoint(end.mu)).max()), end.iterations, "value function"
@@ -183,7 +191,7 @@ def _linear_program(matrix: Array, y: Array) -> tuple[Array, Array, int]:
     return answer.x[:d] - answer.x[d:], np.asarray(answer.eqlin.marginals), int(answer.nit)
 
 
-def _closed_form(phi: Buckets, y: Array) -> tuple[Array, Array]:
+def _closed_form(phi: BucketOperator, y: Array) -> tuple[Array, Array]:
     """In each row the largest entry carries everything."""
     order = np.argsort(np.abs(phi.value), kind="stable")
     largest = np.full(phi.m, -1)

@@ -14,8 +14,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Rows
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import LinearRule, Rule, Trainable, factored
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import LayerRule, LinearRule, Trainable, factored
 
 PARTS = ("q", "k", "v")
 EXTRAS = ("bias_k", "bias_v")
@@ -44,7 +44,7 @@ class Replaced:
             self.owner.__dict__.pop(self.name, None)
 
 
-class AttentionRule(Rule):
+class AttentionRule(LayerRule):
     """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
 
     Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
@@ -60,9 +60,9 @@ class AttentionRule(Rule):
 
     kinds = (nn.MultiheadAttention,)
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
-        found: dict[str, Binding] = {}
+        found: dict[str, LeafBinding] = {}
         packed, bias = layer.in_proj_weight is not None, layer.in_proj_bias
         for index, part in enumerate(PARTS):
             rows = slice(index * layer.embed_dim, (index + 1) * layer.embed_dim)
@@ -71,10 +71,10 @@ class AttentionRule(Rule):
             joined = packed and not split and trainable(weight) and trainable(bias)
             if trainable(weight):
                 name = f"in_proj.{part}.weight" if split else f"in_proj.{part}"
-                found[name] = Binding(weight, bias if joined else None, rows=over)
+                found[name] = LeafBinding(weight, bias if joined else None, rows=over)
             if trainable(bias) and not joined:
-                found[f"in_proj.{part}.bias"] = Binding(bias, rows=rows)
-        return found | {name: Binding(getattr(layer, name)) for name in EXTRAS if trainable(getattr(layer, name))}
+                found[f"in_proj.{part}.bias"] = LeafBinding(bias, rows=rows)
+        return found | {name: LeafBinding(getattr(layer, name)) for name in EXTRAS if trainable(getattr(layer, name))}
 
     def install(self, site: Any, layers: Any) -> list[Any]:
         """Replace the forward of this one object."""
@@ -88,7 +88,7 @@ class AttentionRule(Rule):
         """As the layer itself was told."""
         return 0 if layer.batch_first else 1
 
-    def rows(self, layer: Any, kept: Projected, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Projected, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
         if kept.a is None:
             return {kept.parts[0]: Dense(b.flatten(1))}
@@ -109,7 +109,7 @@ class Frozen(NamedTuple):
 
     name: str
     layer: nn.Module
-    wanted: dict[str, Binding] = {}
+    wanted: dict[str, LeafBinding] = {}
 
 
 class OutputRule(LinearRule):

@@ -15,15 +15,15 @@ from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.block_outer import BlockOuter
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import LayerRule
 from isthmus.gradients.outer import Outer
 
 PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
 
 
-class ConvolutionRule(Rule):
+class ConvolutionRule(LayerRule):
     """z_t = W a_t + c for the patches a_t of the input: g = sum_t b_t [a_t, 1]', one such block for each group.
 
     Where the sums are smaller than patches and output gradients, they are what is returned, and the patches of only
@@ -43,7 +43,7 @@ class ConvolutionRule(Rule):
         """Examples are always in front."""
         return 0
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
         b = b.detach().flatten(2)
         found: dict[str, Rows] = {}

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import LayerRule
 from isthmus.gradients.lookup import Lookup
 
 
-class TableRule(Rule):
+class TableRule(LayerRule):
     """What embeddings and bags share: one leaf, the table, and settings that leave no per-example gradient."""
 
     def check(self, name: str, layer: Any) -> None:
@@ -67,7 +67,7 @@ class EmbeddingRule(TableRule):
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         return self.first(index, 2)
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The places and the gradients there."""
         index = kept[:, None] if kept.ndim == 1 else kept.flatten(1)
         b = self.first(b, 3)
@@ -104,7 +104,7 @@ class EmbeddingBagRule(TableRule):
         return index, weights
 
     def rows(
-        self, layer: Any, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, Binding]
+        self, layer: Any, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """The places of the bag, each with its share of the gradient."""
         index, weights = kept

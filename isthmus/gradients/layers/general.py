@@ -18,8 +18,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.attention import Replaced
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule, Trainable
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import LayerRule, Trainable
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
@@ -77,7 +77,7 @@ class _Bare(nn.Module):
         return self.plain(*args, **kwargs)
 
 
-class FunctionRule(Rule):
+class FunctionRule(LayerRule):
     """g_i = J_i' b_i, the vector-Jacobian product of the layer's function at example i alone, by `torch.func`.
 
     For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
@@ -105,9 +105,9 @@ class FunctionRule(Rule):
         self._whole = False
         """Whether children have taps, which must see the whole batch."""
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """One leaf for every parameter the layer owns, under its name."""
-        return {name: Binding(parameter) for name, parameter in owned(layer) if trainable(parameter)}
+        return {name: LeafBinding(parameter) for name, parameter in owned(layer) if trainable(parameter)}
 
     def check(self, name: str, layer: Any) -> None:
         """No random draws: the second pass would see others."""
@@ -152,7 +152,7 @@ class FunctionRule(Rule):
         """The call, as `_tapped` describes it."""
         return args[0]
 
-    def rows(self, layer: Any, kept: Call, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Call, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of every parameter: all at once where they fit, else each by chunks whenever it is read."""
         same = kept.versions == _versions(kept.leaves)
         _refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")

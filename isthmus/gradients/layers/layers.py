@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.registry import rule_for
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.rules import LayerRule
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
@@ -32,8 +32,8 @@ class Site:
 
     name: str
     layer: nn.Module
-    rule: Rule
-    wanted: dict[str, Binding]
+    rule: LayerRule
+    wanted: dict[str, LeafBinding]
     leaves: dict[str, str]
 
     @property
@@ -243,7 +243,7 @@ def _keeps_batch_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
-def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site], dict[str, Binding]]:
+def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site], dict[str, LeafBinding]]:
     """The sites of a module and the binding of every leaf."""
     found = []
     for name, layer in module.named_modules():
@@ -255,7 +255,7 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
     for _, layer, rule in found:
         uses.update({id(p) for b in rule.bindings(layer, trainable, False).values() for p in b.parameters})
     sites: list[Site] = []
-    bindings: dict[str, Binding] = {}
+    bindings: dict[str, LeafBinding] = {}
     owner: dict[tuple[int, str], str] = {}
     for name, layer, rule in found:
         wanted = rule.bindings(layer, trainable, False)

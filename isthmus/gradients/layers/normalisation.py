@@ -14,25 +14,25 @@ from torch.nn import functional as F
 from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import LayerRule
 
 
-class NormalisationRule(Rule):
+class NormalisationRule(LayerRule):
     """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
 
     The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
     """
 
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """Scale and shift as columns."""
-        return Binding(weight, bias, columns=True)
+        return LeafBinding(weight, bias, columns=True)
 
     def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The input."""
         return self.examples(layer, args[0] if args else kwargs["input"])
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Scale and shift, or one of them."""
         b, work = self.examples(layer, b), rounding.working(kept.dtype, b.dtype)
         row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])

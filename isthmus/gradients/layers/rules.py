@@ -1,6 +1,6 @@
 """What a kind of layer tells: its leaves, and their rows from its input and the gradient of its output.
 
-A `Rule` keeps what it needs of the forward pass and, when the gradient b of the layer's output arrives, answers with
+A `LayerRule` keeps what it needs of the forward pass and, when the gradient b of the output arrives, answers with
 the rows of the layer's leaves, factored where they can be.  In its own pass the weights ask for no gradient.
 """
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.gradients.base import Dense, Rows
-from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.outer import Outer
 
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""
 
 
-class Rule(ABC):
+class LayerRule(ABC):
     """One kind of layer.  Leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
 
     `batch_dim` is where a tensor of the module keeps its examples; rows always count examples first.
@@ -32,17 +32,17 @@ class Rule(ABC):
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """The trainable leaves by suffix; `split` asks for weight and bias apart, because one of them is tied."""
         weight, bias = layer.weight, getattr(layer, "bias", None)
         if trainable(weight) and trainable(bias) and not split:
             return {"": self.bind(weight, bias)}
         found = {"weight" if split else "": self.bind(weight)} if trainable(weight) else {}
-        return found | ({"bias": Binding(bias)} if bias is not None and trainable(bias) else {})
+        return found | ({"bias": LeafBinding(bias)} if bias is not None and trainable(bias) else {})
 
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """How a weight and its bias lie in a leaf."""
-        return Binding(weight, bias)
+        return LeafBinding(weight, bias)
 
     def check(self, name: str, layer: Any) -> None:
         """Refuse a layer that has no per-example gradient, with the remedy."""
@@ -83,7 +83,7 @@ class Rule(ABC):
         """What of the forward pass the rows need."""
 
     @abstractmethod
-    def rows(self, layer: Any, kept: Any, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Any, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of the wanted leaves (those of `bindings`), by suffix."""
 
     def dim(self, layer: Any, output: Tensor) -> int:
@@ -95,7 +95,7 @@ class Rule(ABC):
         return x.detach() if self.batch_dim == 0 or x.ndim < least else x.detach().transpose(0, 1)
 
 
-class LinearRule(Rule):
+class LinearRule(LayerRule):
     """z = W a + c at any number of positions: g = sum_t b_t [a_t, 1]'."""
 
     kinds = (nn.Linear,)
@@ -104,12 +104,12 @@ class LinearRule(Rule):
         """The input."""
         return self.first(args[0] if args else kwargs["input"])
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Outer products, or their sums where these are smaller; a bias alone is the sum of b over positions."""
         return factored(kept, self.first(b), wanted)
 
 
-def factored(a: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q)."""
     a, b = positions(a), positions(b)
     found: dict[str, Rows] = {}

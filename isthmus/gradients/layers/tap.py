@@ -11,7 +11,7 @@ from torch import Tensor
 Push = Callable[[Tensor], None]
 
 
-class Tap(torch.autograd.Function):
+class GradientTap(torch.autograd.Function):
     """Makes a tensor need a gradient although no weight does, and shows that gradient to `push`.
 
     The memory is handed on as a tensor of its own, not as a view, so that activations may still be computed in place
@@ -39,4 +39,4 @@ def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     >>> seen
     [tensor([1., 1.])]
     """
-    return Tap.apply(output, anchor, push)
+    return GradientTap.apply(output, anchor, push)
