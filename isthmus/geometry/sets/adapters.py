@@ -45,8 +45,9 @@ class _Adapter(ConvexSet):
         return self.bound or 0.0
 
     def _refusal(self, operation: str) -> str | None:
-        missing = operation == "diameter" and self.bound is None
-        return "give its value as bound= when you build the adapter" if missing else None
+        if operation == "diameter" and self.bound is None:
+            return "give its value as bound= when you build the adapter"
+        return super()._refusal(operation)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, Point, inside, norm, own, working
+from isthmus.geometry.sets.base import ConvexSet, Point, VertexForm, inside, norm, own, working
 from isthmus.geometry.sets.lp import pnorm, project_unit_lp
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, max_abs_normal
@@ -68,6 +68,9 @@ class L1Ball(ConvexSet):
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_abs_normal(d))
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(self.radius, signed=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,10 +20,42 @@ Size = int | Sequence[int] | None
 
 OPERATIONS = ("contains", "project", "lmo", "gauge", "support", "diameter", "gaussian_width")
 _NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
+_FORMULAS = {
+    "lmo": ("_lmo",),
+    "gauge": ("_gauge",),
+    "support": ("_support",),
+    "diameter": ("_diameter",),
+    "gaussian_width": ("_width", "_support"),
+    "vertex_form": ("_vertex_form",),
+}
+"""The formulas that give an operation, any one of them; the others follow from the projection, which every set has."""
 
 
 class UnsupportedOperation(TypeError):
     """A set was asked for something it cannot do: the message has the set, the operation and the remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class VertexForm:
+    """The finitely many vertices of a polytope: `radius` times the rows, and minus them too where `signed`.
+
+    rows  one vertex direction a row (l x d); None stands for the d coordinate axes, which are never built
+
+    >>> VertexForm(2.0, signed=True).vertex(torch.tensor([0.0, -1.0, 0.0]))
+    tensor([ 0., -2.,  0.])
+    """
+
+    radius: float = 1.0
+    signed: bool = False
+    rows: Tensor | None = None
+
+    def scores(self, g: Tensor) -> Tensor:
+        """-<row, g> of every row: the vertex that minimises <g, s> has the largest (signed: the largest in size)."""
+        return -g if self.rows is None else -(self.rows.to(g) @ g)
+
+    def vertex(self, choice: Tensor) -> Tensor:
+        """The vertex of a chosen score: `choice` is +-1 in its place and 0 elsewhere."""
+        return self.radius * (choice if self.rows is None else choice @ self.rows.to(choice))
 
 
 class ConvexSet(ABC):
@@ -33,7 +66,8 @@ class ConvexSet(ABC):
     shapes are refused.  Results are new tensors outside the autograd graph; scalars are Python floats.
 
     A subclass writes the formulas `_project`, `_lmo`, `_gauge`, `_support`, `_diameter` and, where a closed form
-    exists, `_width`; `_support` works on the last dimension so that rows can be evaluated together.
+    exists, `_width`; a polytope with few vertices also `_vertex_form`.  `_support` works on the last dimension so that
+    rows can be evaluated together.  What a set `can` do follows from the formulas its class writes.
     """
 
     convex: bool = True
@@ -50,8 +84,9 @@ class ConvexSet(ABC):
         return None
 
     def can(self, operation: str) -> bool:
-        """Whether the set offers `operation`, one of `OPERATIONS`."""
-        check(operation in OPERATIONS, "operation", operation, f"choose one of {list(OPERATIONS)}")
+        """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
+        known = (*OPERATIONS, "vertex_form")
+        check(operation in known, "operation", operation, f"choose one of {list(known)}")
         return self._refusal(operation) is None
 
     def require(self, *operations: str) -> None:
@@ -118,7 +153,15 @@ class ConvexSet(ABC):
         size = self._size(d)
         positive_int(samples=samples)
         exact = self._width(size, samples, seed)
-        return monte_carlo(self._support, size, samples, seed) if exact is None else exact
+        if exact is not None:
+            return exact
+        self.require("support")
+        return monte_carlo(self._support, size, samples, seed)
+
+    def vertex_form(self) -> VertexForm:
+        """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
+        self.require("vertex_form")
+        return self._vertex_form()
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
@@ -145,6 +188,9 @@ class ConvexSet(ABC):
     def _width(self, d: int, samples: int, seed: int) -> Width | None:
         return None
 
+    def _vertex_form(self) -> VertexForm:
+        raise NotImplementedError
+
     def _distance(self, x: Tensor) -> float:
         return norm(x - self._project(x))
 
@@ -152,6 +198,9 @@ class ConvexSet(ABC):
         """Why `operation` cannot be had and what to use instead; None when it can."""
         if not self.bounded and operation in _NEED_BOUNDED:
             return "the set is unbounded; give it a radius or use a bounded set"
+        formulas = _FORMULAS.get(operation, ("_project",))
+        if all(getattr(type(self), name) is getattr(ConvexSet, name) for name in formulas):
+            return f"its class has no formula for it; write {formulas[0]}, or use a set that has one"
         return None
 
     def _size(self, d: Size) -> int:

@@ -11,7 +11,7 @@ from scipy.optimize import linprog, nnls
 from torch import Tensor
 
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, Point, norm, own, tolerance, working
+from isthmus.geometry.sets.base import ConvexSet, Point, VertexForm, norm, own, tolerance, working
 from isthmus.geometry.sets.minnorm import nearest
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_normal
@@ -142,6 +142,9 @@ class Simplex(ConvexSet):
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_normal(d))
 
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(self.radius)
+
 
 @dataclass(frozen=True, eq=False)
 class ConvexHull(ConvexSet):
@@ -214,3 +217,6 @@ class ConvexHull(ConvexSet):
         exact = "donot_use_mm_for_euclid_dist"  # the product form loses half the digits
         blocks = self.vertices.split(1024)
         return max(float(torch.cdist(rows, self.vertices, compute_mode=exact).max()) for rows in blocks)
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(rows=self.vertices)

@@ -120,7 +120,7 @@ class Product(ConvexSet):
             reason = part._refusal(operation)
             if reason is not None:
                 return f"its part {type(part).__name__} has none, {reason}"
-        return None
+        return super()._refusal(operation)
 
     def _project(self, x: Tensor) -> Tensor:
         return torch.cat([part._project(block) for part, block in self._blocks(x)])

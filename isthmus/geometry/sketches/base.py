@@ -70,6 +70,8 @@ class Sketch(ABC):
     coverage: float | Tensor = 1.0
     direct: bool = False
     """Whether `add_pinv_columns` adds a leaf to a parameter without forming it first."""
+    selects: bool = False
+    """Whether codes are chosen coordinates: the others are missing, so that a lift divides by the coverage."""
     leafwise: bool = True
     """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
 
@@ -236,6 +238,21 @@ class Sketch(ABC):
 
 class Encoder(ABC):
     """A frozen recipe for sketches."""
+
+    @property
+    def clips_before(self) -> bool:
+        """Whether private gradients are clipped before the projection (as some methods were published)."""
+        return False
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether a code has a part for every leaf, so that layers can be clipped apart."""
+        return False
+
+    @property
+    def public(self) -> bool:
+        """Whether the map, or a part of it, is learned from public examples."""
+        return False
 
     @abstractmethod
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:

@@ -42,6 +42,11 @@ class Residual(Encoder):
 
     encoder: Encoder
 
+    @property
+    def public(self) -> bool:
+        """That of the inner encoder."""
+        return self.encoder.public
+
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The residual of the map that the context binds for the inner encoder."""
         return ResidualMap(context.bind(self.encoder)), None
@@ -123,6 +128,8 @@ class PerLeaf(Random):
     >>> sketch.m, sketch.code_space.shape("out")
     (120, (20,))
     """
+
+    keeps_layers = True
 
     encoder: Random
 
@@ -209,6 +216,23 @@ class Progressive(Encoder):
         ends = [until for until, _ in self.schedule]
         increasing = all(a < b for a, b in zip(ends, ends[1:], strict=False))
         validate.check(increasing, "schedule", ends, "give increasing ends")
+
+    @property
+    def clips_before(self) -> bool:
+        """What every part of the schedule asks for."""
+        asked = {encoder.clips_before for _, encoder in self.schedule}
+        validate.check(len(asked) == 1, "sketch", self, "clip after, or before, in every part of the schedule")
+        return asked.pop()
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether every part does."""
+        return all(encoder.keeps_layers for _, encoder in self.schedule)
+
+    @property
+    def public(self) -> bool:
+        """Whether any part is."""
+        return any(encoder.public for _, encoder in self.schedule)
 
     def at(self, epoch: int) -> Encoder:
         """The encoder of an epoch."""

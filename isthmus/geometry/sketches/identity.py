@@ -22,6 +22,8 @@ class Identity(Random):
     [1.0, 2.0, 3.0]
     """
 
+    keeps_layers = True
+
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The identity on a space."""
         return IdentityMap(space)

@@ -38,6 +38,8 @@ class Kronecker(Random):
     (4, (1, 2))
     """
 
+    keeps_layers = True
+
     rank_in: int
     rank_out: int
     ranks: Ranks | None = None

@@ -49,6 +49,13 @@ class PublicSubspace(Encoder):
     start_epoch: int = 0
     clip: str = "after"
 
+    public = True
+
+    @property
+    def clips_before(self) -> bool:
+        """As `clip` says."""
+        return self.clip == "before"
+
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k, refresh=self.refresh)
         validate.non_negative_int(start_epoch=self.start_epoch)
@@ -90,6 +97,8 @@ class KroneckerSubspace(Encoder):
     loss: Any = None
     refresh: int = 20
     ranks: Ranks | None = None
+
+    keeps_layers = public = True
 
     def __post_init__(self) -> None:
         check_ranks(self.rank_in, self.rank_out, self.ranks)

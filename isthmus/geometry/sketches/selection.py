@@ -34,6 +34,7 @@ class SelectionMap(Sketch):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I."""
 
     tight = True
+    selects = True
 
     def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
         self.space, self.d, self.m = space, space.d, len(index)
