@@ -133,6 +133,7 @@ class Ranges(_Any):
     def measure(self, objective: Any) -> Tensor:
         """One count a column and octave."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
+        assert isinstance(X, Tensor)  # CSR was refused by `check`
         counts = torch.zeros(len(columns), BINS, dtype=torch.float64)
         for rows in X.split(max(1, (1 << 22) // X.shape[1])):
             found = octaves(rows[:, columns]) + torch.arange(len(columns)) * BINS

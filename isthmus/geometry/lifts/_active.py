@@ -31,7 +31,7 @@ class Piece:
         """The coordinates on which two pieces differ."""
         if self.bound != other.bound:
             return np.ones(len(self.free), dtype=bool)
-        differ = self.free != other.free
+        differ: Mask = self.free != other.free
         if self.bound and self.signs is not None and other.signs is not None:
             differ |= self.free & (self.signs != other.signs)
         return differ

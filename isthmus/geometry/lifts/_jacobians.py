@@ -209,7 +209,9 @@ def _groups(ids: NDArray[np.intp], radius: float) -> Linearise:
 
         def derivative(x: Array) -> Array:
             along = totals(unit * x)
-            return shrink * x + unit * ((1 - shrink) * along[ids] - along.sum() / np.count_nonzero(kept))
+            level = float(along.sum()) / np.count_nonzero(kept)
+            moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
+            return moved
 
         return shrink * z, derivative
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ def _pools() -> ThreadpoolController:
 
 def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
     """The sum of the weights at each index."""
-    return cast(Array, np.bincount(index, weights, count))
+    return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
 def operator(sketch: Sketch | Any) -> Operator:
@@ -167,9 +167,10 @@ def _codes(m: int) -> Array:
 def spd_solve(matrix: Array, right: Array) -> Array:
     """Solve with a positive semidefinite matrix: Cholesky, or least squares where rounding has made it singular."""
     try:
-        return cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
+        solved: Array = cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
     except LinAlgError:
-        return cast(Array, np.linalg.lstsq(matrix, right, rcond=None)[0])
+        solved = np.linalg.lstsq(matrix, right, rcond=None)[0].astype(np.float64, copy=False)
+    return solved
 
 
 def conjugate_gradient(apply: Any, b: Array, tol: float, max_iter: int = 500) -> Array:

@@ -9,6 +9,7 @@ unit.  The path ends when the certificate and the last move are small enough.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -170,7 +171,7 @@ class NewtonEngine:
 
     def _floor(self, point: DualPoint) -> float:
         """What rounding leaves of a gradient."""
-        return max(1e-10 * self._size, 1e-14 * float(np.linalg.norm(point.mu)))
+        return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
 
 
 def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
@@ -230,7 +231,7 @@ def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> Path
 def _settled(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
     move = float(np.linalg.norm(w - problem.w0))
     rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
-    return float(np.linalg.norm(w - last)) <= tol**0.5 * move + rounding
+    return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
 
 
 def _images_agree(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:

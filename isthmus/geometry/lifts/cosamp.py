@@ -80,8 +80,10 @@ def _iterate(matrix: Tensor, y: Tensor, rest: Tensor, z: Tensor, k: int) -> Tens
 def _least_squares(columns: Tensor, y: Tensor) -> Tensor:
     """Least-norm least squares of each system; CPU by LAPACK's gelsd, elsewhere by the pseudo-inverse."""
     if columns.device.type == "cpu":
-        return torch.linalg.lstsq(columns, y[..., None], driver="gelsd").solution[..., 0]
-    return (torch.linalg.pinv(columns) @ y[..., None])[..., 0]
+        fit: Tensor = torch.linalg.lstsq(columns, y[..., None], driver="gelsd").solution
+    else:
+        fit = torch.linalg.pinv(columns) @ y[..., None]
+    return fit[..., 0]
 
 
 def _matrix(sketch: Sketch | Any, codes: Tensor) -> Tensor:

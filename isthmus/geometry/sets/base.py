@@ -114,9 +114,14 @@ class ConvexSet(ABC):
         Returns:
             Px, with gauge(Px) <= 1 + 8 eps of its dtype.
         """
+        return self.project_with_threshold(x, warm)[0]
+
+    def project_with_threshold(self, x: Point, warm: float | None = None) -> tuple[Point, float | None]:
+        """(Px, tau): the threshold, where the projection has one, is a good `warm` for the next, nearby point."""
         self.require("project")
         point = self._read("x", x)
-        return self._write(self._project_warm(working(point), warm), point, x)
+        result, tau = self._solve(working(point), warm)
+        return self._write(result, point, x), tau
 
     def lmo(self, g: Point) -> Point:
         """A minimiser s of <g, s> over C; any one of them on ties."""
@@ -166,8 +171,8 @@ class ConvexSet(ABC):
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
 
-    def _project_warm(self, x: Tensor, warm: float | None) -> Tensor:
-        return self._project(x)
+    def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float | None]:
+        return self._project(x), None
 
     def _lmo(self, g: Tensor) -> Tensor:
         raise NotImplementedError
@@ -227,11 +232,14 @@ class ConvexSet(ABC):
         check(ok, f"{name}.shape", tuple(x.shape), f"give one point of shape {allowed}")
         return x
 
-    def _write(self, result: Tensor, point: Tensor, given: Any) -> Any:
+    def _write(self, result: Tensor, point: Tensor, given: Point) -> Point:
         result = result.reshape(point.shape).to(point.dtype)
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
-        return result if isinstance(given, Tensor) else result.cpu().numpy()
+        if isinstance(given, Tensor):
+            return result
+        array: np.ndarray = result.cpu().numpy()
+        return array
 
 
 def norm(x: Tensor) -> float:

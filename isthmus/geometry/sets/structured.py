@@ -158,7 +158,8 @@ def group_ids(groups: Any) -> Tensor:
     if all(hasattr(item, "__len__") for item in items):
         return _ids_from_lists([[_index(i) for i in item] for item in items])
     ids = torch.tensor([_index(item) for item in items])
-    return torch.unique(ids, return_inverse=True)[1]
+    places: Tensor = torch.unique(ids, return_inverse=True)[1]
+    return places
 
 
 def _ids_from_lists(lists: list[list[int]]) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, dtype_of, is_sparse, to_dense
+from isthmus.base.matrix import Stored, device_of, dtype_of, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import (
+    R,
     Random,
     Size,
     Sketch,
@@ -63,16 +64,19 @@ class SelectionMap(Sketch):
             return y.new_zeros(self.space[name].size)
         return self._single(name).adjoint(y[places])
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
         places, local = self._inside(lo, check_block(self, x, lo))
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
-        chosen = local.numpy() if is_sparse(x) else self.once((lo, places.stop), lambda: local, device)
-        code[:, places] = to_dense(x[:, chosen]) * self.scale
+        if is_sparse(x):
+            read = to_dense(x[:, local.numpy()])
+        else:
+            read = x[:, self.once((lo, places.stop), lambda: local, device)]
+        code[:, places] = read * self.scale
         return code
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
         p = a.shape[-1]
         places, local = self._inside(lo, lo + p * b.shape[-1])
@@ -82,12 +86,12 @@ class SelectionMap(Sketch):
         step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
         for start in range(0, b.shape[0], step):
             rows = slice(start, start + step)
-            read = a[rows][:, right.cpu().numpy()] if is_sparse(a) else a[rows][..., right]
-            product = b[rows][..., left] * to_dense(read, b.dtype)
+            read = to_dense(a[rows][:, right.cpu().numpy()]) if is_sparse(a) else a[rows][..., right]
+            product = b[rows][..., left] * read.to(b.dtype)
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -96,7 +100,7 @@ class SelectionMap(Sketch):
             return rows if self.scale == 1.0 else rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 

@@ -39,4 +39,5 @@ def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     >>> seen
     [tensor([1., 1.])]
     """
-    return GradientTap.apply(output, anchor, push)
+    tapped: Tensor = GradientTap.apply(output, anchor, push)  # type: ignore[no-untyped-call]
+    return tapped

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.problems.penalties import NoPenalty, Penalty
