@@ -279,7 +279,7 @@ class TorchDriver:
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
-        return layer.training and self.layers._listens() and not self._busy
+        return layer.training and self.layers.listens() and not self._busy
 
     def _check_module(self) -> None:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""

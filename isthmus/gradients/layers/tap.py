@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 Push = Callable[[Tensor], None]
+
+
+class _Kept(Protocol):
+    """What a tap keeps for the backward pass."""
+
+    push: Push
 
 
 class GradientTap(torch.autograd.Function):
@@ -19,13 +25,13 @@ class GradientTap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+    def forward(ctx: _Kept, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
         """The output's memory."""
         ctx.push = push
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Kept, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Show the gradient; nothing below needs it."""
         ctx.push(gradients[0])
         return gradients[0], None, None
