@@ -64,7 +64,7 @@ def _by_difference(constraint: ConvexSet) -> Linearise:
     return linearise
 
 
-def _clamp(lo: Any, hi: Any) -> Linearise:
+def _clamp(lo: Array | float, hi: Array | float) -> Linearise:
     low, high = (np.asarray(bound, dtype=np.float64) for bound in (lo, hi))
 
     def linearise(z: Array) -> tuple[Array, Derivative]:

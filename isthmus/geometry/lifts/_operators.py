@@ -10,9 +10,10 @@ Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class MatrixFree:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
 
 
-def one_thread(phi: Operator) -> AbstractContextManager[Any]:
+def one_thread(phi: Operator) -> AbstractContextManager[object]:
     """BLAS on one thread meanwhile, for small dense systems.
 
     NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
@@ -121,7 +122,7 @@ def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
     return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
-def operator(sketch: Sketch | Any) -> Operator:
+def operator(sketch: Sketch | Array) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
         return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
@@ -173,7 +174,7 @@ def spd_solve(matrix: Array, right: Array) -> Array:
     return solved
 
 
-def conjugate_gradient(apply: Any, b: Array, tol: float, max_iter: int = 500) -> Array:
+def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, max_iter: int = 500) -> Array:
     """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `max_iter` iterates."""
     x, r = np.zeros_like(b), b.copy()
     p, rho = r, float(r @ r)

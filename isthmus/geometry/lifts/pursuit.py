@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Generic, NoReturn
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from isthmus.geometry.lifts._operators import (
 )
 from isthmus.geometry.lifts._path import LiftProblem
 from isthmus.geometry.sets import L1Ball
+from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
 
 
 @dataclass(frozen=True)
-class BasisPursuit:
+class BasisPursuit(Generic[Point]):
     """What `basis_pursuit` found: w, ||w||_1, and a proof.
 
     Attributes:
@@ -40,16 +41,18 @@ class BasisPursuit:
         method: "closed form", "homotopy", "linear program" or "value function".
     """
 
-    point: Any
+    point: Point
     value: float
-    dual: Any
+    dual: Point
     gap: float
     residual: float
     iterations: int
     method: str
 
 
-def basis_pursuit(sketch: Sketch | Any, y: Any, tol: float = 1e-8, max_iter: int | None = None) -> BasisPursuit:
+def basis_pursuit(
+    sketch: Sketch | Point, y: Point, tol: float = 1e-8, max_iter: int | None = None
+) -> BasisPursuit[Point]:
     """min ||w||_1 subject to Phi w = y.
 
     The l1-homotopy follows min 1/2 ||Phi w - y||^2 + lam ||w||_1 from lam = ||Phi' y||_inf down.  At every
@@ -84,8 +87,8 @@ def basis_pursuit(sketch: Sketch | Any, y: Any, tol: float = 1e-8, max_iter: int
     residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
     gap = max(0.0, value - float(dual @ right))
     if isinstance(y, Tensor):
-        tensors = (torch.from_numpy(x).to(y.device) for x in (w, dual))
-        return BasisPursuit(next(tensors), value, next(tensors), gap, residual, steps, method)
+        point, certificate = (torch.from_numpy(x).to(y.device) for x in (w, dual))
+        return BasisPursuit(point, value, certificate, gap, residual, steps, method)
     return BasisPursuit(w, value, dual, gap, residual, steps, method)
 
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class ConvexSet(ABC):
             if not self.can(operation):
                 raise UnsupportedOperation(f"{type(self).__name__} has no {operation}: {self._refusal(operation)}")
 
-    def contains(self, x: Any, tol: float | None = None) -> bool:
+    def contains(self, x: object, tol: float | None = None) -> bool:
         """Whether ||x - Px|| <= tol max(1, ||x||); tol defaults to eps^(2/3) of the dtype of x."""
         self.require("contains")
         point = self._read("x", x)
@@ -129,7 +129,7 @@ class ConvexSet(ABC):
         point = self._read("g", g)
         return self._write(self._lmo(working(point)), point, g)
 
-    def gauge(self, x: Any) -> float:
+    def gauge(self, x: object) -> float:
         """The Minkowski functional inf{t >= 0 : x in t C}; +inf when no t does.
 
         For a set without the origin the same formula holds: it is +inf off the cone that C spans, and
@@ -138,7 +138,7 @@ class ConvexSet(ABC):
         self.require("gauge")
         return self._gauge(working(self._read("x", x)))
 
-    def support(self, g: Any) -> float:
+    def support(self, g: object) -> float:
         """The support function max_{s in C} <g, s>."""
         self.require("support")
         return float(self._support(working(self._read("g", g))))
@@ -222,7 +222,7 @@ class ConvexSet(ABC):
         check(self.dim in (None, size), "d", d, f"the set lives in dimension {self.dim}")
         return size
 
-    def _read(self, name: str, value: Any) -> Tensor:
+    def _read(self, name: str, value: object) -> Tensor:
         x = _as_point(name, value)
         if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
             return x
@@ -252,7 +252,7 @@ def inside(y: Tensor, gauge: float) -> Tensor:
     return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge) if gauge > 1 else y
 
 
-def own(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
+def own(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """A private float64 copy, so that a frozen set does not change with its caller's array."""
     return as_tensor(name, value, ndim=ndim).detach().to(torch.float64, copy=True)
 
@@ -268,7 +268,7 @@ def tolerance(x: Tensor) -> float:
     return float(torch.finfo(x.dtype).eps ** (2 / 3))
 
 
-def _as_point(name: str, value: Any) -> Tensor:
+def _as_point(name: str, value: object) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.char in "efd" and value.flags.carray:
         value = torch.from_numpy(value)
     if not (isinstance(value, Tensor) and value.is_floating_point()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -43,8 +42,8 @@ class PublicSubspace(Encoder):
     """
 
     k: int
-    data: Any = None
-    loss: Any = None
+    data: object = None
+    loss: object = None
     refresh: int = 10
     start_epoch: int = 0
     clip: str = "after"
@@ -93,8 +92,8 @@ class KroneckerSubspace(Encoder):
 
     rank_in: int
     rank_out: int
-    data: Any = None
-    loss: Any = None
+    data: object = None
+    loss: object = None
     refresh: int = 20
     ranks: Ranks | None = None
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -174,7 +174,7 @@ class Nice(Random):
     """
 
     tau: int
-    bounds: Any = None
+    bounds: object = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,9 +204,9 @@ class Blocks(Random):
     (4, True, 0.0001)
     """
 
-    blocks: int | Sequence[Any]
-    bounds: Any = None
-    probs: Any = None
+    blocks: int | Sequence[object]
+    bounds: object = None
+    probs: object = None
     _known: dict[Space, _Partition] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class _Partition:
         return min(int(torch.searchsorted(self.cumulative, uniform, right=True)), self.count - 1)
 
 
-def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
+def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d) once."""
     found = []
     for block in blocks:
@@ -295,7 +295,7 @@ def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _are_names(block: Any) -> bool:
+def _are_names(block: object) -> TypeGuard[Sequence[str]]:
     """Whether a block is a list of leaf names; a list that holds names and other things is refused."""
     if not isinstance(block, (list, tuple)):
         return False
@@ -304,7 +304,7 @@ def _are_names(block: Any) -> bool:
     return any(names)
 
 
-def _positive(name: str, values: Any, count: int) -> Tensor:
+def _positive(name: str, values: object, count: int) -> Tensor:
     """A float64 vector of `count` positive numbers."""
     tensor = validate.as_tensor(name, values, ndim=1).to(torch.float64)
     validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers")

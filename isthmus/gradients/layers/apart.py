@@ -28,7 +28,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from isthmus.base import validate
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers.general import draws
+from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
 from isthmus.gradients.layers.rules import Args, Kwargs, Site
 from isthmus.gradients.layers.tap import tap
@@ -118,7 +118,7 @@ def _drawn(n: int) -> Tensor:
 class Batch:
     """The arguments of a module, and where each tensor among them keeps its examples."""
 
-    leaves: list[Any]
+    leaves: Leaves
     spec: TreeSpec
     cuts: list[int | None]
     n: int

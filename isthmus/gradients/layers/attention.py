@@ -41,7 +41,7 @@ class Projected(NamedTuple):
 class Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
+    def __init__(self, owner: nn.Module, name: str, value: object) -> None:
         self.owner, self.name, self.before = owner, name, owner.__dict__.get(name)
         self.had = name in owner.__dict__
         setattr(owner, name, value)
@@ -139,7 +139,9 @@ class OutputRule(LinearRule):
 def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
     """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
 
-    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         if self is not site.layer:  # a copy of the layer
             return type(self).forward(self, query, key, value, *args, **kwargs)
         restore = layers.silence(self.parameters())  # the output projection's too: torch reads it here

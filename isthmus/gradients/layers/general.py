@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from isthmus.gradients.rounding import CHUNK_BYTES
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
 
 
+Leaves: TypeAlias = list[Any]
+"""The pieces of arguments or outputs: tensors and anything else."""
 Autocast = tuple[str, torch.dtype, bool]
 """The kind of a device, the dtype of its products, and whether they are shortened to it."""
 
@@ -34,7 +36,7 @@ class Call:
     """One call of a layer: its arguments, which of their tensors hold examples, and one of its outputs."""
 
     name: str
-    leaves: list[Any]
+    leaves: Leaves
     spec: TreeSpec
     split: list[int | None]
     """The dimension of the examples, for every leaf of the arguments that has one."""
@@ -55,9 +57,7 @@ class Call:
         return [leaf.narrow(dim, lo, hi - lo) for leaf, dim in pairs if dim is not None]
 
 
-def arguments(
-    own: tuple[Tensor, ...], leaves: list[Any], split: list[int | None], spec: TreeSpec
-) -> tuple[Args, Kwargs]:
+def arguments(own: tuple[Tensor, ...], leaves: Leaves, split: list[int | None], spec: TreeSpec) -> tuple[Args, Kwargs]:
     """Arguments of a batch of one: one example's tensors in their places, all else as it was."""
     mine = iter(own)
     pairs = zip(leaves, split, strict=True)
@@ -195,7 +195,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
                 outputs[index] = self._layers.after(site, (call,), {}, piece if fresh else piece.clone())
         return tree_unflatten(outputs, shape)
 
-    def _outputs(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+    def _outputs(self, name: str, leaves: Leaves, spec: TreeSpec) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output: of every example alone, where no child has taps that must see the whole batch."""
         n = self._count(leaves)
         split = self._split(leaves, n)
@@ -217,16 +217,14 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         whole, _ = self._all(name, leaves, spec)
         return [x if mine else y for x, y, mine in zip(alone, whole, apart, strict=True)], shape
 
-    def _all(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+    def _all(self, name: str, leaves: Leaves, spec: TreeSpec) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output of the whole batch at once."""
         assert self._plain is not None
         args, kwargs = tree_unflatten(leaves, spec)
         with _unchanged(name, leaves):
             return tree_flatten(self._plain(*args, **kwargs))
 
-    def _each(
-        self, name: str, leaves: list[Any], spec: TreeSpec, split: list[int | None]
-    ) -> tuple[list[Any], TreeSpec]:
+    def _each(self, name: str, leaves: Leaves, spec: TreeSpec, split: list[int | None]) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output, one example at a time, examples where the module keeps them."""
         plain, seen = self._plain, []
         assert plain is not None
@@ -247,19 +245,19 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         dim = self._dim(x[0])
         return x.squeeze(1 + dim).movedim(0, dim) if x.ndim > 1 + dim and x.shape[1 + dim] == 1 else x
 
-    def _count(self, leaves: list[Any]) -> int:
+    def _count(self, leaves: Leaves) -> int:
         """The number of examples: as the pass was told, else as the first tensor has it."""
         if self._layers.batch is not None:
             return self._layers.batch
         return next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), 0)
 
-    def _split(self, leaves: list[Any], n: int) -> list[int | None]:
+    def _split(self, leaves: Leaves, n: int) -> list[int | None]:
         """Where each tensor keeps its examples, if it has one entry for every example."""
         return [
             self._dim(x) if isinstance(x, Tensor) and x.ndim and x.shape[self._dim(x)] == n else None for x in leaves
         ]
 
-    def _call(self, name: str, leaves: list[Any], spec: TreeSpec, output: Tensor, index: int) -> Call:
+    def _call(self, name: str, leaves: Leaves, spec: TreeSpec, output: Tensor, index: int) -> Call:
         dim, batch = self._dim(output), self._layers.batch
         n = output.shape[dim] if output.ndim else -1
         split = self._split(leaves, n)
@@ -339,11 +337,11 @@ def _shape(x: object, cut: int | None) -> Hashable:
     return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
 
 
-def _versions(leaves: list[Any]) -> list[int]:
+def _versions(leaves: Leaves) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _fresh(output: Tensor, leaves: list[Any]) -> bool:
+def _fresh(output: Tensor, leaves: Leaves) -> bool:
     """Whether an output is a tensor of its own, not an argument handed through."""
     return not any(isinstance(leaf, Tensor) and leaf.data_ptr() == output.data_ptr() for leaf in leaves)
 
@@ -361,7 +359,7 @@ def _refuse_unless(ok: bool, name: str, why: str) -> None:
 
 
 @contextmanager
-def _unchanged(name: str, leaves: list[Any]) -> Iterator[None]:
+def _unchanged(name: str, leaves: Leaves) -> Iterator[None]:
     """Refuse a layer that changes what it is given."""
     versions = _versions(leaves)
     yield
@@ -405,7 +403,7 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def _alike(name: str, whole: list[Any], alone: list[Any]) -> list[bool]:
+def _alike(name: str, whole: Leaves, alone: Leaves) -> list[bool]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
     apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
     for batch, one, mine in zip(whole, alone, apart, strict=True):

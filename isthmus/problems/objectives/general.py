@@ -94,10 +94,9 @@ class TorchObjective(Objective):
         return TorchObjective(self.fn, data, shapes, penalty=self.penalty)
 
     def _one(self, w: Tensor, *example: Tensor) -> Tensor:
-        params: Any = w
-        if self.named:
-            params = {leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}
-        return self.fn(params, *example)
+        if not self.named:
+            return self.fn(w, *example)
+        return self.fn({leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}, *example)
 
     def _axes(self) -> tuple[int | None, ...]:
         return (None, *(0 for _ in self.data))
@@ -122,7 +121,7 @@ def _tensors(data: object) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _describe(parameters: Any) -> tuple[Space, torch.dtype]:
+def _describe(parameters: Mapping[str, Any] | Tensor | int) -> tuple[Space, torch.dtype]:
     """The space of the parameters and the dtype they came in."""
     if isinstance(parameters, Mapping):
         validate.check(len(parameters) > 0, "parameters", parameters, "give at least one named tensor or shape")

@@ -179,13 +179,13 @@ def _labels(y: object) -> Labels:
     return labels
 
 
-def _distinct(classes: Sequence[Any]) -> tuple[Any, ...]:
+def _distinct(classes: Sequence[object]) -> tuple[object, ...]:
     given = tuple(np.asarray(classes).tolist()) if isinstance(classes, (np.ndarray, Tensor)) else tuple(classes)
     validate.check(len(given) > 0 and len(set(given)) == len(given), "classes", given, "give distinct labels")
     return given
 
 
-def _two_classes(labels: Labels) -> tuple[Any, Any]:
+def _two_classes(labels: Labels) -> tuple[object, object]:
     found = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
     if found == [-1, 1]:
         return -1, 1
