@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix
+from isthmus.base.matrix import Stored
 from isthmus.geometry.lifts import Lifted
 from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
@@ -126,7 +126,7 @@ class _SumMap(Sketch):
         """That of the sketch."""
         return self.inner.norm
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Those of the sketch."""
         return self.inner.rows(x, lo)
 

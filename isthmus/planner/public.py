@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
+from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.diagnostics import EnergyCurve, captured_energy
 from isthmus.gradients import Glm, Outer, Rows
 
@@ -87,7 +87,7 @@ def read_public(public: Any, loss: str, classes: int) -> PublicFacts | None:
 
 
 def _moments(X: Matrix) -> tuple[float, ...]:
-    squares = X.multiply(X).mean(0) if is_sparse(X) else X.double().square().mean(0)
+    squares = X.multiply(X).mean(0) if is_sparse(X) else to_dense(X).double().square().mean(0)
     return tuple(np.asarray(squares, dtype=float).reshape(-1).tolist())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Outer
-from isthmus.problems.objectives.linear import LinearModel
-from isthmus.problems.objectives.targets import ClassLabels
+from isthmus.problems.objectives.base import Index
+from isthmus.problems.objectives.linear import LinearModel, Options
+from isthmus.problems.objectives.targets import Classes, ClassLabels
 
 
 class Softmax(LinearModel):
@@ -31,8 +32,8 @@ class Softmax(LinearModel):
     curvature = 0.5
     slope_bound = 2.0**0.5
 
-    def __init__(self, X: Any, y: Any, *, classes: Any = None, **penalty: Any) -> None:
-        super().__init__(X, y, ClassLabels(classes), **penalty)
+    def __init__(self, X: object, y: object, *, classes: Classes | int = None, **options: Unpack[Options]) -> None:
+        super().__init__(X, y, ClassLabels(classes), **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """log sum_k exp(z_k) - z_y."""
@@ -42,7 +43,7 @@ class Softmax(LinearModel):
         """softmax(z) - e_y."""
         return torch.softmax(z, dim=1).scatter_add(1, y[:, None], z.new_full((len(y), 1), -1.0))
 
-    def rows(self, w: Tensor, index: Any = None) -> Outer:
+    def rows(self, w: Tensor, index: Index = None) -> Outer:
         """The per-example gradients, factored."""
         X, y = self._batch(index)
         return Outer(X, self._slopes(X, y, w, index))
@@ -64,9 +65,11 @@ class OneVsRest(Softmax):
     3.0
     """
 
-    def __init__(self, X: Any, y: Any, *, gamma: float = 0.0, classes: Any = None, **penalty: Any) -> None:
+    def __init__(
+        self, X: object, y: object, *, gamma: float = 0.0, classes: Classes | int = None, **options: Unpack[Options]
+    ) -> None:
         validate.non_negative(gamma=gamma)
-        super().__init__(X, y, classes=classes, **penalty)
+        super().__init__(X, y, classes=classes, **options)
         self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
         self.slope_bound = len(self.classes or ()) ** 0.5
 
