@@ -15,6 +15,7 @@ import torch
 
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
+from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
 from isthmus.algorithms.prepared import prepared_gd
@@ -35,6 +36,10 @@ from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 Relation = Adjacency | str
 
 
+@algorithm(
+    direct=True,
+    words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
+)
 def dp_sgd(
     *,
     epsilon: float,
@@ -65,6 +70,7 @@ def dp_sgd(
     return filling.recipe("dp_sgd")
 
 
+@algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
 def dp_gd(
     *,
     epsilon: float,
@@ -103,6 +109,7 @@ def dp_gd(
     return filling.recipe("dp_gd")
 
 
+@algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
 def dp_comp_minibatch(
     *,
     epsilon: float,
@@ -135,6 +142,7 @@ def dp_comp_minibatch(
     return filling.recipe("dp_comp_minibatch")
 
 
+@algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
 def priv_sgd(
     *,
     epsilon: float,
@@ -163,6 +171,11 @@ def priv_sgd(
     return replace(filling, published=as_published).recipe("priv_sgd")
 
 
+@algorithm(
+    private=True,
+    like=priv_sgd,
+    words="each round summarises all records in a few random numbers and adds noise to those",
+)
 def dp_comp_gd(**arguments: Any) -> Recipe:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return replace(priv_sgd(**arguments), name="dp_comp_gd")
