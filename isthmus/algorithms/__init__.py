@@ -33,8 +33,11 @@ from isthmus.algorithms.private_fw import dp_fw
 from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
 from isthmus.algorithms.variance import dp_svrg
 
-KNOWN: dict[str, Algorithm[Any]] = {name: made for name, made in globals().items() if isinstance(made, Algorithm)}
-"""The recipes above by their names; planner, estimators, reports and commands ask these."""
+_PLAIN = (dp_gd, dp_sgd, dp_svrg)
+_NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
+_FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
+KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE)}
+"""The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
 __all__ = [
     "Algorithm",

@@ -98,7 +98,7 @@ class Algorithm(Generic[P]):
         return self.function(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<algorithm {self.__module__}.{self.__qualname__}>"
+        return f"<algorithm {self.address}>"
 
     @property
     def name(self) -> str:
@@ -154,12 +154,12 @@ class Algorithm(Generic[P]):
     @property
     def address(self) -> str:
         """Where it was declared, as "module:name"."""
-        return f"{self.__module__}:{self.__qualname__}"
+        return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def __reduce__(self) -> Any:
         """By its name in its module; one that was made from a bare function, by that function."""
         known = find(self.address)
-        return self.__qualname__ if known is self else (algorithm_of, (self.function,))
+        return self.function.__qualname__ if known is self else (algorithm_of, (self.function,))
 
     def __deepcopy__(self, memo: Any) -> Algorithm[P]:
         return self

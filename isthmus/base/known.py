@@ -31,8 +31,13 @@ def subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
 
 
 def address(kind: type) -> str:
-    """Where a class was defined, as "module:name"."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    """Where a class was defined, as "module:name"; its name alone for one of this library, which may move it.
+
+    >>> address(validate.InvalidInput), address(KeyError)
+    ('InvalidInput', 'builtins:KeyError')
+    """
+    own = kind.__module__.split(".")[0] == __name__.split(".")[0]
+    return kind.__qualname__ if own else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def imported(kind: type[Kind], where: str) -> type[Kind]:
@@ -42,6 +47,6 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
     <class 'KeyError'>
     """
     found = [each for each in subclasses(kind) if address(each) == where]
-    remedy = f"import {where.replace(':', '.')} first: it is no {kind.__name__} that this process has imported"
+    remedy = f"import it first: this process knows no such {kind.__name__}, and a file imports nothing itself"
     validate.check(bool(found), "path", where, remedy)
     return found[-1]  # a class that was defined again replaces its elder

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,6 +105,8 @@ class PrivateLinear(BaseEstimator):
 
     _LABELS: ClassVar[bool]
     """Whether targets are labels."""
+    _calls: int = field(init=False)
+    _partial_state: State = field(init=False)
 
     # ------------------------------------------------------------ fit
 
@@ -172,7 +174,7 @@ class PrivateLinear(BaseEstimator):
         asked = self._asked
         choice = found.best if asked is None else found.choice(asked.name)
         if asked is None and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.name], **told).best
+            choice = self._planned(problem.facts, True, [choice.of], **told).choice(choice.name)
         self._check_scale(choice)
         rounds = choice.rounds * calls
         if not choice.direct and not problem.buys:

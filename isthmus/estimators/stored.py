@@ -22,13 +22,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.algorithms import KNOWN, Algorithm
+from isthmus.algorithms.declare import find
+from isthmus.base import known, validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.regressor import PrivateRegressor
-from isthmus.geometry import sets
 from isthmus.geometry.sets import ConvexSet
 from isthmus.privacy import PrivacyStatement
+from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State, pack, unpack
 
@@ -107,12 +109,13 @@ def _params(estimator: PrivateLinear, tensors: Tensors) -> dict[str, Any]:
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
         given["random_state"] = None
+    given |= {"loss": _named(given["loss"]), "algorithm": _named(given["algorithm"])}
     return {name: _encode(value, f"params/{name}", tensors) for name, value in given.items()}
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...], tensors: Tensors) -> dict[str, Any]:
-    known = {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
-    return {name: _encode(value, f"fitted/{name}", tensors) for name, value in known.items()}
+    there = {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
+    return {name: _encode(value, f"fitted/{name}", tensors) for name, value in there.items()}
 
 
 def _map_tree(found: RowMap, path: str, tensors: Tensors) -> dict[str, Any]:
@@ -124,7 +127,9 @@ def _state_tree(state: State, tensors: Tensors) -> dict[str, Any]:
 
 
 def _rebuilt(tree: dict[str, Any], tensors: Tensors) -> PrivateLinear:
-    estimator = KINDS[tree["class"]](**{name: _decode(value, tensors) for name, value in tree["params"].items()})
+    params = {name: _decode(value, tensors) for name, value in tree["params"].items()}
+    params |= {"loss": _found(params["loss"]), "algorithm": _found(params["algorithm"])}
+    estimator = KINDS[tree["class"]](**params)
     estimator._weights = _decode(tree["weights"], tensors)
     estimator._maps = RowMaps(
         [RowMap(**{name: _decode(value, tensors) for name, value in each.items()}) for each in tree["maps"]]
@@ -135,6 +140,31 @@ def _rebuilt(tree: dict[str, Any], tensors: Tensors) -> PrivateLinear:
     if tree["state"] is not None:
         estimator._partial_state = State(**unpack(tree["state"], tensors))
     return estimator
+
+
+def _named(part: Any) -> Any:
+    """A loss or a recipe that was given as itself: where it was declared."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, type):
+        return {"loss": known.address(part)}
+    remedy = "declare the recipe in a module by @isthmus.algorithms.algorithm: a file can name only what is declared"
+    declared = isinstance(part, Algorithm) and (KNOWN.get(part.name) is part or find(part.address) is part)
+    validate.check(declared, "algorithm", part, remedy)
+    assert isinstance(part, Algorithm)
+    return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
+
+
+def _found(part: Any) -> Any:
+    """What a name stands for, among what this process has imported."""
+    if not isinstance(part, dict):
+        return part
+    if "loss" in part:
+        return known.imported(LinearModel, part["loss"])
+    recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
+    remedy = "import it first: this process knows no such algorithm, and a file imports nothing itself"
+    validate.check(recipe is not None, "path", part["recipe"], remedy)
+    return recipe
 
 
 # ---------------------------------------------------------------- values
@@ -158,11 +188,11 @@ def _encode(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, Mapping):
         pairs = enumerate(value.items())
         return {"@dict": [[_encode(each, f"{path}/{k}.{j}", tensors) for j, each in enumerate(p)] for k, p in pairs]}
-    name = type(value).__name__
-    if isinstance(value, ConvexSet) and is_dataclass(value) and getattr(sets, name, None) is type(value):
+    if isinstance(value, ConvexSet) and is_dataclass(value):
         inner = {each.name: getattr(value, each.name) for each in fields(value)}
-        return {"@set": name, "fields": {key: _encode(inner[key], f"{path}/{key}", tensors) for key in inner}}
-    validate.refuse(path, value, "only numbers, strings, arrays and sets of isthmus.sets made of them can be stored")
+        tree = {key: _encode(inner[key], f"{path}/{key}", tensors) for key in inner}
+        return {"@set": known.address(type(value)), "fields": tree}
+    validate.refuse(path, value, "only numbers, strings, arrays and sets that are dataclasses of them can be stored")
 
 
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> dict[str, Any]:
@@ -190,10 +220,9 @@ def _decode(tree: Any, tensors: Tensors) -> Any:
         return np.array(_decode(inner, tensors), dtype=tree["dtype"])
     if kind in ("@tensor", "@numpy"):
         return tensors[inner] if kind == "@tensor" else tensors[inner].numpy()
-    known = getattr(sets, inner) if kind == "@set" and inner in sets.__all__ else None
-    validate.check(known is not None, "path", kind, "this file holds something that no estimator has")
-    assert known is not None
-    return known(**{name: _decode(value, tensors) for name, value in tree["fields"].items()})
+    validate.check(kind == "@set", "path", kind, "this file holds something that no estimator has")
+    made = {name: _decode(value, tensors) for name, value in tree["fields"].items()}
+    return known.imported(ConvexSet, inner)(**made)  # type: ignore[type-abstract]
 
 
 def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -97,22 +97,28 @@ def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Filling]:
 
 def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Filling]:
     """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
-    one = isinstance(asked, (str, Algorithm)) or callable(asked)
-    for given in dict.fromkeys([asked] if one else list(asked)):  # type: ignore[arg-type]
-        named = KNOWN.get(given.split(" ")[0]) if isinstance(given, str) else algorithm_of(given)
-        fillings = () if named is None else named.fillings
-        wanted = [each for each in fillings if not isinstance(given, str) or given in (named.name, each.name)]
-        remedy = f"choose from {sorted(KNOWN)}, or give an algorithm"
-        known = named is not None and bool(wanted or given == named.name)
-        validate.check(known, "algorithms", given, remedy)
-        assert named is not None
+    given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
+    for each in dict.fromkeys(given):
+        named, wanted = _named(each)
         if not wanted:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
             told = "it is not private" if facts.private else "it is private: give a finite epsilon"
-            refused[given if isinstance(given, str) else named.name] = f"epsilon={facts.epsilon:g}: {told}"
+            refused[each if isinstance(each, str) else named.name] = f"epsilon={facts.epsilon:g}: {told}"
         else:
             yield from wanted
+
+
+def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Filling, ...]]:
+    """An algorithm, and those of its fillings that are meant."""
+    if not isinstance(asked, str):
+        return algorithm_of(asked), algorithm_of(asked).fillings
+    made, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
+    validate.check(made is not None, "algorithms", asked, remedy)
+    assert made is not None
+    wanted = tuple(each for each in made.fillings if asked in (made.name, each.name))
+    validate.check(bool(wanted) or asked == made.name, "algorithms", asked, remedy)
+    return made, wanted
 
 
 def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:

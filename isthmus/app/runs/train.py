@@ -93,19 +93,20 @@ def _begun(run: RunFolder) -> bool:
 def dry_run(settings: Settings, declared: Schema) -> tuple[Problem, Any]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
     from isthmus.planner import plan
+    from isthmus.problems.objectives.known import loss_for
 
     if settings.budget is not None:
         open_shared(settings.budget)
     problem = prepare(settings, declared, salt=secrets.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
-    several = problem.target.classes is not None and len(problem.target.classes) > 2
+    classes = problem.target.classes
     found = plan(
         n=settings.n or problem.n,
         d=problem.d,
         epsilon=settings.epsilon,
         delta=settings.delta,
-        loss="softmax" if several else estimator.loss,
-        classes=len(problem.target.classes or (0, 1)),
+        loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
+        classes=len(classes or (0, 1)),
         constraint=estimator.constraint,
         adjacency=settings.adjacency,
         sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),

@@ -16,7 +16,7 @@ def known_losses(labels: bool | None = None) -> dict[str, Loss]:
     ['huber', 'poisson', 'squared']
     """
     found: dict[str, Loss] = {}
-    for kind in subclasses(LinearModel):
+    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
         if vars(kind).get("name") and labels in (None, kind.labelled()):
             found.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
     return found
@@ -53,7 +53,8 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
     kind = loss_of(loss, labels=True)
     if classes == 2 or kind.outputs(classes) > 1:
         return kind
-    wider = [each for each in subclasses(LinearModel) if vars(each).get("extends") is kind]
+    every = subclasses(LinearModel)  # type: ignore[type-abstract]
+    wider = [each for each in every if vars(each).get("extends") is kind]
     remedy = f"{name_of(kind)} is for two: declare a loss with extends = {kind.__name__} for more"
     validate.check(bool(wider), "classes", classes, remedy)
     return wider[0]

@@ -19,7 +19,7 @@ from isthmus.base.space import Space
 from isthmus.gradients import Glm, Rows
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.objectives.base import Objective, as_index, check_point, choose_penalty
-from isthmus.problems.objectives.targets import CountTargets, RealTargets, SignedLabels, Targets
+from isthmus.problems.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.problems.penalties import ElasticNet, L2Penalty, Penalty
 
 GRAM_LIMIT = 2000
@@ -29,6 +29,8 @@ GRAM_LIMIT = 2000
 SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
+LABELS = (SignedLabels, ClassLabels)
+"""Targets that are labels."""
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
 
@@ -98,7 +100,7 @@ class LinearModel(Objective):
         known = classes is None or (targets is None and self.labelled())
         validate.check(known, "classes", classes, "only a classifier has classes")
         if targets is None:
-            targets = self.reads(classes) if self.labelled() else self.reads()
+            targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
         self.targets, self.weights = targets, None
         undeclared = hasattr(targets, "classes") and targets.classes is None
         self.read_off = (CLASSES_READ,) if undeclared else ()
@@ -111,7 +113,7 @@ class LinearModel(Objective):
     @classmethod
     def labelled(cls) -> bool:
         """Whether targets are labels."""
-        return hasattr(cls.reads, "classes")
+        return issubclass(cls.reads, LABELS)
 
     @classmethod
     def outputs(cls, classes: int = 2) -> int:

@@ -29,7 +29,8 @@ class Softmax(LinearModel):
     ((3, 2), 1.0986)
     """
 
-    name, reads, probabilities, extends = "softmax", ClassLabels, True, Logistic
+    name, reads, probabilities = "softmax", ClassLabels, True
+    extends: type[LinearModel] | None = Logistic
     curvature, slope_bound = 0.5, 2.0**0.5
 
     @classmethod
@@ -72,7 +73,8 @@ class OneVsRest(Softmax):
     3.0
     """
 
-    name, probabilities, extends, default_clip = "", False, Hinge, 1.0
+    name, probabilities, default_clip = "", False, 1.0
+    extends: type[LinearModel] | None = Hinge
 
     def __init__(self, X: Any, y: Any, *, gamma: float = 0.0, **more: Any) -> None:
         validate.non_negative(gamma=gamma)
