@@ -29,7 +29,7 @@ Fill = Callable[[Facts], Choice | Refusal]
 
 
 @dataclass(frozen=True)
-class Filling:
+class Variant:
     """One way to fill an algorithm from public facts.
 
     make       the filling itself
@@ -88,7 +88,7 @@ class Algorithm(Generic[P]):
     words: str = ""
     left_out: str = ""
     like: Algorithm[Any] | None = None
-    own: list[Filling] = field(default_factory=list, repr=False)
+    own: list[Variant] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         update_wrapper(self, self.function)
@@ -117,17 +117,17 @@ class Algorithm(Generic[P]):
     # ------------------------------------------------------------ how it is filled
 
     @property
-    def fillings(self) -> tuple[Filling, ...]:
+    def fillings(self) -> tuple[Variant, ...]:
         """The ways to fill it; without one of its own it is filled as DP-SGD is, by the names of its arguments."""
         if self.like is not None:
             return tuple(replace(each, of=self) for each in self.like.fillings)
-        return tuple(self.own) if self.own or self.left_out else (Filling(self, self._by_signature),)
+        return tuple(self.own) if self.own or self.left_out else (Variant(self, self._by_signature),)
 
     def filling(self, variant: str = "", **said: Any) -> Callable[[Fill], Fill]:
-        """Declare a function of the facts as a way to fill this algorithm; `said` is the rest of a `Filling`."""
+        """Declare a function of the facts as a way to fill this algorithm; `said` is the rest of a `Variant`."""
 
         def declared(make: Fill) -> Fill:
-            self.own.append(Filling(self, make, variant, **said))
+            self.own.append(Variant(self, make, variant, **said))
             return make
 
         return declared

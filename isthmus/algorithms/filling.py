@@ -45,7 +45,7 @@ class Run:
         return self.rounds * self.divisor / self.facts.n + self.looks
 
     def choice(self, arguments: Mapping[str, Any], variant: str = "", evidence: str = "", **more: Any) -> Choice:
-        """The choice, which `Filling` puts its name to; `more` overrides what the skeleton says."""
+        """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says."""
         facts, private = self.facts, self.multiplier is not None
         told = {
             "noise_multiplier": self.multiplier,

@@ -6,19 +6,16 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 
-from isthmus.algorithms import KNOWN, Algorithm
-from isthmus.algorithms.declare import algorithm_of
 from isthmus.algorithms.prepared import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
@@ -27,20 +24,19 @@ from isthmus.estimators import turns
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
-    check_bounds,
     inputs_of,
     prefers_public_scale,
     standardised,
     threads_for,
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
+from isthmus.estimators.parameters import Parameters
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json, noise_multiplier
+from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.privacy.pair import RunLedgers
-from isthmus.problems.objectives.known import Loss, loss_of
 from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import minimize
@@ -53,7 +49,6 @@ DECLARED = "what was declared of the data (its columns, classes, bounds, norms, 
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
-SCALES = ("auto", "none", "columns", "moments", "public")
 
 
 @dataclass(frozen=True)
@@ -70,41 +65,9 @@ class Posed:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateLinear(BaseEstimator):
-    """The private fit of a linear model, and the parameters of both; see `PrivateClassifier` and `PrivateRegressor`."""
+class PrivateLinear(Parameters):
+    """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
 
-    epsilon: float = 1.0
-    delta: float | None = None
-    _: KW_ONLY
-    loss: str | Loss = ""
-    algorithm: str | Algorithm[Any] | Callable[..., Any] = "auto"
-    constraint: Any = None
-    l1: float = 0.0
-    l2: float = 0.0
-    clip: Any = None
-    step: Any = None
-    max_iter: int | None = None
-    batch_size: int | None = None
-    scale: str = "auto"
-    bounds: Any = None
-    data_norm: Any = None
-    fit_intercept: bool = True
-    public: Any = None
-    n: int | None = None
-    max_weight: float = 1.0
-    adjacency: Any = "add-remove"
-    partial_calls: int = 10
-    ledger: Any = None
-    checkpoint: Any = None
-    options: Any = None
-    facts: Any = None
-    as_published: bool = False
-    random_state: Any = None
-    noise_seed: int | None = None
-    verbose: int = 0
-
-    _LABELS: ClassVar[bool]
-    """Whether targets are labels."""
     _calls: int = field(init=False)
     _partial_state: State = field(init=False)
 
@@ -225,11 +188,6 @@ class PrivateLinear(BaseEstimator):
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
             ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
-
-    def _opened_ledger(self) -> Any:
-        if isinstance(self.ledger, (str, os.PathLike)):
-            return Ledger.open(self.ledger, adjacency=self._adjacency)
-        return self.ledger
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
         asked = self._asked
@@ -394,85 +352,13 @@ class PrivateLinear(BaseEstimator):
 
         save(self, path)
 
-    # ------------------------------------------------------------ parameters
-
-    def __sklearn_clone__(self) -> Any:
-        """A clone shares the ledger: copied, the same budget would be spent twice."""
-        ledger, self.ledger = self.ledger, None
-        try:
-            made = super().__sklearn_clone__()
-        finally:
-            self.ledger = ledger
-        return made.set_params(ledger=ledger)
-
-    @property
-    def _private(self) -> bool:
-        return self.epsilon != math.inf
-
-    @property
-    def _asked(self) -> Algorithm[Any] | None:
-        """The algorithm that was asked for; None leaves it to the planner."""
-        if isinstance(self.algorithm, str):
-            return KNOWN.get(self.algorithm)
-        return algorithm_of(self.algorithm)
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether two fits are alike: never with secret noise."""
-        return self.random_state is not None and (not self._private or self.noise_seed is not None)
-
-    @property
-    def _adjacency(self) -> Adjacency:
-        return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
-
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind}
-
-    def _records(self, n: int) -> int:
-        """The public number of records: as declared, that of the first partial fit, or n."""
-        return self.n or getattr(self, "_first", None) or n
-
-    def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
-
-    def _seed(self) -> int:
-        if self.random_state is None:
-            return int.from_bytes(os.urandom(4), "little") >> 1
-        if isinstance(self.random_state, (int, np.integer)):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _checkpointed(self) -> State | None:
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
         return State.load(self.checkpoint)
-
-    def _check_parameters(self) -> None:
-        if self.epsilon != math.inf:
-            validate.positive(epsilon=self.epsilon)
-        if self.delta is not None:
-            validate.open_unit(delta=self.delta)
-        loss_of(self.loss, self._LABELS)
-        if isinstance(self.algorithm, str):
-            validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
-        validate.non_negative(l1=self.l1, l2=self.l2)
-        validate.one_of(SCALES, scale=self.scale)
-        validate.check(
-            self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
-        )
-        centred = self.scale in ("moments", "public") and not self.fit_intercept
-        validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
-        for name in ("clip", "step", "max_weight"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                validate.positive(**{name: value})
-        for name in ("max_iter", "batch_size", "n", "partial_calls"):
-            if getattr(self, name) is not None:
-                validate.positive_int(**{name: getattr(self, name)})
-        validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
-        check_bounds(self.bounds, self.data_norm)
-        forced = self._asked is None and self.as_published
-        validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
 
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
@@ -486,31 +372,18 @@ class PrivateLinear(BaseEstimator):
         )
         return as_rows(X), y
 
-    def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
-        if weight is None:
-            return None
-        from sklearn.utils.validation import _check_sample_weight
 
-        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
-        return np.minimum(values, self.max_weight) / self.max_weight
-
-
+@dataclass
 class _Watcher:
     """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
 
-    def __init__(
-        self,
-        seen: list[dict[str, Any]],
-        choice: Choice,
-        until: int,
-        rounds: int,
-        checkpoint: Any,
-        assumed: dict[str, Any],
-    ) -> None:
-        self.assumed = assumed
-        self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
-        self.last: Any = None
+    seen: list[dict[str, Any]]
+    choice: Choice
+    until: int
+    rounds: int
+    path: Any
+    assumed: dict[str, Any]
+    last: tuple[int, Tensor] | None = None
 
     def __call__(self, record: dict[str, Any], state: State) -> bool:
         note: dict[str, Any] = {"t": state.t}

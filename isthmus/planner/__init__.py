@@ -14,7 +14,7 @@ from typing import Any
 from isthmus.algorithms import KNOWN
 from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.declare import Algorithm, Filling, algorithm_of
+from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
 from isthmus.algorithms.facts import Facts, PublicFacts
 from isthmus.base import validate
 from isthmus.planner.found import Plan
@@ -84,7 +84,7 @@ def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[C
     return choices, refused
 
 
-def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Filling]:
+def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings of all algorithms that are planned without being named."""
     for each in KNOWN.values():
         if each.private != facts.private or each.like is not None:
@@ -95,7 +95,7 @@ def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Filling]:
             refused[each.name] = each.left_out
 
 
-def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Filling]:
+def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
     given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
     for each in dict.fromkeys(given):
@@ -109,7 +109,7 @@ def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]
             yield from wanted
 
 
-def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Filling, ...]]:
+def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     """An algorithm, and those of its fillings that are meant."""
     if not isinstance(asked, str):
         return algorithm_of(asked), algorithm_of(asked).fillings

@@ -9,7 +9,7 @@ import numpy as np
 
 from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
 from isthmus.algorithms import KNOWN
-from isthmus.algorithms.declare import Filling
+from isthmus.algorithms.declare import Variant
 
 OBJECTIVES: dict[str, Any] = {
     "logistic": Logistic,
@@ -22,7 +22,7 @@ OBJECTIVES: dict[str, Any] = {
 }
 
 
-FILLINGS: list[Filling] = [each for made in KNOWN.values() if made.like is None for each in made.fillings]
+FILLINGS: list[Variant] = [each for made in KNOWN.values() if made.like is None for each in made.fillings]
 PRIVATE = {each.name: each for each in FILLINGS if each.of.private}
 FREE = {each.name: each for each in FILLINGS if not each.of.private}
 
