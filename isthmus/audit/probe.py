@@ -18,19 +18,9 @@ from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import SeededSource
-from isthmus.round.pipeline import (
-    Keys,
-    Message,
-    Pipeline,
-    Release,
-    Stage,
-    bind_stage,
-    close_stage,
-    fragment,
-    open_round,
-    slots,
-    start,
-)
+from isthmus.round.pipeline import Pipeline, Release, Stage, slots
+from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
+from isthmus.round.wire import Keys, Message
 
 Values = dict[str, Bounded]
 
@@ -47,6 +37,7 @@ class Tap:
 
     kept: list[Bounded] = field(default_factory=list)
     private: ClassVar[bool] = False
+    guarantee = ""
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from isthmus.algorithms.prepared import buying
+from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take

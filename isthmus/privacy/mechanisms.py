@@ -31,8 +31,20 @@ class Mechanism(Protocol):
     was), and `source`, where its noise comes from if not from the run's own.
     """
 
-    ords: ClassVar[tuple[float, ...]]
-    private: ClassVar[bool]
+    @property
+    def ords(self) -> tuple[float, ...]:
+        """The norms in which it takes clipped sums."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether it hides what it releases."""
+        ...
+
+    @property
+    def guarantee(self) -> str:
+        """What it really gives, where it runs as a paper prints it; else nothing."""
+        ...
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The value the world may see; `noise` is the run's secret source of randomness."""
@@ -53,6 +65,7 @@ class Exact:
     """
 
     private: ClassVar[bool] = False
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
@@ -83,6 +96,7 @@ class Gaussian:
 
     multiplier: float
     private: ClassVar[bool] = True
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (2.0,)
 
     def __post_init__(self) -> None:
@@ -120,6 +134,7 @@ class Laplace:
 
     multiplier: float
     private: ClassVar[bool] = True
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
@@ -157,6 +172,7 @@ class NoisyMax:
     epsilon: float
     signed: bool = True
     private: ClassVar[bool] = True
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
@@ -198,6 +214,7 @@ class TopK:
     k: int
     epsilon: float
     private: ClassVar[bool] = True
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
@@ -240,6 +257,7 @@ class DiscreteGaussian:
     grid: float
     source: ClassVar[str] = "secret noise from opendp's own cryptographic generator"
     private: ClassVar[bool] = True
+    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (2.0,)
 
     def __post_init__(self) -> None:
@@ -270,6 +288,15 @@ class DiscreteGaussian:
         """The release in words."""
         much = f"{self.multiplier:.4g} times the bound of one record"
         return f"discrete Gaussian noise of {much}, on multiples of {self.grid:g}"
+
+
+def guarantee_of(mechanism: Any) -> str:
+    """What a mechanism that runs as its paper prints it says that it really gives; nothing of others.
+
+    >>> guarantee_of(Gaussian(1.0))
+    ''
+    """
+    return str(getattr(mechanism, "guarantee", ""))
 
 
 def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:

@@ -1,64 +1,28 @@
-"""The private side of one run: its secret noise, its ledger, and what it releases before the loop."""
+"""The private side of one run: its secret noise, its ledger, and what it states afterwards."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from contextlib import closing, nullcontext
+from typing import Any
 
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.privacy import event_json
 from isthmus.privacy.accounting import compose, epsilon_of
-from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import guarantee_of
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
-from isthmus.round.pipeline import Pipeline, Promise, Release, StepSize, measure
-from isthmus.round.sound import assumed, check_costs
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows.
-
-    `target` is the range that targets were clipped to, where it was bought.
-    """
-
-    objective: Any
-    step: StepSize | None = None
-    start: Tensor | None = None
-    update: Any = None
-    transform: Any = None
-    target: tuple[float, float] | None = None
-
-    def fill(self, pipe: Pipeline) -> Pipeline:
-        """The pipeline with what was prepared in its slots."""
-        changes = {"step": self.step, "update": self.update}
-        return replace(pipe, **{name: value for name, value in changes.items() if value is not None})
-
-
-class Preparation(Protocol):
-    """Releases before the loop."""
-
-    def release(self, objective: Any, spending: Spending) -> tuple[dict[str, Tensor], Prepared]:
-        """Charge and release: what was bought, which is public, and what follows from it (as `apply` would say)."""
-        ...
-
-    def events(self, bought: Mapping[str, Tensor]) -> list[Any]:
-        """What those releases cost."""
-        ...
-
-    def apply(self, objective: Any, bought: Mapping[str, Tensor]) -> Prepared:
-        """What follows from it: no further look at private data but through the transformed problem."""
-        ...
+from isthmus.round.aggregators import Local
+from isthmus.round.pipeline import Pipeline, Promise, Stage
+from isthmus.round.sound import assumed
+from isthmus.round.step import Setting, look
+from isthmus.round.wire import Keys
 
 
 class Spending:
@@ -70,10 +34,10 @@ class Spending:
 
     def __init__(self, promise: Promise, ledger: Any = None, noise_seed: int | None = None) -> None:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
-        validate.check(
-            promise.sound or ledger is None, "ledger", ledger, "a mechanism without a guarantee cannot share a budget"
-        )
-        budget = (promise.epsilon, promise.delta) if promise.sound else None
+        finite = math.isfinite(promise.epsilon)
+        remedy = "a mechanism without a guarantee cannot share a budget"
+        validate.check(finite or ledger is None, "ledger", ledger, remedy)
+        budget = (promise.epsilon, promise.delta) if finite else None
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
@@ -89,39 +53,36 @@ class Spending:
         warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
         self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
 
-    def require(self) -> None:
+    def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
-        plan, require = self.promise.plan, getattr(self.ledger, "require", None)
-        if plan is not None and require is not None and self.promise.sound and self.promise.published is None:
-            require(plan.total())
+        before = [item.event(self.promise.adjacency) for item in pipe.before]
+        if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
+            self.ledger.require(compose([*before, self._total(pipe, rounds)]))
 
-    def release(self, release: Release, rows: Any) -> Tensor:
-        """One clipped sum of rows, outside the loop: charged, then released.  It is a sum, not a mean."""
-        bounded = measure(release, IdentityMap(Space.flat(rows.d)), release.clip.init(), rows)
-        return self.publish(release.name, bounded, release.mechanism)
+    def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
+        """One look at the data outside the loop: charged, then released."""
+        event = stage.event(self.promise.adjacency)
+        with self._run({stage.name: event}) as run:
+            setting = Setting(Local(objective), space, Keys(0, self.noise), ledger=run)
+            (value,) = look(stage, setting, self.promise).values()
+        self.recall(stage)
+        return value
 
-    def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
-        """A value whose bound was proven elsewhere: charged, then released."""
-        check_costs(mechanism, self.promise.adjacency)
-        event = mechanism.event(self.promise.adjacency)
-        self.ledger.pay(name, event, **self._marks())
+    def recall(self, stage: Stage) -> None:
+        """State a look that was taken and charged, now or before an interruption."""
+        event = stage.event(self.promise.adjacency)
         self._before.append(event)
-        self._said.append(release_words(mechanism, event))
-        self._sources.append(self._source(mechanism))
-        return mechanism.release(bounded, self.noise)
-
-    def recall(self, events: list[Any]) -> None:
-        """Releases of the run before it was interrupted: charged then, stated now."""
-        self._before += events
-        self._said += [release_words(None, event) for event in events]
+        self._said += [release_words(release.mechanism, event) for release in stage.releases]
+        self._sources += [self._source(release.mechanism) for release in stage.releases]
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
-        """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
-        if not hasattr(self.ledger, "run"):
-            return self.ledger
+        """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
+
+        At its end those that were never begun are given back.
+        """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events}, **self._marks())
+        return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
@@ -129,7 +90,7 @@ class Spending:
         every = {stage.name: stage.every for stage in pipe.stages}
         bought = [event_json.to_json(event) for event in self._before]
         told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
-        return event_json.canonical({**told, "n": self.promise.n, "sound": self.promise.sound})
+        return event_json.canonical({**told, "n": self.promise.n})
 
     def statement(self, pipe: Pipeline, planned: int, done: int) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.
@@ -140,23 +101,27 @@ class Spending:
         promise = self.promise
         words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
         return PrivacyStatement.of(
-            self._total(pipe, planned) if promise.sound else dpa.NonPrivateDpEvent(),
+            self._total(pipe, planned),
             promise.delta,
             promise.adjacency,
             seeded=self.seeded,
             n=promise.n,
             sampler=words,
             assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
-            guarantee=promise.published or "",
+            guarantee="; ".join(dict.fromkeys(each for each in self._guarantees(pipe) if each)),
             noise=self._noise(pipe),
             leaks=self.leaks,
-            released=self._released(pipe, planned) if promise.sound else "",
+            released=self._released(pipe, planned),
         )
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
         """What so many rounds cost where their number was fixed beforehand."""
         promise = self.promise
-        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
+        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency)
+
+    def _guarantees(self, pipe: Pipeline) -> list[str]:
+        """What mechanisms that run as they were published say of themselves."""
+        return [guarantee_of(release.mechanism) for stage in pipe.stages for release in stage.releases]
 
     def _released(self, pipe: Pipeline, rounds: int) -> str:
         """What was released, in the words of the mechanisms that ran."""
@@ -178,9 +143,11 @@ class Spending:
         looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
         return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
 
-    def _marks(self) -> dict[str, bool]:
-        """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
-        return {"seeded": True} if self.seeded else {}
+    def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
+        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not hasattr(self.ledger, "run"):
+            return closing(self.ledger) if hasattr(self.ledger, "close") else nullcontext(self.ledger)
+        return self.ledger.run(events, **reserve, **({"seeded": True} if self.seeded else {}))
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}
