@@ -32,6 +32,7 @@ from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, Private
 from isthmus.planner import plan
 from isthmus.privacy import Adjacency, Gaussian, Ledger, noise_multiplier
 from isthmus.privacy.budget import default_delta
+from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
 
 Say = Callable[[str], None]
@@ -101,14 +102,14 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[Prepared, Any]:
         open_shared(settings.budget)
     problem = prepare(settings, declared, salt=secrets.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
-    several = problem.target.classes is not None and len(problem.target.classes) > 2
+    classes = problem.target.classes
     found = plan(
         n=settings.n or problem.n,
         d=problem.d,
         epsilon=settings.epsilon,
         delta=settings.delta,
-        loss="softmax" if several else estimator.loss,
-        classes=len(problem.target.classes or (0, 1)),
+        loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
+        classes=len(classes or (0, 1)),
         constraint=estimator.constraint,
         adjacency=settings.adjacency,
         sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
