@@ -7,13 +7,13 @@ import copy
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from isthmus.base.validate import refuse
-from isthmus.privacy.chain import Chain, Store, Tally, mended
+from isthmus.privacy.chain import Chain, Store, Tally, Terms, mended
 from isthmus.privacy.event_json import Json
 
 
@@ -80,7 +80,7 @@ class MemoryBook:
 class FileBook:
     """The hash chain of a file; `given` is what a first record that was torn had said."""
 
-    def __init__(self, store: Store, given: Mapping[str, Any]) -> None:
+    def __init__(self, store: Store, given: Terms) -> None:
         self.tally, self._store = Tally(), store
         self._chain = Chain(store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name))
 

@@ -20,12 +20,12 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from isthmus.base.validate import refuse
 from isthmus.privacy.adjacency import Adjacency
@@ -39,6 +39,14 @@ START = "0" * 64
 
 class LedgerCorrupt(RuntimeError):
     """A ledger whose lines were altered, removed or reordered: the message has the file and the line."""
+
+
+class Terms(TypedDict):
+    """What a ledger is opened with; None where nothing is said."""
+
+    budget: tuple[float, float] | None
+    adjacency: str | None
+    dataset: str | None
 
 
 class Store(Protocol):
@@ -328,7 +336,7 @@ class Tally:
         self.rounds[what] += rounds
 
 
-def opening(given: Mapping[str, Any]) -> Json:
+def opening(given: Terms) -> Json:
     """The first record of a ledger."""
     return {
         "kind": "open",
@@ -340,7 +348,7 @@ def opening(given: Mapping[str, Any]) -> Json:
     }
 
 
-def mended(tally: Tally, junk: bytes, given: Mapping[str, Any], name: str) -> Json:
+def mended(tally: Tally, junk: bytes, given: Terms, name: str) -> Json:
     """The record that takes the place of a torn one: it charges the most that the torn one may have charged."""
     head = junk.split(b"\t")[0]  # later pieces are recoveries that were killed in their turn
     if not tally.opened:
@@ -372,7 +380,7 @@ def _may_be(head: bytes, beginning: str) -> bool:
 # ---------------------------------------------------------------- arguments
 
 
-def checked_budget(budget: Any) -> tuple[float, float] | None:
+def checked_budget(budget: object) -> tuple[float, float] | None:
     """(epsilon, delta) as floats, or None."""
     if budget is None:
         return None
@@ -395,7 +403,7 @@ def adjacency_value(adjacency: Adjacency | str | None) -> str | None:
     return str(value)
 
 
-def check_rounds(**arguments: Any) -> None:
+def check_rounds(**arguments: object) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:

@@ -5,16 +5,46 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.gradients import Rows
 
 _SPAN = 1e6
 SMALLEST, LARGEST = 1e-24, 1e30
 """Bounds between which the rounding of float32 numbers is relative, sums of 10^8 records included."""
+
+
+class Clipping(Protocol):
+    """What bounds a record's share of a sum: a norm, a place (before the sketch or after it) and weights."""
+
+    @property
+    def ord(self) -> float: ...
+    @property
+    def before(self) -> bool: ...
+
+    def init(self) -> float:
+        """The bound of the first round."""
+        ...
+
+    def weights(self, rows: Rows, bound: float) -> Tensor | Mapping[str, Tensor]:
+        """The weight of each row, or of each row and leaf."""
+        ...
+
+    def each(self, bound: float) -> float | Mapping[str, float]:
+        """The bound of every weighted row, or of each of its leaves."""
+        ...
+
+    def total(self, bound: float) -> float:
+        """The bound of one record's share in the sum."""
+        ...
+
+    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
+        """The bound of the next round, from released values only."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +78,7 @@ class Clip:
         """The bound of the first round."""
         return self.bound
 
-    def weights(self, rows: Any, bound: float) -> Tensor:
+    def weights(self, rows: Rows, bound: float) -> Tensor:
         """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
         return _weights(rows, self.ord, bound)
 
@@ -87,7 +117,7 @@ class PerLeafClip:
         """Bounds are given; the state is one common factor."""
         return 1.0
 
-    def weights(self, rows: Any, bound: float) -> dict[str, Tensor]:
+    def weights(self, rows: Rows, bound: float) -> dict[str, Tensor]:
         """A weight for each row and leaf."""
         leaves = rows.leaves()
         names = [name for name, _ in leaves]
@@ -153,7 +183,7 @@ class AdaptiveClip:
         """The bound of the first round."""
         return self.initial
 
-    def weights(self, rows: Any, bound: float) -> Tensor:
+    def weights(self, rows: Rows, bound: float) -> Tensor:
         """The weight of each row, `min(1, C / norm)`."""
         return _weights(rows, self.ord, bound)
 
@@ -174,7 +204,7 @@ class AdaptiveClip:
         return min(high, max(low, moved))
 
 
-def _weights(rows: Any, ord: float, bound: float) -> Tensor:
+def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
     """min(1, C / norm), rounded down, of each row; 0 where the weighted row could not be kept below C.
 
     Norms carry a reserve for the roundings of the product, relative ones.  Below the normal numbers roundings are

@@ -41,7 +41,7 @@ _KINDS: dict[str, dict[str, str]] = {
 _RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
 
 
-def canonical(data: Any) -> str:
+def canonical(data: object) -> str:
     """The one text of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 

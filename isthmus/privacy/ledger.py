@@ -58,6 +58,7 @@ from isthmus.privacy.chain import (
     FileStore,
     LedgerCorrupt,
     Store,
+    Terms,
     adjacency_value,
     check_rounds,
     checked_budget,
@@ -174,7 +175,7 @@ class Ledger:
     ) -> None:
         if not isinstance(dataset, str | None):
             refuse("dataset", dataset, "give a public name, as a string")
-        given = {"budget": checked_budget(budget), "adjacency": adjacency_value(adjacency), "dataset": dataset}
+        given = Terms(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
         self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), given)
         tally = self._book.tally
         with self._book.locked():

@@ -125,7 +125,8 @@ class Source:
 
         def draw(size: int) -> NDArray[np.float64]:
             u = self._uniform(4, size)
-            return np.log(u[0]) * np.cos(np.pi * u[1]) + np.log(u[2]) * np.cos(np.pi * u[3])
+            drawn: NDArray[np.float64] = np.log(u[0]) * np.cos(np.pi * u[1]) + np.log(u[2]) * np.cos(np.pi * u[3])
+            return drawn
 
         return _tensor(draw, shape, dtype, device)
 
@@ -237,7 +238,7 @@ class FastSource(SecretSource):
         """As `Source.add_normal`; on the CPU by the polar pair `r cos`, `r sin` of uniforms, on torch's threads."""
         if out.device.type != "cpu" or os.getpid() != _HOME:
             return super().add_normal(out, scale)
-        for part in out.view(-1).split(_PAIRS):
+        for part in torch.split(out.view(-1), _PAIRS):
             half = (len(part) + 1) // 2
             radius, angle, other = _polar(half, scale)
             for place, drawn in ((part[:half], other), (part[half:], angle[: len(part) - half])):
@@ -316,7 +317,7 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_PAIRS + 2), torch.empty(_PAIRS // 2 + 1, dtype=torch.float64)
     uniform = _BUFFERS.uniform[: 2 * size]
     np.random.Generator(np.random.SFC64(secrets.randbits(192))).random(out=uniform)
-    radius, angle = torch.from_numpy(uniform).split(size) if size else (torch.empty(0), torch.empty(0))
+    radius, angle = torch.split(torch.from_numpy(uniform), size) if size else (torch.empty(0), torch.empty(0))
     radius.neg_().log1p_().mul_(-2).sqrt_().mul_(scale)  # the scale is never squared: its square may leave the range
     angle.mul_(2 * math.pi)
     cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
@@ -347,7 +348,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:
     """The coordinates of a tensor that are noised together."""
-    return out.view(-1).split(CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
+    return torch.split(out.view(-1), CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
