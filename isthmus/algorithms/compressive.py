@@ -7,10 +7,9 @@ entries of the average before the noise: that destroys the 1/n by which one reco
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
@@ -21,8 +20,8 @@ from isthmus.geometry.lifts import CoSaMP, discard, pinv
 from isthmus.geometry.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.geometry.sketches.selection import SelectionMap
 from isthmus.papers import Rule
+from isthmus.papers.printed import Inside, LargestEntries, Printed
 from isthmus.privacy import Charge, Clip, Laplace
-from isthmus.privacy.bounded import Bounded
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
@@ -141,36 +140,19 @@ class _Compressive:
     def _printed(self, binding: Binding, sampler: Any, rounds: int) -> tuple[list[Stage], Any]:
         """Top-kappa of the average, Psi of signs / sqrt(p), Laplace noise for a pure epsilon / T a round."""
         per_round = self.budget.epsilon / rounds
-        release = Release(
-            encode=RademacherSketch(self.p, scaling="jl"),
-            clip=Clip(self.clip, ord=math.inf, before=True),
-            between=(_KeepLargest(self.kappa, self.clip, binding.n),),
-            mechanism=Laplace(2 / per_round),  # the bound is that of one record: replace-one moves the sum by two
-            lift=CoSaMP(self.kappa),
-        )
-        plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
         words = (
             f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public; "
             "the noise does not fall with n, because the largest entries of an average can change with one record"
         )
-        promise = self.budget.promise(plan, binding, words)
-        return [Stage(sampler, [release])], replace(promise, adjacency=self.budget.relation)
-
-
-@dataclass(frozen=True)
-class _KeepLargest:
-    """Q_kappa of an average with entries of at most Xi: it moves by at most 2 Xi kappa in l1, tight for every n."""
-
-    kappa: int
-    bound: float
-    n: int
-
-    def __call__(self, bounded: Bounded, sketch: Sketch) -> Bounded:
-        """The sparse sum; half of the l1 movement of replace-one is the bound of one record."""
-        kept = torch.zeros_like(bounded.value)
-        top = bounded.value.abs().topk(self.kappa).indices
-        kept[top] = bounded.value[top]
-        return Bounded(kept, 1, self.n * self.bound * self.kappa)
+        release = Release(
+            encode=LargestEntries(RademacherSketch(self.p, scaling="jl"), self.kappa, self.clip, binding.n),
+            clip=Clip(self.clip, ord=math.inf),
+            # the bound is that of one record: replace-one moves the sum by two
+            mechanism=Printed(Laplace(2 / per_round), words),
+            lift=Inside(CoSaMP(self.kappa)),
+        )
+        plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
+        return [Stage(sampler, [release])], self.budget.promise(plan, binding)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Blocks, Encoder, Nice
+from isthmus.papers.printed import Printed
 from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.round.minimize import Binding, Recipe
@@ -113,12 +114,12 @@ class _Blockwise:
         sampler = budget.sampler(binding, self.batch_size)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
-        mechanism, words = plan.mechanism("gradient"), None
+        mechanism = plan.mechanism("gradient")
         if self.published:
             n = budget.records(binding)
             told: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
             claim = skgd_sigma(**told, delta=plan.delta or 0.0)
-            mechanism, words = Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}"
+            mechanism = Printed(Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma = self.step * covered / m
         return Pipeline(
@@ -128,7 +129,7 @@ class _Blockwise:
             Restart(self.inner or rounds),
             output="average",
             rounds=rounds,
-            promise=budget.promise(plan, binding, words),
+            promise=budget.promise(plan, binding),
         )
 
     def _encode(self, d: int, m: Tensor, c: Tensor) -> tuple[Encoder, Tensor]:

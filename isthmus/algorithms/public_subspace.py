@@ -53,8 +53,8 @@ def pdp_sgd(
     """
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip="before" if as_published else "after")
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    recipe = filling.recipe("pdp_sgd", published=_PUBLISHED if as_published else None)
-    return replace(recipe, arguments={**recipe.arguments, "k": k, "refresh": refresh, "start_epoch": start_epoch})
+    filling = replace(filling, guarantee=_PUBLISHED if as_published else "")
+    return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
 
 
 def rpdp_sgd(
@@ -78,5 +78,4 @@ def rpdp_sgd(
     validate.positive_int(k=k)
     encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    recipe = filling.recipe("rpdp_sgd")
-    return replace(recipe, arguments={**recipe.arguments, "k": k, "refresh": refresh})
+    return filling.recipe("rpdp_sgd", k=k, refresh=refresh)

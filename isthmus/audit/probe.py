@@ -19,19 +19,9 @@ from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
 from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
-from isthmus.round.pipeline import (
-    Keys,
-    Message,
-    Pipeline,
-    Release,
-    Stage,
-    bind_stage,
-    close_stage,
-    fragment,
-    open_round,
-    slots,
-    start,
-)
+from isthmus.round.pipeline import Pipeline, Release, Stage, slots
+from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
+from isthmus.round.wire import Keys, Message
 
 Values = dict[str, Bounded]
 

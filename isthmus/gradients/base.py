@@ -43,6 +43,8 @@ class Rows(ABC):
     d: int
     dtype: torch.dtype
     device: torch.device
+    exact: bool = False
+    """Whether sums of whole rows are exact, as counts are."""
 
     @abstractmethod
     def norm_bounds(self, ord: float = 2) -> Bounds:

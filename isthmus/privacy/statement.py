@@ -237,8 +237,7 @@ class PrivacyStatement:
 class Account:
     """Everything that one statement is about: releases, added as they are known, and what is to be said of them.
 
-    A mechanism's words, source of noise and guarantee are its own.  One release without a guarantee is all that is
-    left to say of an event: nothing beside it is private.
+    A mechanism's words, source of noise and guarantee are its own.
 
     seeded    whether any of the noise came from a seed
     samplers  how records were taken, and `sources`, where the noise came from, in words
@@ -287,9 +286,7 @@ class Account:
 
     def event(self) -> DpEvent:
         """All of it as one event."""
-        total = accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
-        bare = any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in accounting.leaves_of(total))
-        return dpa.NonPrivateDpEvent() if bare else total
+        return accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
 
     def epsilon(self) -> float:
         """What all of it costs."""
@@ -297,20 +294,18 @@ class Account:
 
     def statement(self) -> PrivacyStatement:
         """What was promised."""
-        event = self.event()
-        told = self._told and not isinstance(event, dpa.NonPrivateDpEvent)
         return PrivacyStatement.of(
-            event,
+            self.event(),
             self.delta,
             self.adjacency,
             seeded=self.seeded,
             n=self.n,
             sampler="; ".join(dict.fromkeys(self.samplers)),
             assumptions=dict.fromkeys(self.assumptions),
-            guarantee=" ".join(dict.fromkeys(self.guarantees)),
+            guarantee="; ".join(dict.fromkeys(self.guarantees)),
             noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
             leaks=self.leaks,
-            released=self.released or (_counted(self._said) if told else ""),
+            released=self.released or (_counted(self._said) if self._told else ""),
         )
 
 

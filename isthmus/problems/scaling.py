@@ -181,33 +181,41 @@ class Scaled:
             return sp.csr_matrix(scaled)
         return sp.csr_matrix(sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())]))
 
-    def second_moments(self, bound: float = 1.0) -> Tensor:
-        """sum_i c_i x_i^2 over rows, with c_i = min(1, bound / ||x_i^2||): a row adds at most `bound`.
+    def square_norms(self) -> Tensor:
+        """||x_i^2|| of every row."""
+        if self._sparse:
+            squares, rest, factors = self._squares()
+            return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
+        parts = [torch.from_numpy(np.sqrt(_lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
-        Off by at most n^2 u times the bound, u = 2^-53, and for more than `MANY` rows by n `STEP` u: by less than 2^-11
-        of it up to 2^27 rows.
-        """
-        total = Total((self.shape[1],), exact=self.shape[0] > MANY)
+    def square_sum(self, c: Tensor) -> Tensor:
+        """sum_i c_i x_i^2."""
+        total = torch.zeros(self.shape[1], dtype=torch.float64)
         if not self._sparse:
-            for _, _, rows in self.chunks():
+            for lo, hi, rows in self.chunks():
                 squares = rows.numpy()
                 np.square(squares, out=squares)
-                kept = _shortened(torch.from_numpy(np.sqrt(_lengths(squares))), bound)
-                total.add(torch.from_numpy(kept.numpy() @ squares))
-            return total.result()
-        for lo in range(0, self.shape[0], STEP):
-            total.add(self[lo : lo + STEP]._sparse_moments(bound))
-        return total.result()
+                total += torch.from_numpy(c[lo:hi].numpy() @ squares)
+            return total
+        p, (squares, rest, factors) = len(self.weight), self._squares()
+        total[:p] = torch.from_numpy(np.asarray(squares.T @ (c * factors).numpy()))
+        total[p:] = c @ rest
+        return total
 
-    def gram(self) -> Tensor:
-        """S'S, in float64, as exact as `second_moments`."""
+    def gram(self, c: Tensor | None = None) -> Tensor:
+        """sum_i c_i x_i x_i' (c = 1 where it is not given), in float64.
+
+        Off by at most n^2 u, u = 2^-53, for rows of norm 1, and for more than `MANY` rows by n `STEP` u: by less than
+        2^-11 up to 2^27 rows.
+        """
         total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
         if not self._sparse:
-            for _, _, rows in self.chunks():
-                total.add_product(rows, rows)
+            for lo, hi, rows in self.chunks():
+                total.add_product(rows if c is None else rows * c[lo:hi, None], rows)
             return total.result()
         for lo in range(0, self.shape[0], STEP):
-            total.add(self[lo : lo + STEP]._sparse_gram())
+            total.add(self[lo : lo + STEP]._sparse_gram(None if c is None else c[lo : lo + STEP]))
         return total.result()
 
     @property
@@ -215,26 +223,21 @@ class Scaled:
         """Whether the rows are as sparse as X: no column is centred."""
         return is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any())
 
-    def _sparse_moments(self, bound: float) -> Tensor:
-        p, total = len(self.weight), torch.zeros(self.shape[1], dtype=torch.float64)
+    def _squares(self) -> tuple[Any, Tensor, Tensor]:
+        """The squares of a sparse view: CSR to be multiplied by factors, and the columns that no entry of X has."""
         squares = _weighted(self.X, self.weight)
         squares.data **= 2
-        rest = (self.U @ self.B[:, p:]).square()
-        factors = self.r**2
-        lengths = torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
-        kept = _shortened(lengths, bound)
-        total[:p] = torch.from_numpy(np.asarray(squares.T @ (kept * factors).numpy()))
-        total[p:] = kept @ rest
-        return total
+        return squares, (self.U @ self.B[:, len(self.weight) :]).square(), self.r**2
 
-    def _sparse_gram(self) -> Tensor:
+    def _sparse_gram(self, c: Tensor | None) -> Tensor:
         p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
         inner = _weighted(self.X, self.weight, self.r)
-        total[:p, :p] = torch.from_numpy((inner.T @ inner) @ np.eye(p))
-        cross = torch.from_numpy(inner.T @ self.U.numpy()) @ self.B
+        shares = inner if c is None else _weighted(self.X, self.weight, self.r * c)
+        total[:p, :p] = torch.from_numpy((shares.T @ inner) @ np.eye(p))
+        cross = torch.from_numpy(shares.T @ self.U.numpy()) @ self.B
         total[:p] += cross
         total[:, :p] += cross.T
-        return total + self.B.T @ (self.U.T @ self.U) @ self.B
+        return total + self.B.T @ ((self.U if c is None else self.U * c[:, None]).T @ self.U) @ self.B
 
     def _norms(self) -> Tensor:
         p = len(self.weight)
@@ -360,6 +363,12 @@ class RowMaps:
         return weight, offset
 
 
+def unit_rows(X: Any) -> Scaled:
+    """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
+    view = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+    return view if view.unit else RowMap()(view)
+
+
 def _lengths(rows: np.ndarray) -> np.ndarray:
     """Squared norms of rows."""
     return np.einsum("ij,ij->i", rows, rows)
@@ -381,13 +390,6 @@ def _without(X: Matrix, rows: Tensor) -> Matrix:
         return torch.where(rows[:, None], torch.zeros_like(X), X)
     kept = np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data)
     return type(X)((kept, X.indices, X.indptr), shape=X.shape)
-
-
-def _shortened(lengths: Tensor, bound: float) -> Tensor:
-    """Factors that leave no length above the bound."""
-    if bound == float("inf"):
-        return torch.ones_like(lengths)
-    return (bound / (lengths * UP).clamp(min=bound)).clamp(max=1.0)
 
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def test_rough_multipliers_rank_and_are_near_the_exact_ones() -> None:
 
 
 def test_what_is_bought_before_is_counted() -> None:
-    from isthmus.algorithms.prepared import buying
+    from isthmus.algorithms.before import buying
     from isthmus.algorithms.purchases import ClassCounts
 
     item = ClassCounts(share=0.2)
