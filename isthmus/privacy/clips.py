@@ -19,7 +19,13 @@ SMALLEST, LARGEST = 1e-24, 1e30
 
 
 class Clipping(Protocol):
-    """What bounds a record's share of a sum: a norm, a place (before the sketch or after it) and weights."""
+    """What bounds a record's share of a sum: weights such that every weighted row stays below a bound.
+
+    ord     the norm that is bounded
+    before  whether rows are clipped before the sketch, or their codes after it
+
+    A clip of one's own brings `init`, and of the rest what differs from one bound for whole rows that never changes.
+    """
 
     @property
     def ord(self) -> float: ...
@@ -31,24 +37,24 @@ class Clipping(Protocol):
         ...
 
     def weights(self, rows: Rows, bound: float) -> Tensor | Mapping[str, Tensor]:
-        """The weight of each row, or of each row and leaf."""
-        ...
+        """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
+        return _weights(rows, self.ord, bound)
 
     def each(self, bound: float) -> float | Mapping[str, float]:
-        """The bound of every weighted row, or of each of its leaves."""
-        ...
+        """The bound of every weighted row."""
+        return bound
 
     def total(self, bound: float) -> float:
         """The bound of one record's share in the sum."""
-        ...
+        return bound
 
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
-        """The bound of the next round, from released values only."""
-        ...
+        """The bound of the next round, from released values only: here it never changes."""
+        return bound
 
 
 @dataclass(frozen=True)
-class Clip:
+class Clip(Clipping):
     """`c_i = min(1, C / ||v_i||_ord)`: weights only, a clip never touches values.
 
     `before=True` clips gradients before the sketch (and the sketch's certified gain multiplies the bound);
@@ -78,25 +84,9 @@ class Clip:
         """The bound of the first round."""
         return self.bound
 
-    def weights(self, rows: Rows, bound: float) -> Tensor:
-        """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
-        return _weights(rows, self.ord, bound)
-
-    def each(self, bound: float) -> float:
-        """The bound of every weighted row."""
-        return bound
-
-    def total(self, bound: float) -> float:
-        """The bound of one record's share in the sum."""
-        return bound
-
-    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
-        """The bound of the next round, from released values only: here it never changes."""
-        return bound
-
 
 @dataclass(frozen=True)
-class PerLeafClip:
+class PerLeafClip(Clipping):
     """Each leaf has its own bound `C_l`; a record's share is below `sqrt(sum C_l^2)`.
 
     >>> PerLeafClip({"a": 3.0, "b": 4.0}).total(1.0)
@@ -132,10 +122,6 @@ class PerLeafClip:
         """The bound of one record's share in the stacked sum."""
         return bound * math.sqrt(sum(value**2 for value in self.bounds.values()))
 
-    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
-        """Never changes."""
-        return bound
-
 
 @dataclass(frozen=True)
 class GroupClip(Clip):
@@ -154,7 +140,7 @@ class GroupClip(Clip):
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Clipping):
     """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
 
     The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2`; with b = that + 1/2, the share of
@@ -182,18 +168,6 @@ class AdaptiveClip:
     def init(self) -> float:
         """The bound of the first round."""
         return self.initial
-
-    def weights(self, rows: Rows, bound: float) -> Tensor:
-        """The weight of each row, `min(1, C / norm)`."""
-        return _weights(rows, self.ord, bound)
-
-    def each(self, bound: float) -> float:
-        """The bound of every weighted row."""
-        return bound
-
-    def total(self, bound: float) -> float:
-        """The bound of one record's share in the sum."""
-        return bound
 
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""

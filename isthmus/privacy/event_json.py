@@ -126,6 +126,11 @@ def words(leaf: Json) -> str:
     return "a value without noise" if kind == "NonPrivate" else f"a composition ({kind})"
 
 
+def all_words(event: DpEvent | Mapping[str, Any]) -> str:
+    """Each kind of release of an event, in words."""
+    return ", ".join(words(leaf) for leaf, _ in flatten(to_json(event)))
+
+
 def sampling_words(leaf: Json) -> str:
     """How a single release took its records."""
     if leaf["event"] == "PoissonSampled":

@@ -55,10 +55,9 @@ from isthmus.privacy.accounting import compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.book import Book, FileBook, MemoryBook
 from isthmus.privacy.chain import (
+    Agreed,
     FileStore,
     LedgerCorrupt,
-    Store,
-    Terms,
     adjacency_value,
     check_rounds,
     checked_budget,
@@ -84,9 +83,7 @@ class Named(Protocol):
 class Purse(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
-    def charge(self, stage: Any, t: int) -> None:
-        """Pay for round t of a stage, or raise."""
-        ...
+    def charge(self, stage: Any, t: int) -> None: ...
 
 
 class Budgeted(Protocol):
@@ -100,7 +97,7 @@ class Budgeted(Protocol):
     def pay(self, what: str, event: Event, rounds: int = 1, *, seeded: bool = False) -> None: ...
     def run(
         self, events: Mapping[str, Event], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
-    ) -> Purse: ...
+    ) -> Any: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -175,7 +172,7 @@ class Ledger:
     ) -> None:
         if not isinstance(dataset, str | None):
             refuse("dataset", dataset, "give a public name, as a string")
-        given = Terms(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
+        given = Agreed(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
         self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), given)
         tally = self._book.tally
         with self._book.locked():
@@ -206,7 +203,7 @@ class Ledger:
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
     @staticmethod
-    def _make_store(path: str | os.PathLike[str]) -> Store:
+    def _make_store(path: str | os.PathLike[str]) -> FileStore:
         return FileStore(path)
 
     @property

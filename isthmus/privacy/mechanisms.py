@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """The release in words, here those of its event (which knows what it cost, not what it was)."""
-        return event_words(self.event())
+        return event_json.all_words(self.event())
 
     @property
     def number(self) -> float:
@@ -112,11 +112,6 @@ class Mechanism(ABC):
             yield from each.known()
 
 
-def event_words(event: DpEvent) -> str:
-    """The releases of an event in words."""
-    return ", ".join(event_json.words(leaf) for leaf, _ in event_json.flatten(event_json.to_json(event)))
-
-
 def named(kind: str) -> type[Mechanism]:
     """The class that a `Charge` means by a short name.
 
@@ -128,33 +123,14 @@ def named(kind: str) -> type[Mechanism]:
     return found[kind]
 
 
-class Releasing(Protocol):
-    """What may stand in a mechanism's place: a `Mechanism`, or any object with the same four members."""
-
-    @property
-    def private(self) -> bool: ...
-    @property
-    def ords(self) -> tuple[float, ...]: ...
-
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
-        """The value the world may see."""
-        ...
-
-    def event(self, adjacency: Adjacency = ...) -> DpEvent:
-        """What was released, for the accountant."""
-        ...
-
-
-def words_of(mechanism: Releasing) -> tuple[str, str | None, str]:
+def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
     """Release, source of noise and guarantee of a mechanism, in words; of one that is no subclass, what it says.
 
     >>> words_of(Gaussian(2.0))
     ('Gaussian noise of 2 times the bound of one record', None, '')
     """
-    if isinstance(mechanism, Mechanism):
-        return mechanism.describe(), mechanism.source, mechanism.guarantee
     describe = getattr(mechanism, "describe", None)
-    words = event_words(mechanism.event()) if describe is None else str(describe())
+    words = event_json.all_words(mechanism.event()) if describe is None else str(describe())
     return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 

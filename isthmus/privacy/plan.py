@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -66,7 +66,7 @@ class Charge:
         kind = named(given) if isinstance(given, str) else given
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", given, "give a Mechanism, its class or its name")
-        options = {each.name for each in _fields(kind)}
+        options: set[str] = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
         validate.check("k" in options or self.k == 1, "k", self.k, "only top-k takes a k")
         needed = "grid" not in options or self.grid is not None
         validate.check(needed, "grid", self.grid, "a discrete Gaussian needs its grid")
@@ -184,7 +184,11 @@ class PrivacyPlan:
     def to_json(self) -> str:
         """The plan as text: what `from_json` reads, where the mechanisms of one's own are imported."""
         items = [
-            {**_shown(item), "mechanism": _written(item.mechanism), "sampler": _sampler_written(item.sampler)}
+            {
+                **asdict(item),
+                "mechanism": _written(item.mechanism),
+                "sampler": {"kind": type(item.sampler).__name__, **asdict(item.sampler)},
+            }
             for item in self.items
         ]
         record = {**{key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}, "numbers": self._numbers}
@@ -244,20 +248,6 @@ def _cost(item: Charge) -> tuple[Any, ...]:
     return type(made), made, item.rounds, item.share, sampled, item.sampler.rate, item.stage
 
 
-def _fields(kind: Any) -> tuple[Any, ...]:
-    """What a mechanism or its class is made of."""
-    validate.check(is_dataclass(kind), "mechanism", kind, "make it a frozen dataclass, or give an instance")
-    return fields(kind)
-
-
-def _shown(item: Any) -> dict[str, Any]:
-    return {each.name: getattr(item, each.name) for each in fields(item)}
-
-
-def _sampler_written(sampler: FullBatch | Poisson | FixedSize) -> dict[str, Any]:
-    return {"kind": type(sampler).__name__, **_shown(sampler)}
-
-
 def _address(kind: type[Mechanism]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -268,8 +258,8 @@ def _written(given: Mechanism | type[Mechanism] | str) -> Any:
         return given
     if isinstance(given, type):
         return {"class": _address(given)}
-    _fields(given)
-    return {"class": _address(type(given)), "fields": _shown(given)}
+    made: Any = given
+    return {"class": _address(type(given)), "fields": asdict(made)}
 
 
 def _read(data: Any) -> Mechanism | type[Mechanism] | str:

@@ -24,7 +24,7 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.library import DpEvent, dpa
-from isthmus.privacy.mechanisms import Releasing, words_of
+from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 
 ROUNDING = (
@@ -265,7 +265,7 @@ class Account:
     _told: bool = False
 
     def add(
-        self, event: DpEvent | Json, *mechanisms: Releasing, count: int = 1, sampler: str = "", noise: str = ""
+        self, event: DpEvent | Json, *mechanisms: Mechanism, count: int = 1, sampler: str = "", noise: str = ""
     ) -> None:
         """`count` times an event as its sampler sees it: what these mechanisms released of one sample.
 

@@ -27,8 +27,8 @@ from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import Problem, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.app.runs.schema import Schema
-from isthmus.privacy import Ledger
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy import Adjacency, Gaussian, Ledger
+from isthmus.privacy.budget import default_delta, mu_of
 
 Say = Callable[[str], None]
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
@@ -156,12 +156,8 @@ def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -
         return None
     planned = []
     if settings.measure_epsilon is not None:
-        from isthmus.privacy import Adjacency, Gaussian, noise_multiplier
-
         delta, adjacency = _delta(settings, problem), Adjacency(settings.adjacency)
-        planned = [
-            Gaussian(noise_multiplier(epsilon=settings.measure_epsilon, delta=delta, adjacency=adjacency)).event()
-        ]
+        planned = [Gaussian(1 / mu_of(settings.measure_epsilon, delta, adjacency)).event()]
     path, label = run.path / files.LEDGER, run.settings["label"]
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
