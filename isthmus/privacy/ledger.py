@@ -1,7 +1,8 @@
 """The privacy ledger: a durable record of everything that was released, written before it is released.
 
 A ledger is an append-only file of JSON lines, each sealed to the one before it by a hash.  A run announces what one
-round of each of its stages costs, then charges the ledger before every private release.
+round of each of its stages costs, then charges the ledger before every private release.  Without a path the same
+records are kept plainly in memory, for the process that made the ledger.
 
 Guarantees:
 

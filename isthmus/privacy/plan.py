@@ -252,24 +252,33 @@ def _address(kind: type[Mechanism]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _written(given: Mechanism | type[Mechanism] | str) -> Any:
+def _written(given: Any) -> Any:
     """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, type):
+    if isinstance(given, type) and issubclass(given, Mechanism):
         return {"class": _address(given)}
-    made: Any = given
-    return {"class": _address(type(given)), "fields": asdict(made)}
+    if isinstance(given, Mechanism):
+        made: Any = given
+        validate.check(is_dataclass(made), "mechanism", given, "make it a frozen dataclass: its fields are written")
+        return {
+            "class": _address(type(given)),
+            "fields": {each.name: _written(getattr(made, each.name)) for each in fields(made)},
+        }
+    known = given is None or isinstance(given, (str, int, float, tuple))
+    validate.check(known, "mechanism", given, "a plan is written with mechanisms made of numbers, texts and mechanisms")
+    return [_written(each) for each in given] if isinstance(given, tuple) else given
 
 
-def _read(data: Any) -> Mechanism | type[Mechanism] | str:
+def _read(data: Any) -> Any:
     """What was written; a class is looked up among those of this process, and nothing is imported for a text."""
-    if isinstance(data, str):
+    if isinstance(data, list):
+        return tuple(_read(each) for each in data)
+    if not isinstance(data, dict):
         return data
     found = {_address(each): each for each in Mechanism.known()}
     address = data["class"]
     validate.check(address in found, "mechanism", address, "import the module that defines it before reading the plan")
-    return found[address](**data["fields"]) if "fields" in data else found[address]
+    given = {name: _read(value) for name, value in data.get("fields", {}).items()}
+    return found[address](**given) if "fields" in data else found[address]
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:

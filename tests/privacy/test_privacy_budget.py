@@ -111,7 +111,29 @@ def test_a_mechanism_brings_its_calibration(template: Mechanism, cost: Any) -> N
     assert template.with_number(made.number) == made and made.with_number(1.0) == template
 
 
+@dataclass(frozen=True)
+class Wrapped(Mechanism):
+    """Another mechanism, whose noise is set through it."""
+
+    inner: Mechanism
+    marks: tuple[int, ...] = (1, 2)
+
+    @property
+    def number(self) -> float:
+        return self.inner.number
+
+    def with_number(self, number: float) -> Wrapped:
+        return Wrapped(self.inner.with_number(number), self.marks)
+
+    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+        return self.inner.release(bounded, noise)
+
+    def event(self, adjacency: Any = None) -> Any:
+        return self.inner.event()
+
+
 PLANS: dict[str, list[Charge]] = {
+    "wrapper": [Charge("g", Wrapped(Twice(1.0)), rounds=3)],
     "instance": [Charge("g", Twice(1.0, "kept"), rounds=10)],
     "class": [Charge("g", Twice, rounds=10, sampler=Poisson(0.1))],
     "name": [Charge("g", "best-of-tests", rounds=10)],
@@ -150,6 +172,12 @@ class Fixed(Mechanism):
 
     def event(self, adjacency: Any = None) -> Any:
         return dpa.GaussianDpEvent(1.0)
+
+
+def test_what_no_text_can_hold_is_refused() -> None:
+    plan = PrivacyPlan(1.0, 1e-5, items=[Charge("g", Wrapped(Gaussian(1.0), (1, object())))])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="mechanism=.*a plan is written with mechanisms made of numbers"):
+        plan.to_json()
 
 
 @pytest.mark.parametrize("wrong", [Exact(), Fixed(), dict, 3])
