@@ -123,10 +123,9 @@ class PrivacyPlan:
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
-            spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)
-            validate.check(
-                spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, f"these items cost {spent:.6g} at delta"
-            )
+        spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)  # of calibrated ones it is remembered
+        remedy = f"these items cost {spent:.6g} at delta"
+        validate.check(spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, remedy)
 
     @classmethod
     def exact(
@@ -245,7 +244,7 @@ _SCALES: dict[Any, float] = {}
 def _cost(item: Charge) -> tuple[Any, ...]:
     """Everything about an item that its price depends on."""
     sampled, made = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
-    return type(made), made, item.rounds, item.share, sampled, item.sampler.rate, item.stage
+    return type(made), made, repr(made.event()), item.rounds, item.share, sampled, item.sampler.rate, item.stage
 
 
 def _address(kind: type[Mechanism]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
@@ -202,3 +202,23 @@ def test_what_is_no_subclass_is_told_by_its_event() -> None:
             return dpa.ZCDpEvent(rho=0.5, xi=0.0)
 
     assert words_of(Duck()) == ("a release of 0.5-zCDP", None, "")
+
+
+@dataclass(frozen=True)
+class Hidden(Mechanism):
+    """Two that compare equal and differ in what they cost."""
+
+    multiplier: float
+    part: float = field(default=1.0, compare=False)
+
+    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+        return Gaussian(self.multiplier * self.part).release(bounded, noise)
+
+    def event(self, adjacency: Any = None) -> Any:
+        return dpa.GaussianDpEvent(self.multiplier * self.part)
+
+
+def test_a_remembered_calibration_is_not_taken_for_another_mechanism() -> None:
+    plans = [PrivacyPlan(1.0, 1e-5, items=[Charge("g", Hidden(1.0, part))]) for part in (1.0, 0.5)]
+    assert plans[1].multiplier("g") == pytest.approx(2 * plans[0].multiplier("g"), rel=1e-4)
+    assert all(0.9999 <= epsilon_of(plan.total(), 1e-5) <= 1.0 for plan in plans)
