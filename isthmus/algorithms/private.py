@@ -15,6 +15,7 @@ from typing import Any
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.algorithms.before import bought, charges_of
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
+from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
@@ -37,6 +38,10 @@ PrivateSampler = FullBatch | Poisson | FixedSize
 SCALES = ("none", "columns", "moments")
 
 
+@algorithm(
+    direct=True,
+    words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
+)
 def dp_sgd(
     *,
     epsilon: float,
@@ -67,6 +72,7 @@ def dp_sgd(
     return filling.recipe("dp_sgd")
 
 
+@algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
 def dp_gd(
     *,
     epsilon: float,
@@ -104,6 +110,7 @@ def dp_gd(
     return filling.recipe("dp_gd", **shown)
 
 
+@algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
 def dp_comp_minibatch(
     *,
     epsilon: float,
@@ -136,6 +143,7 @@ def dp_comp_minibatch(
     return filling.recipe("dp_comp_minibatch", as_published=as_published)
 
 
+@algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
 def priv_sgd(
     *,
     epsilon: float,
@@ -164,6 +172,11 @@ def priv_sgd(
     return replace(filling, published=as_published).recipe("priv_sgd", as_published=as_published)
 
 
+@algorithm(
+    private=True,
+    like=priv_sgd,
+    words="each round summarises all records in a few random numbers and adds noise to those",
+)
 def dp_comp_gd(**arguments: Any) -> Recipe:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return replace(priv_sgd(**arguments), name="dp_comp_gd")

@@ -12,7 +12,6 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.privacy import event_json
-from isthmus.privacy.accounting import compose
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Budgeted, Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
@@ -52,9 +51,11 @@ class Spending:
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
-        before = [item.event(self.promise.adjacency) for item in pipe.before]
         if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
-            self.ledger.require(compose([*before, self._account(pipe, rounds).event()]))
+            account = self._account(pipe, rounds)
+            for item in pipe.before:
+                account.add(item.event(self.promise.adjacency))
+            self.ledger.require(account.event())
 
     def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
@@ -102,18 +103,16 @@ class Spending:
 
     def _account(self, pipe: Pipeline, rounds: int) -> Account:
         """Everything that so many rounds release, after the looks before the loop."""
-        promise = self.promise
+        promise, noise = self.promise, self.noise.describe()
         account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
-        for stage in self._before:
-            self._add(account, stage, 1)
-        for stage in (stage for stage in pipe.stages if stage.private):
-            self._add(account, stage, -(-rounds // stage.every), stage.sampler.describe())
+        looks = [(stage, 1, "") for stage in self._before]
+        looks += [
+            (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
+        ]
+        for stage, count, sampler in looks:
+            made = [release.mechanism for release in stage.releases]
+            account.add(stage.event(promise.adjacency), *made, count=count, sampler=sampler, noise=noise)
         return account
-
-    def _add(self, account: Account, stage: Stage, looks: int, sampler: str = "") -> None:
-        made = [release.mechanism for release in stage.releases]
-        event = stage.event(self.promise.adjacency)
-        account.add(event, *made, count=looks, sampler=sampler, noise=self.noise.describe())
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
         """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""

@@ -267,7 +267,7 @@ class TorchDriver:
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
-        return layer.training and self.layers._listens() and not self._busy
+        return layer.training and self.layers.listens() and not self._busy
 
     def _check_module(self) -> None:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
@@ -346,6 +346,14 @@ class TorchDriver:
                 "optimizer.step() was called and no gradient of this batch arrived: call module.train(), then "
                 "backward() on a loss of the module's output"
             )
+
+    def public_rows(self, data: Any = None) -> Stack:
+        """Per-example gradients of public data at the present weights, taken without touching the round."""
+        self._busy = True
+        try:
+            return self._public_rows(torch.empty(0), data)
+        finally:
+            self._busy = False
 
     def _public_rows(self, w: Tensor, data: Any) -> Stack:
         """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import objective, rows, targets
+from cells import PRIVATE, objective, rows, targets
 
 from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
 from isthmus.geometry.sets import Whole
-from isthmus.planner import PRIVATE, plan
+from isthmus.planner import plan
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding
 

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.app.report import Record
 from isthmus.app.runs import folder as files
 from isthmus.app.runs import model
 from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Problem
+from isthmus.app.runs.prepare import Prepared
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.statement import Account
 
@@ -55,10 +56,8 @@ class Outcome:
         }
 
 
-def trained(estimator: Any, settings: Settings, problem: Problem) -> dict[str, Any]:
+def trained(estimator: Any, settings: Settings, problem: Prepared) -> dict[str, Any]:
     """What the record needs of the fitted estimator, for the stages after it."""
-    from isthmus.app.report import Record
-
     data = {
         "name": problem.name,
         "n": problem.n if settings.n is None else None,
@@ -89,8 +88,6 @@ def write(
 
     The model is written again with that statement: whoever gets the model alone gets the whole of it.
     """
-    from isthmus.app.report import Record
-
     trained = run.read_sealed(files.TRAINED)
     record, bare = trained["record"], []
     if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
@@ -151,8 +148,6 @@ def _releases(event: Any) -> int:
 
 def outcome(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    from isthmus.app.report import Record
-
     record = Record.from_file(run.path)
     figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
     delta = None if record.privacy is None else float(record.privacy["delta"])
