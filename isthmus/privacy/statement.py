@@ -237,7 +237,8 @@ class PrivacyStatement:
 class Account:
     """Everything that one statement is about: releases, added as they are known, and what is to be said of them.
 
-    A mechanism's words, source of noise and guarantee are its own.
+    A mechanism's words, source of noise and guarantee are its own.  One release without a guarantee is all that is
+    left to say of an event: nothing beside it is private.
 
     seeded    whether any of the noise came from a seed
     samplers  how records were taken, and `sources`, where the noise came from, in words
@@ -286,7 +287,9 @@ class Account:
 
     def event(self) -> DpEvent:
         """All of it as one event."""
-        return accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
+        total = accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
+        bare = any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in accounting.leaves_of(total))
+        return dpa.NonPrivateDpEvent() if bare else total
 
     def epsilon(self) -> float:
         """What all of it costs."""
@@ -294,8 +297,10 @@ class Account:
 
     def statement(self) -> PrivacyStatement:
         """What was promised."""
+        event = self.event()
+        told = self._told and not isinstance(event, dpa.NonPrivateDpEvent)
         return PrivacyStatement.of(
-            self.event(),
+            event,
             self.delta,
             self.adjacency,
             seeded=self.seeded,
@@ -305,7 +310,7 @@ class Account:
             guarantee="; ".join(dict.fromkeys(self.guarantees)),
             noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
             leaks=self.leaks,
-            released=self.released or (_counted(self._said) if self._told else ""),
+            released=self.released or (_counted(self._said) if told else ""),
         )
 
 
