@@ -30,8 +30,8 @@ from isthmus.app.runs.schema import Schema
 from isthmus.base import validate
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
-from isthmus.privacy import Adjacency, Gaussian, Ledger, noise_multiplier
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy import Adjacency, Gaussian, Ledger
+from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
 
@@ -160,9 +160,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: Prepared, shared: Any) 
     planned = []
     if settings.measure_epsilon is not None:
         delta, adjacency = _delta(settings, problem), Adjacency(settings.adjacency)
-        planned = [
-            Gaussian(noise_multiplier(epsilon=settings.measure_epsilon, delta=delta, adjacency=adjacency)).event()
-        ]
+        planned = [Gaussian(1 / mu_of(settings.measure_epsilon, delta, adjacency)).event()]
     path, label = run.path / files.LEDGER, run.settings["label"]
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
