@@ -100,7 +100,7 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     smooth = _positive("smoothness", smoothness)
     parts = _partition([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
     largest = np.array([smooth[block].max() for block in parts])
-    return largest / largest.sum()
+    return np.asarray(largest / largest.sum())
 
 
 def sampling_probabilities(
@@ -228,7 +228,7 @@ def smoothness_ratios(smoothness: Vector, probabilities: Vector | None = None) -
     p = np.ones_like(smooth) if probabilities is None else _positive("probabilities", probabilities)
     validate.check(p.shape == smooth.shape, "probabilities.shape", p.shape, f"give shape {smooth.shape}")
     validate.check(bool((p <= 1 + 1e-12).all()), "probabilities", p, "give numbers in (0, 1]")
-    return smooth / p
+    return np.asarray(smooth / p)
 
 
 # ---------------------------------------------------------------- checks
