@@ -95,13 +95,7 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
 
 
 def private_optimisation_bound(
-    rounds: int,
-    *,
-    diameter: float,
-    lipschitz: float,
-    noise: float,
-    dimension: NumberOfRound,
-    step: NumberOfRound,
+    rounds: int, *, diameter: float, lipschitz: float, noise: float, dimension: NumberOfRound, step: NumberOfRound
 ) -> float:
     """E F_S(w_bar) - F_S(w*) of DP-CompGD and DP-CompMiniBatch: Theorems 11 and 14, paper 000, before their O(.).
 

@@ -151,13 +151,7 @@ def _scale(scale: float | None, largest: float) -> float:
 
 
 def optimisation_rate(
-    algorithm: str,
-    rounds: int,
-    *,
-    smooth: bool,
-    diameter: float = 1.0,
-    lipschitz: float = 1.0,
-    constant: float = 1.0,
+    algorithm: str, rounds: int, *, smooth: bool, diameter: float = 1.0, lipschitz: float = 1.0, constant: float = 1.0
 ) -> float:
     """E F_S(w_bar) - F_S(w*) after T rounds, up to a constant: Table 1, paper 000.
 
@@ -214,13 +208,7 @@ def stability_rate(algorithm: str, n: int, *, smooth: bool, lipschitz: float = 1
 
 
 def generalisation_rate(
-    algorithm: str,
-    n: int,
-    *,
-    smooth: bool,
-    diameter: float = 1.0,
-    lipschitz: float = 1.0,
-    constant: float = 1.0,
+    algorithm: str, n: int, *, smooth: bool, diameter: float = 1.0, lipschitz: float = 1.0, constant: float = 1.0
 ) -> float:
     """E F(w_bar) - F(w*) at the T and step of `goal_schedule`, up to a constant: Table 2, paper 000.
 

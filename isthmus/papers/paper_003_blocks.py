@@ -24,12 +24,7 @@ SAMPLINGS = ("full", "single", "block", "nice")
 
 
 def component_smoothness(
-    columns: Vector,
-    *,
-    curvature: float,
-    blocks: Blocks | None = None,
-    rows: float | None = None,
-    ridge: float = 0.0,
+    columns: Vector, *, curvature: float, blocks: Blocks | None = None, rows: float | None = None, ridge: float = 0.0
 ) -> np.ndarray:
     """M_1..M_d of a mean of losses l(x_i' w) from |x_ij| <= B_j and l'' <= h: Assumption 3.6, paper 003.
 
@@ -104,12 +99,7 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
 
 
 def sampling_probabilities(
-    sampling: str,
-    d: int,
-    *,
-    blocks: Blocks | None = None,
-    chances: Vector | None = None,
-    tau: int | None = None,
+    sampling: str, d: int, *, blocks: Blocks | None = None, chances: Vector | None = None, tau: int | None = None
 ) -> np.ndarray:
     """p_j = Prob(j in S) of each coordinate: sections 3.2, 3.4 and 4.2.1, paper 003.
 
