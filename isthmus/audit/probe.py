@@ -17,26 +17,17 @@ from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
-from isthmus.round.pipeline import (
-    Keys,
-    Message,
-    Pipeline,
-    Release,
-    Stage,
-    bind_stage,
-    close_stage,
-    fragment,
-    open_round,
-    slots,
-    start,
-)
+from isthmus.round.pipeline import Pipeline, Release, Stage, slots
+from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
+from isthmus.round.wire import Keys, Message
 
 Values = dict[str, Bounded]
 
 
 @dataclass(frozen=True)
-class Intercept:
+class Intercept(Mechanism):
     """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
 
     >>> tap = Intercept()
@@ -47,6 +38,7 @@ class Intercept:
 
     kept: list[Bounded] = field(default_factory=list)
     private: ClassVar[bool] = False
+    guarantee = ""
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:

@@ -5,7 +5,7 @@ tensors are references), and a seal: the SHA-256 of the tree and of every tensor
 signature, for whoever may write the file can forge a whole one.
 
 Objects other than values and tensors are stored by the class that `register`s how.  Nothing that a file names is
-ever imported: `known` finds a class only among those that are already there.
+ever imported: `isthmus.base.known` finds a class only among those that are already there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import known, validate
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
@@ -133,8 +133,8 @@ def register(
     """
     _OBJECTS[f"@{tag}"] = _Stored(
         kind,
-        take or (lambda value: (name_of(type(value)), fields_of(value))),
-        make or (lambda name, inner: known(kind, str(name))(**inner)),
+        take or (lambda value: (known.address(type(value)), fields_of(value))),
+        make or (lambda name, inner: known.imported(kind, str(name))(**inner)),
     )
 
 
@@ -145,35 +145,6 @@ def fields_of(value: Any) -> Fields:
     {'name': 'a', 'writer': 'b', 'sealed': (), 'unsealed': ()}
     """
     return {each.name: getattr(value, each.name) for each in fields(value)}
-
-
-def name_of(kind: type) -> str:
-    """A class as files name it: where it is defined, or its name alone for one of this library, which may move it.
-
-    >>> import fractions
-    >>> name_of(Format), name_of(fractions.Fraction)
-    ('Format', 'fractions:Fraction')
-    """
-    own = kind.__module__.split(".")[0] == __name__.split(".")[0]
-    return kind.__qualname__ if own else f"{kind.__module__}:{kind.__qualname__}"
-
-
-def known(kind: type[Kind], name: str) -> type[Kind]:
-    """The subclass of `kind` of that name (see `name_of`) that this process has imported; nothing is imported here.
-
-    >>> known(tuple, "no.such.module:Pair")
-    Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: path='no.such.module:Pair' is not allowed: import this class first, ...
-    """
-    found, todo = None, [kind]
-    while todo:
-        each = todo.pop()
-        found = each if name in (name_of(each), f"{each.__module__}:{each.__qualname__}") else found
-        todo += type.__subclasses__(each)
-    remedy = "import this class first, as the program did that wrote the file: a file imports nothing itself"
-    validate.check(found is not None, "path", name, remedy)
-    assert found is not None
-    return found
 
 
 # ---------------------------------------------------------------- values

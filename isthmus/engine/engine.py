@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from isthmus.base import validate
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, modules, options
-from isthmus.engine.accountant import Accountant, Limited
+from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, KEPT, claims
 from isthmus.engine.filling import Filling, Norm, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
@@ -31,9 +31,10 @@ from isthmus.gradients.layers import Layers
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta
+from isthmus.privacy.ledger import Limit
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
-from isthmus.privacy.statement import PrivacyStatement
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.round.spending import stopped
 from isthmus.round.torch_loop import Ticket, TorchDriver
@@ -95,7 +96,7 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._budget: tuple[float, float] | None = None
+        self._limit: Limit | None = None
         self._trainings: list[Training] = []
         """Every training that was ever made private."""
 
@@ -202,7 +203,7 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
-        self._budget = budget
+        self._limit = scratch.limit(rounds, *budget)
         try:
             triple = self.make_private(
                 module=module,
@@ -214,9 +215,7 @@ class PrivacyEngine:
                 **rest,
             )
         finally:
-            self._budget = None
-        driver = self._require_driver()
-        driver.ledger = Limited(driver.ledger, driver.stage.event(self.ledger.adjacency), rounds, budget, self._kind)
+            self._limit = None
         self._trainings[-1].planned = rounds
         return triple
 
@@ -268,17 +267,11 @@ class PrivacyEngine:
         event, told = self._planned()
         kept = dict.fromkeys(name for each in self._trainings for name in each.driver.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        return PrivacyStatement.of(
-            event,
-            delta,
-            promise.adjacency,
-            seeded=self._seeded,
-            n=promise.n,
-            sampler="; ".join(dict.fromkeys(each.sampler for each in self._trainings)),
-            assumptions=(*promise.assumptions, *told),
-            leaks=leaks,
-            noise="; ".join(dict.fromkeys(each.noise.describe() for each in self._trainings)),
-        )
+        account = Account(delta, promise.adjacency, promise.n, self._seeded, (*promise.assumptions, *told), leaks)
+        account.samplers = [each.sampler for each in self._trainings]
+        account.sources = [each.noise.describe() for each in self._trainings]
+        account.add(event)
+        return account.statement()
 
     def _planned(self) -> tuple[Any, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
@@ -366,7 +359,9 @@ class PrivacyEngine:
     ) -> TorchDriver:
         """The driver of a training; only batches of the private loader go through the module from now on."""
         pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
-        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=own["noise"].seeded)
+        charged = ledger.run(
+            {stage.name: stage.event(promise.adjacency)}, seeded=own["noise"].seeded, limit=self._limit
+        )
         same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
         self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
         self.driver.begin(Ticket(0))
@@ -399,7 +394,8 @@ class PrivacyEngine:
         needed = self._needed(poisson)
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
-            self._ledger = Ledger(path, self._budget, adjacency=needed)
+            budget = None if self._limit is None else self._limit.budget
+            self._ledger = Ledger(path, budget, adjacency=needed)
         validate.check(
             self._ledger.adjacency is needed,
             "poisson_sampling",

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from isthmus.base import storage, validate
+from isthmus.algorithms import KNOWN, Algorithm
+from isthmus.algorithms.declare import find
+from isthmus.base import known, storage, validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.regressor import PrivateRegressor
 from isthmus.privacy import PrivacyStatement
+from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State
 
@@ -71,7 +74,7 @@ def _params(estimator: PrivateLinear) -> dict[str, Any]:
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
         given["random_state"] = None
-    return given
+    return given | {"loss": _named(given["loss"]), "algorithm": _named(given["algorithm"])}
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
@@ -79,7 +82,8 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
-    estimator = KINDS[tree["class"]](**tree["params"])
+    params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
+    estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
     estimator._maps = RowMaps([RowMap(**each) for each in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
@@ -88,3 +92,28 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     if tree["state"] is not None:
         estimator._partial_state = State(**tree["state"])
     return estimator
+
+
+def _named(part: Any) -> Any:
+    """A loss or a recipe that was given as itself: where it was declared."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, type):
+        return {"loss": known.address(part)}
+    remedy = "declare the recipe in a module by @isthmus.algorithms.algorithm: a file can name only what is declared"
+    declared = isinstance(part, Algorithm) and (KNOWN.get(part.name) is part or find(part.address) is part)
+    validate.check(declared, "algorithm", part, remedy)
+    assert isinstance(part, Algorithm)
+    return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
+
+
+def _found(part: Any) -> Any:
+    """What a name stands for, among what this process has imported."""
+    if not isinstance(part, dict):
+        return part
+    if "loss" in part:
+        return known.imported(LinearModel, part["loss"])
+    recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
+    remedy = "import it first: this process knows no such algorithm, and a file imports nothing itself"
+    validate.check(recipe is not None, "path", part["recipe"], remedy)
+    return recipe

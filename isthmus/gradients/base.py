@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch, TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
@@ -42,6 +41,10 @@ class Rows(ABC):
     d: int
     dtype: torch.dtype
     device: torch.device
+    exact: bool = False
+    """Whether sums of whole rows are exact, as counts are."""
+    positions: int = 1
+    """How many terms a row is the sum of."""
 
     @abstractmethod
     def norm_bounds(self, ord: float = 2) -> Bounds:
@@ -120,7 +123,15 @@ class Rows(ABC):
         codes = [sketch.rows(self.part(*span).dense(), lo) for span in self.spans()]
         return Dense(torch.cat(codes) if codes else self._zeros(0, sketch.m))
 
-    def inner(self, other: Rows) -> Tensor:
+    def outer_form(self) -> OuterForm | None:
+        """The factors of rows that are held as sums of outer products; None where they are not."""
+        return None
+
+    def table_form(self) -> TableForm | None:
+        """The places and values of rows of a table; None where they are not."""
+        return None
+
+    def inner(self, other: Mate) -> Tensor:
         """<g_i, h_j> with m rows of the same space (or what holds their factors): n x m, never an n x d matrix.
 
         The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
@@ -202,7 +213,7 @@ class Rows(ABC):
         return KINDS["stack"](items)
 
     @staticmethod
-    def with_factors(a: Any, b: Tensor) -> Rows:
+    def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
         return KINDS["factors"](a, b)
 

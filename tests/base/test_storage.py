@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from isthmus import InvalidInput
-from isthmus.base import storage
+from isthmus.base import known, storage
 from isthmus.geometry.lifts import Lifted
 from isthmus.geometry.sets import ConvexSet, L1Ball
 from isthmus.round.state import Held, State
@@ -143,12 +143,12 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
 
 def test_a_file_names_only_classes_that_are_there() -> None:
     assert (
-        storage.known(ConvexSet, "L1Ball") is storage.known(ConvexSet, "isthmus.geometry.sets.balls:L1Ball") is L1Ball
+        known.imported(ConvexSet, "L1Ball") is known.imported(ConvexSet, "isthmus.geometry.sets.balls:L1Ball") is L1Ball
     )
-    assert storage.known(ConvexSet, storage.name_of(Halfline)) is Halfline
+    assert known.imported(ConvexSet, known.address(Halfline)) is Halfline
     for name in ("os:system", "builtins:print", "Format", "this.module:Imports", f"{__name__}:Colour"):
-        with pytest.raises(InvalidInput, match="import this class first"):
-            storage.known(ConvexSet, name)
+        with pytest.raises(InvalidInput, match="import it first"):
+            known.imported(ConvexSet, name)
     for tree in ({"@set": "os:system", "fields": {}}, {"@other": {}}):
         with pytest.raises(InvalidInput, match="path="):
             storage.decode(tree, {})

@@ -175,7 +175,6 @@ def _trained(record: Record) -> list[tuple[str, str]]:
     """The facts of the data and the model, those that are there."""
     data, model = record.data, record.model
     hidden = record.privacy is not None and record.privacy["n"] is None
-    how = _words.ALGORITHMS.get(model["algorithm"])
     rows = [
         ("Data", data["name"]),
         ("Target", data["target"]),
@@ -186,7 +185,7 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Held-out records", data["test_rows"] and f"{data['test_rows']:,}"),
         ("Public records", data["public_rows"] and f"{data['public_rows']:,}"),
         ("Loss", model["loss"]),
-        ("Algorithm", f"{model['algorithm']}: {how}" if how else model["algorithm"]),
+        ("Algorithm", f"{model['algorithm']}: {model['how']}" if model["how"] else model["algorithm"]),
         ("Settings", "; ".join(f"{key}: {_words.argument(value)}" for key, value in model["arguments"].items())),
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),

@@ -115,7 +115,7 @@ _SHAPES: Mapping[str, Checker] = {
     "model": fields(
         {"task": _task, "algorithm": text},
         {
-            **dict.fromkeys(("loss", "choice", "constraint", "penalty"), _TEXTS),
+            **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXTS),
             **dict.fromkeys(("rounds", "dims", "bytes"), maybe(count)),
             **{"arguments": named(plain), "seconds": maybe(real)},
         },
@@ -169,8 +169,8 @@ class Record:
 
     title, created, versions   what it is called, when it was made, with which packages
     data        name, n, d, target, features, classes, test_rows, public_rows
-    model       task, loss, algorithm, choice (the plan's name of it), arguments, rounds, constraint, penalty, seconds,
-                dims, bytes
+    model       task, loss, algorithm, how (what it does), choice (the plan's name of it), arguments, rounds,
+                constraint, penalty, seconds, dims, bytes
     privacy     the fields of a `PrivacyStatement`, or None where nothing is promised; `words` is its text
     warnings    what the run warned of
     budget      epsilon and delta that were asked for, the curve (round, epsilon), a shared budget

@@ -16,8 +16,8 @@ from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import PreparedRows
-from isthmus.privacy import PrivacyStatement, event_json
-from isthmus.privacy.pair import RunLedgers
+from isthmus.privacy import Ledger, PrivacyStatement, event_json
+from isthmus.privacy.statement import Account
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def write(
     settings: Settings,
     fitted: Any,
     figures: list[Figure],
-    ledger: RunLedgers | None,
+    ledger: Ledger | None,
     heard: list[str],
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
@@ -119,7 +119,7 @@ def tidy(run: RunFolder) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, int]:
+def _statement(ledger: Ledger, text: str, leaks: list[str]) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
     own = PrivacyStatement.from_json(text)
     measured = ledger.rounds().get("test figures", 0)
@@ -135,20 +135,10 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
     leaks = list(dict.fromkeys([*own.leaks, *leaks]))
     if not own.private:
         return replace(own, leaks=tuple(leaks)), 0
-    whole = PrivacyStatement.of(
-        ledger.event(),
-        own.delta,
-        own.adjacency,
-        seeded=ledger.seeded,
-        n=own.n,
-        sampler=own.sampler,
-        assumptions=assumptions,
-        guarantee=own.guarantee,
-        noise=own.noise,
-        leaks=leaks,
-        released="" if lost or measured else own.released,
-    )
-    return whole, lost
+    account = Account(own.delta, own.adjacency, own.n, ledger.seeded, assumptions, leaks)
+    account.guarantees, account.released = [own.guarantee], "" if lost or measured else own.released
+    account.add(ledger.event(), sampler=own.sampler, noise=own.noise)
+    return account.statement(), lost
 
 
 def _releases(event: Any) -> int:
@@ -156,7 +146,7 @@ def _releases(event: Any) -> int:
     return sum(count for _, count in event_json.flatten(event))
 
 
-def outcome(run: RunFolder, settings: Settings, ledger: RunLedgers | None) -> Outcome:
+def outcome(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
     record = Record.from_file(run.path)
     figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]

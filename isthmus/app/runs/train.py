@@ -30,8 +30,9 @@ from isthmus.app.runs.schema import Schema
 from isthmus.base import validate
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
-from isthmus.privacy import Adjacency, Gaussian, noise_multiplier
-from isthmus.privacy.pair import RunLedgers
+from isthmus.privacy import Adjacency, Gaussian, Ledger, noise_multiplier
+from isthmus.privacy.budget import default_delta
+from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
 
 Say = Callable[[str], None]
@@ -80,7 +81,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
     if run.has(files.RUN):
         say(f"{run.path} is done: there is nothing left to do")
         record.tidy(run)
-        return record.outcome(run, settings, None if not settings.private else RunLedgers(run.path / files.LEDGER))
+        return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
     schema = Schema.from_toml(run.read(files.SCHEMA).decode(), files.SCHEMA)
     shared = None if settings.budget is None else open_shared(settings.budget)
     say(f"going on with {run.path}")
@@ -92,7 +93,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
 def _begun(run: RunFolder) -> bool:
     """Whether something was charged or kept."""
     ledger = run.path / files.LEDGER
-    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(RunLedgers(ledger).rounds()))
+    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
 def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
@@ -101,14 +102,14 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
         open_shared(settings.budget)
     problem = prepare(settings, declared, salt=secrets.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
-    several = problem.target.classes is not None and len(problem.target.classes) > 2
+    classes = problem.target.classes
     found = plan(
         n=settings.n or problem.n,
         d=problem.d,
         epsilon=settings.epsilon,
         delta=settings.delta,
-        loss="softmax" if several else estimator.loss,
-        classes=len(problem.target.classes or (0, 1)),
+        loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
+        classes=len(classes or (0, 1)),
         constraint=estimator.constraint,
         adjacency=settings.adjacency,
         sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
@@ -152,7 +153,7 @@ def _carry(
         return record.outcome(run, settings, ledger)
 
 
-def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> RunLedgers | None:
+def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> Ledger | None:
     """The run's own ledger, beside the shared one; None for a run that is not private."""
     if not settings.private:
         return None
@@ -166,7 +167,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
         raise FolderDamaged(f"{path} is missing: what this run has spent cannot be told; restore it")
-    return RunLedgers(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
+    return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
 def _train(run: RunFolder, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool) -> Any:
@@ -264,7 +265,7 @@ def _test_words(settings: Settings, rows: int) -> str:
 
 def _delta(settings: Settings, problem: PreparedRows) -> float:
     """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
-    return settings.delta if settings.delta is not None else min(1e-5, (settings.n or problem.n) ** -1.1)
+    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
 
 
 # ---------------------------------------------------------------- warnings and interrupts

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
-from isthmus.planner.facts import Facts
+from isthmus.algorithms.facts import Facts
 from isthmus.privacy import Charge, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 
@@ -34,7 +33,7 @@ def poisson_multiplier(facts: Facts, rate: float, rounds: int) -> float:
 
 def full_multiplier(facts: Facts, rounds: int, share: float = 1.0) -> float:
     """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
-    return math.sqrt(rounds / (share * (1 - facts.before))) / facts.mu
+    return Charge("gradient", rounds=rounds, share=share * (1 - facts.before)).number_at(1 / facts.mu)
 
 
 def split(facts: Facts, *items: Charge) -> dict[str, float]:
@@ -57,11 +56,6 @@ def _first_order(item: Charge, mu: float) -> float:
 def _split(epsilon: float, delta: float, adjacency: str, items: tuple[Charge, ...]) -> dict[str, float]:
     plan = PrivacyPlan(epsilon, delta, Adjacency(adjacency), items=items)
     return {item.name: plan.multiplier(item.name) for item in items}
-
-
-def sampler(facts: Facts, batch_size: int | None) -> Any:
-    """The Poisson sampler that the recipe will build."""
-    return None if batch_size is None else Poisson(batch_size / facts.n, float(batch_size))
 
 
 def seconds(facts: Facts, rounds: int, batch_size: int | None, noised: int, extra: float = 0.0) -> float:

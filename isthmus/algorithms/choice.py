@@ -1,27 +1,34 @@
-"""What the planner returns: ranked choices, each a complete filling of one algorithm."""
+"""What a filling returns: a recipe with all of its arguments and what they cost, or the reason why not."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isthmus import algorithms
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix
-from isthmus.planner.facts import Facts
 from isthmus.round.minimize import Recipe
+
+if TYPE_CHECKING:
+    from isthmus.algorithms.declare import Algorithm
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an algorithm cannot run, or has nothing to offer, on these facts."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
 class Choice:
     """One algorithm with everything its recipe takes, what it costs, and what speaks for it.
 
-    algorithm         a name of `isthmus.algorithms`; `variant` tells several fillings of one apart
+    algorithm         the name of a recipe; `variant` tells several fillings of one apart
     arguments         what the recipe takes beside the budget, n and the adjacency
     rounds            steps to run: `minimize(..., steps=choice.rounds)`
     noise_multiplier  of the gradient's release, relative to the clip; a selection's epsilon a round; None: not private
@@ -31,6 +38,8 @@ class Choice:
     memory, seconds   estimates: bytes beside the data, seconds on one core
     evidence, why     the theorem or measurement, and the rule that placed it
     research          no case is known in which this is the best choice
+    shortfall         points of accuracy lost against the best method where both were measured; None: never measured
+    of                the algorithm itself
     """
 
     algorithm: str
@@ -49,10 +58,11 @@ class Choice:
     evidence: str
     why: str = ""
     research: bool = False
-    shortfall: float = 0.0
+    shortfall: float | None = None
     epsilon: float = math.inf
     delta: float | None = None
     adjacency: str = "add-remove"
+    of: Algorithm | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -64,6 +74,11 @@ class Choice:
         """Whether it runs under a budget."""
         return self.epsilon != math.inf
 
+    @property
+    def direct(self) -> bool:
+        """Whether it takes gradients as they are (see `Algorithm`)."""
+        return self.of is not None and self.of.direct
+
     def recipe(self, *, n: int | str = "exact", public: Any = None, constraint: Any = None, **overrides: Any) -> Recipe:
         """The recipe, ready for `minimize(objective, recipe, constraint, steps=choice.rounds)`.
 
@@ -72,91 +87,23 @@ class Choice:
         constraint  the set, only to refuse early what cannot run over it
         overrides   arguments in place of the planned ones; None leaves the planned one
         """
+        assert self.of is not None
         arguments = dict(self.arguments) | {key: value for key, value in overrides.items() if value is not None}
-        if self.algorithm == "pdp_sgd":
+        if "data" in self.of.parameters:
             arguments["data"] = _examples(public)
-        if self.algorithm in ("dp_fw", "comp_fw") and constraint is not None:
-            able = hasattr(constraint, "lmo") and constraint.can("lmo")
-            validate.check(able, "constraint", constraint, f"{self.algorithm} needs a set with an lmo")
+        for operation in self.of.needs if constraint is not None else ():
+            able = hasattr(constraint, operation) and constraint.can(operation)
+            validate.check(able, "constraint", constraint, f"{self.algorithm} needs a set with an {operation}")
         if self.private:
-            arguments |= {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
-        return getattr(algorithms, self.algorithm)(**arguments)
+            budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
+            arguments |= {name: value for name, value in budget.items() if self.of.takes(name)}
+        return self.of(**arguments)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        shown = {**asdict(_plain(self)), "name": self.name, "arguments": _listed(dict(self.arguments))}
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
+        shown |= {"name": self.name, "arguments": _listed(dict(self.arguments))}
         return {**shown, "epsilon": self.epsilon if self.private else None}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Ranked choices (best first), those refused with their reasons, and remarks.
-
-    >>> from isthmus.planner import plan
-    >>> found = plan(n=30_000, d=100, epsilon=1.0)
-    >>> found.best.algorithm, found.best is found.choices[0]
-    ('dp_gd', True)
-    """
-
-    facts: Facts
-    choices: tuple[Choice, ...]
-    refused: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    energy: Mapping[str, Any] | None = field(default=None)
-
-    @property
-    def best(self) -> Choice:
-        """The first choice; refused where every algorithm is."""
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
-        validate.check(bool(self.choices), "algorithms", list(self.refused), f"none can run here ({reasons})")
-        return self.choices[0]
-
-    def choice(self, name: str) -> Choice:
-        """The best choice of an algorithm, or the one of a full name such as "dp_gd (plain)"."""
-        for choice in self.choices:
-            if name in (choice.algorithm, choice.name):
-                return choice
-        reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
-        known = sorted({choice.algorithm for choice in self.choices})
-        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
-
-    def words(self) -> str:
-        """The plan in plain sentences."""
-        from isthmus.planner.words import words
-
-        return words(self)
-
-    def table(self) -> str:
-        """The choices as a text table."""
-        from isthmus.planner.words import table
-
-        return table(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a file or a report."""
-        return {
-            "facts": self.facts.to_dict(),
-            "choices": [choice.to_dict() for choice in self.choices],
-            "refused": dict(self.refused),
-            "notes": list(self.notes),
-            "energy": None if self.energy is None else dict(self.energy),
-        }
-
-    def to_json(self) -> str:
-        """The same as JSON text."""
-        return json.dumps(self.to_dict(), indent=1, sort_keys=True, allow_nan=False)
-
-
-def _plain(choice: Choice) -> Choice:
-    """With a mapping that can be copied."""
-    from dataclasses import replace
-
-    return replace(choice, arguments={})
-
-
-def frozen(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The choice's own copy of its arguments: a dict, so that fitted models can be pickled."""
-    return dict(arguments)
 
 
 def _listed(value: Any) -> Any:

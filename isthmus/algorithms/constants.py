@@ -1,48 +1,18 @@
-"""Every number that the planner's rules were given, in one frozen table.
+"""Every number that fillings and the planner's rules were given, in one frozen table.
 
 They come from measurements on validation rows that `docs/planner.md` names; none is fitted to the data of a run.
-Shares of the budget are those of `isthmus.algorithms.purchases`, which the recipes use.
+Shares of the budget are those of the purchases that the recipes make; clip and curvature are those of the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-
-
-@dataclass(frozen=True)
-class LossFacts:
-    """What is public about a loss for rows of norm 1.
-
-    clip        |slope| at w = 0, or a measured bound for targets in [-1, 1]; 0: sqrt(1 - 1/K), the slope of softmax
-    curvature   a bound of the second derivative in the margin; None where there is none (steps are made for 1)
-    classifier  whether targets are labels
-    """
-
-    clip: float
-    curvature: float | None
-    classifier: bool = True
-
-
-LOSSES: Mapping[str, LossFacts] = MappingProxyType(
-    {
-        "logistic": LossFacts(0.5, 0.25),
-        "softmax": LossFacts(0.0, 0.5),
-        "hinge": LossFacts(0.5, None),
-        "smooth_hinge": LossFacts(0.5, 1.0),
-        "squared": LossFacts(0.3, 1.0, False),
-        "huber": LossFacts(0.3, 1.0, False),
-        "poisson": LossFacts(0.3, None, False),
-    }
-)
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Constants:
     """The table.  b is n mu: records times the Gaussian-DP parameter of the budget."""
 
-    losses: Mapping[str, LossFacts] = field(default_factory=lambda: LOSSES)
     small: int = 300
     """Up to this many columns X'X is bought, and CSR columns are centred."""
     # ------------------------------------------------------------ tau: accumulated noise that a margin may get
