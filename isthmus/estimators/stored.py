@@ -8,28 +8,36 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import find
 from isthmus.base import known, storage, validate
-from isthmus.estimators.base import PrivateLinear
-from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.regressor import PrivateRegressor
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State
 
+if TYPE_CHECKING:
+    from isthmus.estimators.base import PrivateLinear
+
+Kind = TypeVar("Kind", bound="type[PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-2", "isthmus.estimators.save", sealed=("isthmus-estimator-1",))
-KINDS: dict[str, type[PrivateLinear]] = {kind.__name__: kind for kind in (PrivateClassifier, PrivateRegressor)}
+KINDS: dict[str, type[PrivateLinear]] = {}
+"""The classes that can be stored, by name."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 FITTED = ("coef_", "intercept_", "classes_", "target_bounds_", "n_features_in_", "feature_names_in_", "n_iter_")
 PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
+
+
+def storable(kind: Kind) -> Kind:
+    """A class decorator: estimators of this class, and not of those below it, can be saved and loaded."""
+    KINDS[kind.__name__] = kind
+    return kind
 
 
 def save(estimator: PrivateLinear, path: str | Path) -> None:
@@ -38,6 +46,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
 
     >>> import tempfile
+    >>> from isthmus import PrivateClassifier
     >>> X, y = np.random.default_rng(0).uniform(-1, 1, (500, 3)), np.arange(500) % 2
     >>> model = PrivateClassifier(epsilon=1.0, bounds=(-1, 1), classes=[0, 1]).fit(X, y)
     >>> with tempfile.TemporaryDirectory() as folder:
