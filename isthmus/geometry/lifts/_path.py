@@ -18,7 +18,6 @@ import torch
 from scipy.optimize import nnls
 
 from isthmus.geometry.lifts._active import CoordinatePieces, Piece, Shape, Weights, active_set
-from isthmus.geometry.lifts._jacobians import linearisation
 from isthmus.geometry.lifts._newton import Dual, DualPoint, newton
 from isthmus.geometry.lifts._operators import Array, BucketOperator, Operator
 from isthmus.geometry.sets import ConvexHull, ConvexSet, L1Ball, Simplex
@@ -151,7 +150,7 @@ class NewtonEngine:
 
     def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
         self.first = first
-        self._dual = Dual(linearisation(problem.constraint), problem.phi, problem.v, problem.w0)
+        self._dual = Dual(problem.constraint, problem.phi, problem.v, problem.w0)
         self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
         self._size = problem.reference(self._point.w) ** 0.5
 

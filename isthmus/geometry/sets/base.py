@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
+from isthmus.geometry.sets.derivatives import Linearised, by_difference
 from isthmus.geometry.sets.widths import Width, monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
@@ -167,6 +169,13 @@ class ConvexSet(ABC):
         """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
         self.require("vertex_form")
         return self._vertex_form()
+
+    def linearised(self, z: Array) -> Linearised:
+        """(Pz, J) for a float64 vector: the projection and its derivative x -> J x, for second-order solvers.
+
+        Here from one more projection for each x; a set with a formula overrides it.
+        """
+        return by_difference(lambda x: self.project(torch.from_numpy(x)).numpy(), z)
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
