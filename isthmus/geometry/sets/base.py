@@ -55,6 +55,13 @@ class VertexForm:
         """-<row, g> of every row: the vertex that minimises <g, s> has the largest (signed: the largest in size)."""
         return -g if self.rows is None else -(self.rows.to(g) @ g)
 
+    def all(self) -> Tensor | None:
+        """Every vertex as a row; None where they are coordinate axes."""
+        if self.rows is None:
+            return None
+        whole = self.radius * self.rows
+        return torch.cat([whole, -whole]) if self.signed else whole
+
     def vertex(self, choice: Tensor) -> Tensor:
         """The vertex of a chosen score: `choice` is +-1 in its place and 0 elsewhere."""
         return self.radius * (choice if self.rows is None else choice @ self.rows.to(choice))
