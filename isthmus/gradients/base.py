@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,9 +24,15 @@ from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch, TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
-if TYPE_CHECKING:
-    from isthmus.gradients.residual import ResidualRows
-    from isthmus.gradients.stack import Stack
+
+@dataclass(frozen=True)
+class Family:
+    """The kinds that rows of any kind turn into; `isthmus.gradients` names them."""
+
+    stack: Callable[[Sequence[tuple[str, Rows]]], Rows]
+    outer: Callable[[Tensor, Tensor], Rows]
+    residual: Callable[[Rows, Rows, Sketch], Rows]
+    total: Callable[[Sequence[Rows]], Rows]
 
 
 class Rows(ABC):
@@ -45,6 +52,7 @@ class Rows(ABC):
     device: torch.device
     positions: int = 1
     """How many terms a row is the sum of."""
+    family: ClassVar[Family]
 
     @abstractmethod
     def norm_bounds(self, ord: float = 2) -> Bounds:
@@ -203,25 +211,19 @@ class Rows(ABC):
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
 
-    def residual(self, codes: Rows, sketch: Sketch) -> ResidualRows:
+    def residual(self, codes: Rows, sketch: Sketch) -> Rows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
-        from isthmus.gradients.residual import ResidualRows
-
-        return ResidualRows(self, codes, sketch)
+        return self.family.residual(self, codes, sketch)
 
     @staticmethod
-    def stack(items: Sequence[tuple[str, Rows]]) -> Stack:
+    def stack(items: Sequence[tuple[str, Rows]]) -> Rows:
         """Named rows side by side."""
-        from isthmus.gradients.stack import Stack
-
-        return Stack(items)
+        return Rows.family.stack(items)
 
     @staticmethod
     def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
-        from isthmus.gradients.outer import Outer
-
-        return Outer(a, b).compact()
+        return Rows.family.outer(a, b)
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""

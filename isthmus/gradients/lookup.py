@@ -156,9 +156,7 @@ class Lookup(Rows):
         return torch.cat(parts)
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        from isthmus.gradients.tied import total
-
-        return total([self, *others])
+        return self.family.total([self, *others])
 
     def _bounds(self, lo: int, hi: int, ord: float) -> Bounds:
         values = self.values[lo:hi].to(torch.float64)
