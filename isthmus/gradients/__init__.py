@@ -15,15 +15,13 @@
 | `Lazy(chunk, n, d)` | whatever a function returns | the function |
 """
 
-from isthmus.gradients.base import Dense, Difference, Family, Grouped, Lazy, Rows
+from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Glm, Outer
 from isthmus.gradients.residual import ResidualRows
 from isthmus.gradients.stack import Stack
-from isthmus.gradients.tied import Sum, total
-
-Rows.family = Family(stack=Stack, outer=lambda a, b: Outer(a, b).compact(), residual=ResidualRows, total=total)
+from isthmus.gradients.tied import Sum
 
 __all__ = [
     "BlockOuter",

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,15 +23,9 @@ from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch, TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
-
-@dataclass(frozen=True)
-class Family:
-    """The kinds that rows of any kind turn into; `isthmus.gradients` names them."""
-
-    stack: Callable[[Sequence[tuple[str, Rows]]], Rows]
-    outer: Callable[[Tensor, Tensor], Rows]
-    residual: Callable[[Rows, Rows, Sketch], Rows]
-    total: Callable[[Sequence[Rows]], Rows]
+if TYPE_CHECKING:
+    from isthmus.gradients.residual import ResidualRows
+    from isthmus.gradients.stack import Stack
 
 
 class Rows(ABC):
@@ -52,7 +45,6 @@ class Rows(ABC):
     device: torch.device
     positions: int = 1
     """How many terms a row is the sum of."""
-    family: ClassVar[Family]
 
     @abstractmethod
     def norm_bounds(self, ord: float = 2) -> Bounds:
@@ -211,19 +203,25 @@ class Rows(ABC):
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
 
-    def residual(self, codes: Rows, sketch: Sketch) -> Rows:
+    def residual(self, codes: Rows, sketch: Sketch) -> ResidualRows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
-        return self.family.residual(self, codes, sketch)
+        from isthmus.gradients.residual import ResidualRows
+
+        return ResidualRows(self, codes, sketch)
 
     @staticmethod
-    def stack(items: Sequence[tuple[str, Rows]]) -> Rows:
+    def stack(items: Sequence[tuple[str, Rows]]) -> Stack:
         """Named rows side by side."""
-        return Rows.family.stack(items)
+        from isthmus.gradients.stack import Stack
+
+        return Stack(items)
 
     @staticmethod
     def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
-        return Rows.family.outer(a, b)
+        from isthmus.gradients.outer import Outer
+
+        return Outer(a, b).compact()
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""
