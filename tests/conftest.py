@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+collect_ignore = ["conftest.py"]  # several folders have one: it is no module of doctests
+
 
 @pytest.fixture(autouse=True)
 def _threads() -> None:

@@ -13,10 +13,18 @@
 | `pdp_sgd`, `rpdp_sgd` | 004 | noise in the top-k eigenspace of public gradients, or in k random directions |
 | `dp_svrg` | - | private anchor and differences |
 | `dp_fw` | - | Frank-Wolfe with privately chosen vertices |
+
+A recipe of your own is a function that returns a `Recipe`; a private one takes its `Budget` and `rounds_of` a run.
+Declared by `@algorithm`, planner and estimators fill and run it like these.
 """
 
+from typing import Any
+
+from isthmus.algorithms import private_filling as private_filling  # declares how the recipes of `private` are filled
+from isthmus.algorithms.budget import Budget, rounds_of
 from isthmus.algorithms.compressive import compressive_dp_sgd
 from isthmus.algorithms.coordinate import dp_cd, dp_skgd
+from isthmus.algorithms.declare import Algorithm, algorithm
 from isthmus.algorithms.dimension import WidthRule
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw
@@ -25,8 +33,17 @@ from isthmus.algorithms.private_fw import dp_fw
 from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
 from isthmus.algorithms.variance import dp_svrg
 
+_PLAIN = (dp_gd, dp_sgd, dp_svrg)
+_NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
+_FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
+KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE)}
+"""The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
+
 __all__ = [
+    "Algorithm",
+    "Budget",
     "WidthRule",
+    "algorithm",
     "comp_dist_sgd",
     "comp_fw",
     "comp_gd",
@@ -44,6 +61,7 @@ __all__ = [
     "gd",
     "pdp_sgd",
     "priv_sgd",
+    "rounds_of",
     "rpdp_sgd",
     "sgd",
 ]

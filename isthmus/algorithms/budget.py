@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.budget import default_delta
 from isthmus.privacy.plan import Charge, PrivacyPlan
-from isthmus.privacy.sampling import FullBatch, Poisson
+from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 from isthmus.round.minimize import Binding
 from isthmus.round.pipeline import Promise
 
@@ -66,16 +67,14 @@ class Budget:
         """The split of the budget over what is released, what was charged before the recipe's own items among it."""
         left = 1 - sum(charge.share for charge in binding.before)
         items = [*binding.before, *(replace(item, share=item.share * left) for item in items)]
-        delta = min(1e-5, self.records(binding) ** -1.1) if self.delta is None else self.delta
+        delta = default_delta(self.records(binding)) if self.delta is None else self.delta
         return PrivacyPlan(self.epsilon, delta, self.relation, items=items)
 
-    def promise(self, plan: PrivacyPlan, binding: Binding, published: str | None = None) -> Promise:
+    def promise(self, plan: PrivacyPlan, binding: Binding) -> Promise:
         """What the pipeline promises under a plan."""
         n = binding.n if self.n == "exact" else None
         delta = float(plan.delta or 0)
-        return Promise(
-            self.epsilon, delta, self.relation, n, ASSUMPTIONS, published, plan=plan, records=self.records(binding)
-        )
+        return Promise(self.epsilon, delta, self.relation, n, ASSUMPTIONS, plan, self.records(binding))
 
 
 def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:
@@ -84,7 +83,7 @@ def published_budget(epsilon: float, delta: float | None, n: int | str | None) -
     return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
 
 
-def rounds_of(binding: Binding, sampler: FullBatch | Poisson, n: int) -> int:
+def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int) -> int:
     """How many rounds the run is planned for: it may stop earlier, never go on."""
     if binding.steps is not None:
         return binding.steps

@@ -8,18 +8,27 @@ multiplier is the same for all blocks, so the cost does not depend on their law.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.choice import Choice, Refusal
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import algorithm
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import AVERAGED, Run, full_run, sampled_run
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Blocks, Encoder, Nice
+from isthmus.papers.printed import Printed
 from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.round.minimize import Binding, Recipe
@@ -29,6 +38,7 @@ from isthmus.round.pipeline import Pipeline, Release, Stage
 SAMPLINGS = ("full", "single", "block", "nice")
 
 
+@algorithm(words="each round changes one random block of coefficients, with noise for that block alone")
 def dp_skgd(
     *,
     epsilon: float,
@@ -83,6 +93,7 @@ def dp_skgd(
     return Recipe("dp_skgd", filling.build, shown)
 
 
+@algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
 def dp_cd(*, probabilities: str | Sequence[float] = "uniform", **arguments: Any) -> Recipe:
     """DP-CD: `dp_skgd` on single coordinates, uniform unless told otherwise."""
     recipe = dp_skgd(sampling="single", probabilities=probabilities, **arguments)
@@ -113,12 +124,12 @@ class _Blockwise:
         sampler = budget.sampler(binding, self.batch_size)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
-        mechanism, words = plan.mechanism("gradient"), None
+        mechanism = plan.mechanism("gradient")
         if self.published:
             n = budget.records(binding)
             told: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
             claim = skgd_sigma(**told, delta=plan.delta or 0.0)
-            mechanism, words = Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}"
+            mechanism = Printed(Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma = self.step * covered / m
         return Pipeline(
@@ -128,7 +139,7 @@ class _Blockwise:
             Restart(self.inner or rounds),
             output="average",
             rounds=rounds,
-            promise=budget.promise(plan, binding, words),
+            promise=budget.promise(plan, binding),
         )
 
     def _encode(self, d: int, m: Tensor, c: Tensor) -> tuple[Encoder, Tensor]:
@@ -169,3 +180,94 @@ class _Blockwise:
         numbers = numbers.expand(d) if numbers.numel() == 1 else numbers
         validate.shape((d,), **{name: numbers})
         return numbers
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+@dp_skgd.filling(
+    evidence="measured (private_tables): IMDB .833 with word ranks, .771 without; a9a .828, at epsilon 0.5",
+    shortfall=(0.022, 0.07),
+    research=True,
+)
+def _fill_blocks(facts: Facts) -> Choice | Refusal:
+    """Ten blocks (more where fewer numbers may leave), of like columns where their smoothness is public."""
+    shape, d = facts.component_smoothness, facts.parameters
+    blocks = min(d, CONSTANTS.blocks if facts.max_dims is None else max(CONSTANTS.blocks, -(-d // facts.max_dims)))
+    size = -(-d // blocks)
+    run = sampled_run(facts, facts.the_clip * math.sqrt(size / d), size)
+    base = facts.smooth / 2  # steps of 2 / L
+    arguments: dict[str, Any] = {"clip": facts.the_clip / math.sqrt(d), "batch_size": run.batch_size}
+    arguments |= {"inner": min(CONSTANTS.inner, run.rounds), "smoothness": base, "blocks": blocks}
+    unit = math.sqrt(run.rounds / blocks) * run.sigma / base * AVERAGED["average"]
+    if shape is not None:
+        wide = base * np.maximum(shape / shape.max(), CONSTANTS.block_floor)
+        order = np.argsort(-wide, kind="stable")
+        arguments |= {"smoothness": wide.tolist(), "probabilities": "importance"}
+        if not (np.diff(wide) <= 0).all():
+            arguments["blocks"] = [part.tolist() for part in np.array_split(order, blocks)]
+        wide = wide[order]
+        unit = _margin(run, wide, _law_of(wide, blocks), np.full(d, run.sigma))
+    arguments["step"], known = _step(facts, unit), shape is not None
+    return run.choice(
+        arguments,
+        "M by public smoothness, importance" if known else "equal blocks",
+        margin_noise=arguments["step"] * unit,
+        shortfall=0.015 if known and facts.wide else None,  # word ranks were measured too
+    )
+
+
+@dp_cd.filling(
+    evidence="measured (coordinates): .014 of the loss left where scales differ by 100, DP-GD with one step .157",
+    shortfall=(0.028, 0.18),
+)
+def _fill_single(facts: Facts) -> Choice | Refusal:
+    """One coordinate a round, on all records."""
+    shape, d, clip = facts.component_smoothness, facts.parameters, facts.the_clip
+    # one number stands for all coordinates where nothing tells them apart
+    wide = np.array([facts.smooth * facts.entry**2]) if shape is None else shape
+    bounds = clip * np.sqrt(wide / facts.smooth)
+    low, high = CONSTANTS.coordinate_rounds
+    run = full_run(facts, 1.0, 1, min(max(CONSTANTS.coordinate_passes * d, low), high))
+    if isinstance(run, Refusal):
+        return run
+    arguments: dict[str, Any] = {"smoothness": _few(wide), "clip": _few(bounds)}
+    arguments["inner"] = max(1, run.rounds // CONSTANTS.loops)
+    sigma = run.sigma * bounds
+    unit = _margin(run, wide, np.full(len(wide), 1 / d), sigma)
+    arguments["step"] = _step(facts, unit)
+    return run.choice(
+        arguments,
+        noise_norm=float(np.sqrt((sigma**2).mean())),
+        margin_noise=arguments["step"] * unit,
+        seconds=costs.seconds(facts, run.rounds, None, 1),
+    )
+
+
+def _step(facts: Facts, unit: float) -> float:
+    """1 times the steps 1 / M_j, less where the noise would exceed tau."""
+    if facts.step is not None:
+        return facts.step
+    return min(1.0, facts.tau / unit)
+
+
+def _margin(run: Run, wide: np.ndarray, law: np.ndarray, sigma: np.ndarray) -> float:
+    """Noise in the margin of a unit row whose squares are spread as M is; inner loops return their means."""
+    visits = run.rounds * law
+    walked = np.sqrt((wide / wide.sum() * visits * (sigma / wide) ** 2).sum())
+    return float(walked) * AVERAGED["average"]
+
+
+def _law_of(wide: np.ndarray, blocks: int) -> np.ndarray:
+    """The probability of each coordinate by importance, in the order of the blocks."""
+    parts = np.array_split(np.arange(len(wide)), blocks)
+    largest = np.array([wide[part].max() for part in parts])
+    law = np.empty(len(wide))
+    for part, probability in zip(parts, largest / largest.sum(), strict=True):
+        law[part] = probability
+    return law
+
+
+def _few(values: np.ndarray) -> float | list[float]:
+    """One number where all are equal."""
+    return float(values[0]) if bool((values == values[0]).all()) else values.tolist()

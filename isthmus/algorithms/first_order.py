@@ -11,7 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from isthmus.algorithms.choice import Choice
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import Run, free_run
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, pinv
 from isthmus.geometry.sets import Whole
@@ -30,6 +35,7 @@ Family = Callable[[Size], Encoder]
 OUTPUTS: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
 
 
+@algorithm(direct=True)
 def sgd(
     *,
     step: StepRule | None = None,
@@ -51,6 +57,7 @@ def sgd(
     return _Descent(Shuffle(batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
 
 
+@algorithm(direct=True)
 def gd(
     *, step: StepRule | None = None, momentum: float = 0.0, schedule: Schedule | None = None, output: str = "last"
 ) -> Recipe:
@@ -59,6 +66,7 @@ def gd(
     return _Descent(Full(), step, schedule, output, momentum).recipe("gd", arguments)
 
 
+@algorithm
 def comp_sgd(
     *,
     m: Size | WidthRule | None = None,
@@ -97,6 +105,7 @@ def comp_sgd(
     return filling.recipe("comp_sgd", arguments)
 
 
+@algorithm
 def comp_gd(
     *,
     m: Size | WidthRule | None = None,
@@ -117,6 +126,7 @@ def comp_gd(
     return filling.recipe("comp_gd", arguments)
 
 
+@algorithm
 def comp_minibatch(
     *,
     m: Size | WidthRule | None = None,
@@ -141,6 +151,7 @@ def comp_minibatch(
     return filling.recipe("comp_minibatch", arguments)
 
 
+@algorithm(left_out="it is for several holders of data: give their objectives to minimize(clients=...)")
 def comp_dist_sgd(
     *,
     m: Size | WidthRule | None = None,
@@ -250,6 +261,59 @@ class _Descent:
         if self.stop is not None or self.schedule is None or self.schedule.threshold is None:
             return self.stop
         return FirstOrderStationary(self.schedule.threshold, binding.constraint)
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+@sgd.filling(evidence="measured (imdb_l1): IMDB .8712 over an l1 ball, 5 passes", shortfall=(0.001, 0.0))
+def _fill_sgd(facts: Facts) -> Choice:
+    """Shuffled batches; averages where the loss has corners."""
+    run = free_run(facts, facts.parameters, sampled=True)
+    step = facts.step or CONSTANTS.free_step / facts.smooth
+    return run.choice({"step": step, "batch_size": run.batch_size, "output": _output_of(facts)})
+
+
+@gd.filling(evidence="the reference: O(1/T) for smooth convex losses", shortfall=(0.0, 0.0))
+def _fill_gd(facts: Facts) -> Choice:
+    """All records."""
+    run = free_run(facts, facts.parameters, sampled=False)
+    step = facts.step or CONSTANTS.free_step / facts.smooth
+    return run.choice({"step": step, "momentum": CONSTANTS.momentum, "output": "last"})
+
+
+@comp_minibatch.filling(evidence="Theorems 8, 9 (000); as comp_sgd", shortfall=(0.003, 0.002), research=True)
+@comp_sgd.filling(
+    evidence="measured (imdb_l1): .8700 with a tenth of the numbers, SGD .8712, without memory .8539",
+    shortfall=(0.002, 0.001),
+)
+def _fill_comp_sgd(facts: Facts) -> Choice:
+    """m numbers of each gradient; the sender keeps what the sketch lost."""
+    run = free_run(facts, _narrow(facts), sampled=True)
+    return _with_feedback(run, {"batch_size": run.batch_size, "output": _output_of(facts)})
+
+
+@comp_gd.filling(
+    evidence="Theorem 4 (000); measured (slopes): the rate of GD at m = d/4, slower at d/20", shortfall=(0.002, 0.01)
+)
+def _fill_comp_gd(facts: Facts) -> Choice:
+    """The same on all records."""
+    return _with_feedback(free_run(facts, _narrow(facts), sampled=False), {})
+
+
+def _with_feedback(run: Run, more: dict[str, Any]) -> Choice:
+    # a coordinate waits d / m rounds for its turn: steps that are stable without memory are too long with it
+    step = run.facts.step or CONSTANTS.feedback_step / run.facts.smooth
+    return run.choice({"m": run.dims, "step": step, "error_feedback": True, **more}, "error feedback")
+
+
+def _narrow(facts: Facts) -> int:
+    tenth = max(1, facts.parameters // 10)
+    return min(facts.parameters, tenth if facts.max_dims is None else facts.max_dims)
+
+
+def _output_of(facts: Facts) -> str:
+    return "last" if facts.of_loss.curvature is not None else "average"
 
 
 __all__ = ["comp_dist_sgd", "comp_gd", "comp_minibatch", "comp_sgd", "gd", "sgd", "step_rule"]

@@ -8,33 +8,40 @@ Clip after the sketch: one record moves the sum by at most C, whatever Phi is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
+from isthmus.algorithms.before import bought, charges_of
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
+from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
-from isthmus.algorithms.prepared import prepared_gd
+from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
 from isthmus.geometry.sets import Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace, Sketch
+from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace
 from isthmus.geometry.sketches.base import Size, resolve
 from isthmus.papers import Rule
-from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
-from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, Gaussian
+from isthmus.papers.printed import Printed, own_length
+from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded
+from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step
+from isthmus.round.parts import Step, Weighted
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
 Relation = Adjacency | str
+PrivateSampler = FullBatch | Poisson | FixedSize
+SCALES = ("none", "columns", "moments")
 
 
+@algorithm(
+    direct=True,
+    words="each round takes a random sample of the records, limits what one record can contribute, and adds noise",
+)
 def dp_sgd(
     *,
     epsilon: float,
@@ -65,6 +72,7 @@ def dp_sgd(
     return filling.recipe("dp_sgd")
 
 
+@algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
 def dp_gd(
     *,
     epsilon: float,
@@ -91,18 +99,18 @@ def dp_gd(
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    if scale != "none" or precondition or isinstance(step, str):
-        budget = Budget(epsilon, delta, adjacency, n)
-        if isinstance(clip, AdaptiveClip):
-            validate.refuse("clip", clip, "give a number: the step that is bought depends on it")
+    buys = items_of(scale, step, precondition, tau)
+    rule: StepRule | None = None if isinstance(step, str) or precondition else step
+    if buys:
+        fixed = not isinstance(clip, AdaptiveClip)
+        validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
         validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
-        return prepared_gd(
-            budget, clip, "auto" if precondition or step is None else step, scale, precondition, tau, output
-        )
-    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, None, output, momentum)
-    return filling.recipe("dp_gd")
+    filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, momentum, buys=buys)
+    shown = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
+    return filling.recipe("dp_gd", **shown)
 
 
+@algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
 def dp_comp_minibatch(
     *,
     epsilon: float,
@@ -131,10 +139,11 @@ def dp_comp_minibatch(
     """
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     family = GaussianSketch if as_published else sketch
-    filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, as_published)
-    return filling.recipe("dp_comp_minibatch")
+    filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, published=as_published)
+    return filling.recipe("dp_comp_minibatch", as_published=as_published)
 
 
+@algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
 def priv_sgd(
     *,
     epsilon: float,
@@ -160,9 +169,14 @@ def priv_sgd(
     """
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Private(budget, clip, step, None, output, 0.0, m, GaussianSketch if as_published else sketch, tol)
-    return replace(filling, published=as_published).recipe("priv_sgd")
+    return replace(filling, published=as_published).recipe("priv_sgd", as_published=as_published)
 
 
+@algorithm(
+    private=True,
+    like=priv_sgd,
+    words="each round summarises all records in a few random numbers and adds noise to those",
+)
 def dp_comp_gd(**arguments: Any) -> Recipe:
     """DP-CompGD (000): another name of `priv_sgd`."""
     return replace(priv_sgd(**arguments), name="dp_comp_gd")
@@ -170,7 +184,11 @@ def dp_comp_gd(**arguments: Any) -> Recipe:
 
 @dataclass(frozen=True)
 class _Private:
-    """One stage, one release: encode, clip after, Gaussian, lift, step on C."""
+    """One stage, one release: encode, clip after, Gaussian, lift, step on C; and what is bought before it.
+
+    published  sketch the whole sum as papers 001 and 000 print it
+    guarantee  what a sound mechanism, run as printed, says of itself
+    """
 
     budget: Budget
     clip: float | AdaptiveClip
@@ -181,8 +199,10 @@ class _Private:
     m: Size | WidthRule | None = None
     sketch: Family | None = None
     tol: float = 1e-2
-    published: bool = False
     encoder: Encoder | None = None
+    buys: tuple[Purchase, ...] = ()
+    published: bool = False
+    guarantee: str = ""
 
     def __post_init__(self) -> None:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
@@ -190,55 +210,59 @@ class _Private:
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        validate.one_of(OUTPUTS, output=self.output)
+        validate.one_of(("last", "average") if self.buys else OUTPUTS, output=self.output)
         validate.positive(tol=self.tol)
 
-    def recipe(self, name: str, published: str | None = None) -> Recipe:
-        """The recipe under its name; `published` is what a sound mechanism, run as printed, says of its guarantee."""
-        shown = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
-        shown |= {"batch_size": self.batch_size, "as_published": self.published or published is not None}
-        if published is None:
-            return Recipe(name, self.build, shown)
-
-        def build(binding: Binding) -> Pipeline:
-            pipe = self.build(binding)
-            assert pipe.promise is not None
-            return replace(pipe, promise=replace(pipe.promise, published=published))
-
-        return Recipe(name, build, shown)
+    def recipe(self, name: str, **shown: Any) -> Recipe:
+        """The recipe under its name."""
+        told = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
+        return Recipe(name, self.build, {**told, "batch_size": self.batch_size, "as_published": False, **shown})
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
+        check_buys(self.buys, binding)
         budget, n = self.budget, self.budget.records(binding)
-        sampler: Any = budget.sampler(binding, self.batch_size)
-        if self.published and self.batch_size is not None:
-            sampler = FixedSize(self.batch_size, binding.n)
+        sampler = self._sampler(binding)
         rounds = rounds_of(binding, sampler, n)
         plan = budget.plan(binding, self._charges(rounds, sampler))
-        release = Release(clip=self.clipping(), mechanism=plan.mechanism("gradient"))
-        release = replace(release, encode=self._encode(binding, sampler.rounds(n)), lift=self._lift(binding))
-        promise, releases = budget.promise(plan, binding), [release]
-        if self.published:
-            release, promise = _as_published(release, self.clipping().init(), rounds, n, self.batch_size, promise)
-            releases = [release]
-        if isinstance(self.clip, AdaptiveClip):
-            below = Below(release.encode, release.clip, "main/gradient")
-            count = plan.mechanism(self.clip.release)
-            releases.append(Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard))
+        promise = budget.promise(plan, binding)
         return Pipeline(
-            [Stage(sampler, releases)],
+            [Stage(sampler, self._releases(binding, plan, sampler, rounds))],
             self._step(binding, plan, sampler.divisor(n)),
             Step(binding.constraint, binding.penalty, self.momentum),
-            OUTPUTS[self.output],
+            Weighted(start=rounds // 2) if self.buys else OUTPUTS[self.output],
             output="last" if self.output == "last" else "average",
             rounds=rounds,
-            promise=promise,
+            promise=replace(promise, epsilon=math.inf) if self.published else promise,
+            before=bought(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu)),
         )
 
+    def _sampler(self, binding: Binding) -> PrivateSampler:
+        if self.published and self.batch_size is not None:
+            return FixedSize(self.batch_size, binding.n)
+        return self.budget.sampler(binding, self.batch_size)
+
+    def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> list[Release]:
+        """The gradient, and the count that moves an adaptive clip."""
+        n, mechanism = self.budget.records(binding), plan.mechanism("gradient")
+        encode, lift = self._encode(binding, sampler.rounds(n)), self._lift(binding)
+        mechanism = Printed(mechanism, self.guarantee) if self.guarantee else mechanism
+        release = Release(encode=encode, clip=self.clipping(), mechanism=mechanism, lift=lift)
+        if self.published:
+            told: dict[str, Any] = {"n": n, "steps": rounds, "epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
+            return [own_length(release, self.clipping().init(), **told, batch=self.batch_size)]
+        if not isinstance(self.clip, AdaptiveClip):
+            return [release]
+        below = Below(encode, release.clip, "main/gradient")
+        count = plan.mechanism(self.clip.release)
+        return [release, Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard)]
+
     def _step(self, binding: Binding, plan: Any, divisor: float) -> StepSize:
-        """The given step, or ||C|| / sqrt(t (L^2 + m sigma^2)): Theorem 11, paper 000."""
+        """The given step, or ||C|| / sqrt(t (L^2 + m sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
         if self.step is not None:
             return step_rule(self.step, None)
+        if self.buys:
+            return lambda t: 1.0
         bounded = binding.constraint.bounded and binding.constraint.can("diameter")
         validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
         clip = self.clipping().init()
@@ -253,9 +277,10 @@ class _Private:
             return replace(self.clip, before=before)
         return Clip(self.clip, before=before)
 
-    def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
+    def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
+        left = 1 - sum(item.share for item in self.buys)
         if not isinstance(self.clip, AdaptiveClip):
-            return [Charge("gradient", rounds=rounds, sampler=sampler)]
+            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=left, sampler=sampler)]
         shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
         return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
 
@@ -271,33 +296,31 @@ class _Private:
         return ProjectAndLift(binding.constraint, tol=self.tol) if narrow else pinv
 
 
-def _as_published(
-    release: Release, lipschitz: float, rounds: int, n: int, batch: int | None, promise: Any
-) -> tuple[Release, Any]:
-    """Sketch the sum of clipped gradients, give it their length again, and add the printed noise."""
-    told: dict[str, Any] = {"lipschitz": lipschitz, "n": n, "steps": rounds}
-    told |= {"epsilon": promise.epsilon, "delta": promise.delta}
-    claim = privsgd_sigma(**told) if batch is None else comp_minibatch_sigma(**told, batch_size=batch)
-    printed = replace(
-        release,
-        clip=Clip(lipschitz, before=True),
-        between=(_own_length,),
-        mechanism=Gaussian(claim.sigma * (batch or n) / lipschitz),
-    )
-    words = (
-        "none as claimed: the rescaled sketch of a mean moves by up to 2L when one record changes, not by 2L/n; with a "
-        f"known sketch the printed noise hides that only for epsilon in the thousands (claimed: {promise.epsilon:g})"
-    )
-    return printed, replace(promise, published=words, sound=False)
+def items_of(scale: str, step: StepRule | str | None, precondition: bool, tau: float | None) -> tuple[Purchase, ...]:
+    """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
+    validate.one_of(SCALES, scale=scale)
+    if isinstance(step, str):
+        validate.one_of(("auto",), step=step)
+    if tau is not None:
+        validate.positive(tau=tau)
+    scales: dict[str, Purchase] = {"columns": Columns(), "moments": Moments()}
+    items = [scales[scale]] if scale in scales else []
+    if precondition:
+        return (*items, Statistics())
+    automatic = isinstance(step, str) or (step is None and scale != "none")
+    return (*items, Lambda(tau=tau)) if automatic else tuple(items)
 
 
-def _own_length(bounded: Bounded, sketch: Sketch) -> Bounded:
-    """g scaled so that its sketch has the length of g: h(g) = ||g|| Phi g / ||Phi g||."""
-    seen = float(torch.linalg.vector_norm(sketch.forward(bounded.value)))
-    length = float(torch.linalg.vector_norm(bounded.value))
-    scale = length / seen if seen > 0 else 0.0
-    # the stated bound is the paper's claim, not a fact: the statement of the run says so
-    return replace(bounded, value=bounded.value * scale, bound=bounded.bound / sketch.gain(bounded.ord))
+def check_buys(items: Sequence[Purchase], binding: Binding) -> None:
+    """Refuse sets and penalties that mean something else after what is bought."""
+    free = isinstance(binding.constraint, Whole)
+    scaled = any(isinstance(item, (Columns, Moments)) for item in items)
+    remedy = "leave it out: scaled columns change what a set means"
+    validate.check(free or not scaled, "constraint", binding.constraint, remedy)
+    plain = free and isinstance(binding.penalty, NoPenalty)
+    alone = "leave out the set and the penalty: preconditioned steps have no proximal map"
+    preconditioned = any(isinstance(item, Statistics) for item in items)
+    validate.check(plain or not preconditioned, "precondition", True, alone)
 
 
 __all__ = ["dp_comp_gd", "dp_comp_minibatch", "dp_gd", "dp_sgd", "priv_sgd"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.choice import Choice, Refusal
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import algorithm
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import Run, full_rounds
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
@@ -24,6 +31,11 @@ from isthmus.round.parts import FrankWolfe
 from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
+@algorithm(
+    direct=True,
+    needs=("lmo",),
+    words="each round picks one corner of the allowed set by a noisy choice and moves towards it",
+)
 def dp_fw(
     *,
     epsilon: float,
@@ -154,3 +166,57 @@ class VertexScores(Encoder):
     def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
         """The map, the same every round."""
         return _ScoresMap(context.space, self.hull.vertices), None
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+GUMBEL = math.pi / math.sqrt(6)
+"""s.d. of a Gumbel variable of scale 1."""
+
+
+def reach(facts: Facts) -> float | None:
+    """The largest margin of a row at a vertex: radius times |x_ij|; None without a polytope."""
+    if isinstance(facts.constraint, (L1Ball, Simplex)):
+        return facts.constraint.radius * facts.entry
+    if isinstance(facts.constraint, ConvexHull):
+        return float(facts.constraint.vertices.double().norm(dim=1).max())
+    return None
+
+
+def vertex_bound(facts: Facts, rounds: int) -> float:
+    """Excess loss of DP-FW, 2 h (2 r)^2 / (T + 2) + C r ln(vertices) sqrt(T) / (n mu), r the reach of a vertex."""
+    r, count = reach(facts) or math.inf, 2 * facts.parameters
+    return 8 * facts.smooth * r**2 / (rounds + 2) + facts.the_clip * r * math.log(count) * math.sqrt(rounds) / facts.b
+
+
+def ball_bound(facts: Facts) -> float:
+    """Excess loss of DP-GD over the same set, C ||C||_2 / 2 sqrt(d) / (n mu)."""
+    radius = facts.constraint.diameter(facts.parameters) / 2
+    return facts.the_clip * radius * math.sqrt(facts.parameters) / facts.b
+
+
+@dp_fw.filling(shortfall=(0.013, 0.126))
+def _fill(facts: Facts) -> Choice | Refusal:
+    """A vertex chosen by the exponential mechanism; nothing else is released."""
+    r = reach(facts)
+    if r is None:
+        return Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
+    if facts.step is not None:
+        return Refusal("its steps are 2 / (t + 2): leave step out")
+    low, high = CONSTANTS.vertices
+    wanted = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
+    rounds = full_rounds(facts, wanted)
+    if rounds < 1:
+        return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
+    hull = isinstance(facts.constraint, ConvexHull)
+    clip = facts.the_clip * (r if hull else facts.entry)  # of a score: at radius 1 for a ball
+    spent = costs.split(facts, Charge("vertex", "noisy-max", rounds))["vertex"]
+    dims = len(facts.constraint.vertices) if hull else facts.parameters
+    run = Run(facts, rounds, None, clip, spent, dims)
+    return run.choice(
+        {"clip": clip},
+        noise_norm=GUMBEL * 2 * clip / (spent * facts.n),
+        evidence=f"excess loss at most {vertex_bound(facts, rounds):.2g} (DP-GD: {ball_bound(facts):.2g}), hardly "
+        "growing with d; measured: 1.00 where DP-GD has .59 (n = d = 2000), IMDB .722 against .811",
+    )

@@ -7,10 +7,16 @@ V_k comes from public data alone, so whatever it is the guarantee is that of the
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget
+from isthmus.algorithms.choice import Choice, Refusal
+from isthmus.algorithms.declare import algorithm
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import allowed_step, sampled_run, sketched, walk
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
@@ -24,6 +30,7 @@ _PUBLISHED = (
 )
 
 
+@algorithm(words="public records show the few directions that matter, and noise is added in those alone")
 def pdp_sgd(
     *,
     epsilon: float,
@@ -53,10 +60,11 @@ def pdp_sgd(
     """
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip="before" if as_published else "after")
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    recipe = filling.recipe("pdp_sgd", published=_PUBLISHED if as_published else None)
-    return replace(recipe, arguments={**recipe.arguments, "k": k, "refresh": refresh, "start_epoch": start_epoch})
+    filling = replace(filling, guarantee=_PUBLISHED if as_published else "")
+    return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
 
 
+@algorithm(words="noise is added in a few random directions, and the step stays in them")
 def rpdp_sgd(
     *,
     epsilon: float,
@@ -78,5 +86,51 @@ def rpdp_sgd(
     validate.positive_int(k=k)
     encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    recipe = filling.recipe("rpdp_sgd")
-    return replace(recipe, arguments={**recipe.arguments, "k": k, "refresh": refresh})
+    return filling.recipe("rpdp_sgd", k=k, refresh=refresh)
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+REFRESH = 10
+"""Rounds that directions of PDP-SGD and RPDP-SGD serve."""
+
+
+@rpdp_sgd.filling(
+    evidence="the baseline of paper 004: random directions in place of public ones",
+    shortfall=(0.012, 0.06),
+    research=True,
+)
+def _fill_random(facts: Facts) -> Choice | Refusal:
+    """k random orthonormal directions for ten rounds at a time."""
+    k = facts.narrow_size
+    run = sampled_run(facts, facts.the_clip, k)
+    made = sketched(run, {"k": k, "batch_size": run.batch_size})
+    drawn = run.rounds / REFRESH * k**2 * facts.parameters / costs.FLOPS
+    multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / costs.FLOPS
+    memory = made.memory + costs.NUMBER * k * facts.parameters
+    return replace(made, memory=memory, seconds=made.seconds + drawn + multiplied)
+
+
+@pdp_sgd.filling(shortfall=(0.014, 0.11))
+def _fill_public(facts: Facts) -> Choice | Refusal:
+    """The top-k eigenspace of public gradients, k from the energy curve."""
+    if facts.public is None:
+        return Refusal("no public rows: give public=X or (X, y)")
+    if facts.outputs > 1 and not facts.public.labelled:
+        return Refusal("several outputs: the public rows need labels")
+    k = facts.public_size
+    share = facts.public.share(k)
+    run = sampled_run(facts, facts.the_clip, k)
+    gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
+    step = allowed_step(run, gain)
+    seen = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
+    rows = facts.public.rows
+    learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / costs.FLOPS
+    return run.choice(
+        {"clip": facts.the_clip, "step": step, "batch_size": run.batch_size, "k": k, "refresh": REFRESH},
+        margin_noise=walk(run, step, gain=gain),
+        memory=costs.memory(facts, run.batch_size, extra=costs.NUMBER * k * facts.parameters),
+        seconds=costs.seconds(facts, run.rounds, run.batch_size, k, learned),
+        evidence=f"{seen}; Theorem 6 (004)",
+    )

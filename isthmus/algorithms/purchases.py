@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
-from isthmus.gradients import Glm
+from isthmus.gradients import Counts, Glm, Rows, Stack
 from isthmus.gradients.adding import KAPPA
-from isthmus.privacy.bounded import weighted_sum
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.privacy import Clip, PerLeafClip
+from isthmus.problems.moments import Products, Squares
 from isthmus.problems.objectives.targets import CountTargets
-from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.round.spending import Prepared
+from isthmus.problems.queries import Query, TopEigenvalue
+from isthmus.problems.scaling import RowMap, RowMaps, Scaled, unit_rows
+from isthmus.round.before import Prepared
 from isthmus.round.updates import Preconditioned
 
 SMALL = 300
@@ -41,16 +42,14 @@ BINS = 2 * (MOST - LEAST + 1) + 1
 """Both signs of each, and 0."""
 USUAL = 0.1
 """The mean square that an entry scaled to [-1, 1] is taken to have where nothing is known."""
-SLACK = 1 + KAPPA
-"""What rounding may add to the bound of a record in these sums (see `isthmus.gradients.adding`)."""
-EXACT = 1 + 2.0**-50
-"""Counts are exact: only the square root of a bound is rounded."""
+ROOT = 1 + 2.0**-40
+"""Room for the rounding of a norm that all records have."""
 CAPACITY = 1 << 27
-"""Sums of more records than this are not proven to be within `SLACK`."""
+"""Eigenvalues and products of more records than this are not proven to be as exact as their bound says."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class Terms:
     """Public numbers that follow-ups of a purchase use: records, rounds, clip, and mu of the whole budget."""
 
     n: int
@@ -76,24 +75,35 @@ class Purchase(Protocol):
         """Refuse what it cannot be bought for, before anything is bought."""
         ...
 
+    def rows(self, objective: Any) -> Rows | Query:
+        """One vector a record, whose clipped sum is released; or a query."""
+        ...
+
+    def clip(self, objective: Any) -> Any:
+        """The bound of a record's vector: a public thing."""
+        ...
+
+    def numbers(self, objective: Any) -> int:
+        """How many numbers are released."""
+        ...
+
     def bound(self, objective: Any) -> float:
-        """What one record can move the sum by: a public number."""
+        """What one record can move what is released by, rounding included: a public number."""
         ...
 
-    def measure(self, objective: Any) -> Tensor:
-        """The sum."""
-        ...
-
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """What follows; `noise` is the standard deviation of each bought number."""
         ...
 
 
 @dataclass(frozen=True)
 class _Any:
+    exact: ClassVar[bool] = False
+
     def bound(self, objective: Any) -> float:
-        """1, with room for rounding."""
-        return SLACK
+        """That of the clip, with room for rounding (see `isthmus.gradients.adding`) where sums are not exact."""
+        clip = self.clip(objective)  # type: ignore[attr-defined]
+        return float(clip.total(clip.init())) * (1.0 if self.exact else 1 + KAPPA)
 
     def check(self, objective: Any) -> None:
         """Linear models of at most `CAPACITY` records only."""
@@ -119,6 +129,7 @@ class Ranges(_Any):
     bias: float = 0.0
     origin: bool = False
     name: str = "ranges"
+    exact: ClassVar[bool] = True
 
     def check(self, objective: Any) -> None:
         """Dense data."""
@@ -126,28 +137,28 @@ class Ranges(_Any):
         sparse = is_sparse(Scaled.of(objective.X).X)
         validate.check(not sparse, "bounds", None, "give data_norm= for sparse rows: ranges would fill their zeros")
 
-    def bound(self, objective: Any) -> float:
+    def clip(self, objective: Any) -> Clip:
         """sqrt of the columns: a record is in one octave of each."""
-        return math.sqrt(len(self._unknown(objective))) * EXACT
+        return Clip(math.sqrt(len(self._unknown(objective))) * ROOT)
 
-    def measure(self, objective: Any) -> Tensor:
-        """One count a column and octave."""
+    def rows(self, objective: Any) -> Counts:
+        """A one for each column, in its octave."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
         assert isinstance(X, Tensor)  # CSR was refused by `check`
-        counts = torch.zeros(len(columns), BINS, dtype=torch.float64)
-        for rows in X.split(max(1, (1 << 22) // X.shape[1])):
-            found = octaves(rows[:, columns]) + torch.arange(len(columns)) * BINS
-            counts += torch.bincount(found.reshape(-1), minlength=counts.numel()).view_as(counts)
-        return counts.reshape(-1)
+        return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), X.shape[0], len(columns), BINS)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def numbers(self, objective: Any) -> int:
+        """One count a column and octave."""
+        return len(self._unknown(objective)) * BINS
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """Rows clipped to the ranges, scaled to [-1, 1], shortened to about 1.5 times their usual length."""
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
         d = X.shape[1]
         empty = torch.full((d,), math.nan, dtype=torch.float64)
         low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
-        low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, facts.n)
+        low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         found = ranged(low, high, self.bias, float(second.sum()), origin=self.origin)
         objective = prepared.objective.with_inputs(found(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((found,)))
@@ -164,19 +175,24 @@ class TargetRange(_Any):
 
     share: float = 0.02
     name: str = "targets"
+    exact: ClassVar[bool] = True
 
-    def bound(self, objective: Any) -> float:
+    def clip(self, objective: Any) -> Clip:
         """1: a record is in one octave."""
-        return 1.0
+        return Clip(ROOT)
 
-    def measure(self, objective: Any) -> Tensor:
+    def rows(self, objective: Any) -> Counts:
+        """A one in the octave of y."""
+        y = objective.y.double()
+        return Counts(lambda lo, hi: octaves(y[lo:hi, None]), len(y), 1, BINS)
+
+    def numbers(self, objective: Any) -> int:
         """One count an octave."""
-        counts = torch.bincount(octaves(objective.y.double()), minlength=BINS)
-        return counts.double()
+        return BINS
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """The mapped targets."""
-        low, high, _ = ranges(bought[None], noise, facts.n)
+        low, high, _ = ranges(bought[None], noise, terms.n)
         found = float(low), float(high)
         return replace(prepared, objective=scaled_targets(prepared.objective, *found), target=found)
 
@@ -187,20 +203,25 @@ class ClassCounts(_Any):
 
     share: float = 0.02
     name: str = "classes"
+    exact: ClassVar[bool] = True
 
-    def bound(self, objective: Any) -> float:
+    def clip(self, objective: Any) -> Clip:
         """1: a record has one class."""
-        return 1.0
+        return Clip(ROOT)
 
-    def measure(self, objective: Any) -> Tensor:
+    def rows(self, objective: Any) -> Counts:
+        """A one in the record's class."""
+        index = _classes(objective)
+        return Counts(lambda lo, hi: index[lo:hi, None], len(index), 1, len(objective.classes))
+
+    def numbers(self, objective: Any) -> int:
         """One count a class."""
-        index = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
-        return torch.bincount(index, minlength=len(objective.classes)).double()
+        return len(objective.classes)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
-        index = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
+        index = _classes(objective)
         rare = bought.clamp(min=max(2 * noise, 1.0))
         weights = (rare.min() / rare)[index]
         weights = weights if objective.weights is None else weights * objective.weights
@@ -218,15 +239,19 @@ class Columns(_Any):
     name: str = "scale"
     floor: float = 3.0
 
-    def bound(self, objective: Any) -> float:
+    def clip(self, objective: Any) -> Clip:
         """1 / sqrt(d)."""
-        return objective.X.shape[1] ** -0.5 * SLACK
+        return Clip(objective.X.shape[1] ** -0.5)
 
-    def measure(self, objective: Any) -> Tensor:
-        """sum x^2, each row's squares shortened."""
-        return unit_rows(objective.X).second_moments(objective.X.shape[1] ** -0.5)
+    def rows(self, objective: Any) -> Squares:
+        """x^2."""
+        return Squares(unit_rows(objective.X))
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def numbers(self, objective: Any) -> int:
+        """One a column."""
+        return int(objective.X.shape[1])
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """Weighted columns, rows renormalised."""
         return _seen(_unit(prepared), RowMap(weight=bought.clamp(min=self.floor * noise).rsqrt(), limit=None))
 
@@ -246,20 +271,25 @@ class Moments(_Any):
         few = d <= SMALL or not sparse
         validate.check(few, "scale", "moments", f'give at most {SMALL} columns of CSR data (not {d}), or use "columns"')
 
-    def bound(self, objective: Any) -> float:
-        """sqrt 2: two parts of norm at most 1."""
-        return math.sqrt(2) * SLACK
+    def clip(self, objective: Any) -> PerLeafClip:
+        """Two parts of norm at most 1."""
+        return PerLeafClip({"mean": 1.0, "second": 1.0})
 
-    def measure(self, objective: Any) -> Tensor:
-        """(sum x, sum x^2): each part of a record has norm at most 1."""
+    def rows(self, objective: Any) -> Stack:
+        """(x, x^2)."""
         X = unit_rows(objective.X)
-        return torch.cat([_unit_sum(X, torch.ones(X.shape[0], dtype=torch.float64)), X.second_moments()])
+        ones = torch.ones(X.shape[0], dtype=torch.float64)
+        return Stack([("mean", Glm(ones, X)), ("second", Squares(X))])
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def numbers(self, objective: Any) -> int:
+        """Two a column."""
+        return 2 * int(objective.X.shape[1])
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """Centred and scaled columns and a bias."""
         d = len(bought) // 2
-        mean, second = bought[:d] / facts.n, bought[d:] / facts.n
-        variance = (second - mean**2).clamp(min=self.floor * noise / facts.n)
+        mean, second = bought[:d] / terms.n, bought[d:] / terms.n
+        variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
         return _seen(_unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0))
 
 
@@ -270,22 +300,27 @@ class Lambda(_Any):
     share: float = 0.02
     tau: float | None = None
     name: str = "lambda"
+    exact: ClassVar[bool] = True
 
-    def bound(self, objective: Any) -> float:
-        """1, and what rounding and Lanczos may be off by."""
-        return SLACK
+    def clip(self, objective: Any) -> Clip:
+        """What is proven of the query, rounding included."""
+        return Clip(TopEigenvalue.bound)
 
-    def measure(self, objective: Any) -> Tensor:
-        """Rows have norm at most 1: one record moves every eigenvalue of X'X by at most 1 (Weyl)."""
-        return torch.tensor([top_eigenvalue(unit_rows(objective.X))], dtype=torch.float64)
+    def rows(self, objective: Any) -> TopEigenvalue:
+        """The query."""
+        return TopEigenvalue(objective.X)
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def numbers(self, objective: Any) -> int:
+        """One."""
+        return 1
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
         prepared = _unit(prepared)
         curvature = getattr(prepared.objective, "curvature", None) or 1.0
-        cap = 1.8 / (curvature * max(float(bought), 1.0) / facts.n)
+        cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
         tau = default_tau(prepared.objective) if self.tau is None else self.tau
-        eta = min(cap, tau * facts.n * facts.mu / (facts.clip * facts.rounds))
+        eta = min(cap, tau * terms.n * terms.mu / (terms.clip * terms.rounds))
         return replace(prepared, step=lambda t: eta)
 
 
@@ -304,17 +339,21 @@ class Statistics(_Any):
         smooth = getattr(objective, "curvature", None) is not None and objective.space.d == d
         validate.check(smooth, "precondition", True, "give a smooth loss with one output: Logistic, LeastSquares")
 
-    def bound(self, objective: Any) -> float:
-        """sqrt 2: two parts of norm at most 1."""
-        return math.sqrt(2) * SLACK
-
-    def measure(self, objective: Any) -> Tensor:
+    def clip(self, objective: Any) -> PerLeafClip:
         """||x x'||_F <= 1 and ||x y|| <= 1 for targets in [-1, 1]."""
-        X = unit_rows(objective.X)
-        cross = _unit_sum(X, objective.y.double().clamp(-1, 1))
-        return torch.cat([X.gram().reshape(-1), cross])
+        return PerLeafClip({"products": 1.0, "targets": 1.0})
 
-    def apply(self, prepared: Prepared, bought: Tensor, noise: float, facts: Facts) -> Prepared:
+    def rows(self, objective: Any) -> Stack:
+        """(x x', x y)."""
+        X = unit_rows(objective.X)
+        return Stack([("products", Products(X)), ("targets", Glm(objective.y.double().clamp(-1, 1), X))])
+
+    def numbers(self, objective: Any) -> int:
+        """d^2 + d."""
+        d = int(objective.X.shape[1])
+        return d * d + d
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """The start and the preconditioner."""
         prepared = _unit(prepared)
         d = prepared.objective.X.shape[1]
@@ -324,7 +363,7 @@ class Statistics(_Any):
         inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
         logistic = prepared.objective.curvature == 0.25
         start = inverse @ bought[d * d :] * (2.0 if logistic else 1.0)
-        update = Preconditioned(inverse * (facts.n / (0.2 if logistic else 1.0)))
+        update = Preconditioned(inverse * (terms.n / (0.2 if logistic else 1.0)))
         return replace(prepared, start=start, update=update, step=lambda t: 1.0)
 
 
@@ -339,15 +378,10 @@ def default_tau(objective: Any) -> float:
     return min(3.0, max(0.3 if sparse else 1.0, 10 / math.sqrt(d)))
 
 
-def unit_rows(X: Any) -> Scaled:
-    """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
-    view = Scaled.of(X)
-    return view if view.unit else RowMap()(view)
-
-
-def _unit_sum(X: Scaled, factors: Tensor) -> Tensor:
-    """sum_i f_i x_i for rows of norm at most 1 and |f_i| <= 1, as exact as `SLACK` says."""
-    return weighted_sum(Glm(factors, X), torch.ones_like(factors), 1.0, KAPPA).to(torch.float64)
+def _classes(objective: Any) -> Tensor:
+    """The class of every record, as a number from 0 on."""
+    index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
+    return index
 
 
 def octaves(x: Tensor) -> Tensor:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
+from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
+from isthmus.algorithms.choice import Choice, Refusal
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import algorithm
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.filling import Run, batch_of, sampled_rounds, walk
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
-from isthmus.privacy import Charge, Clip, FullBatch
+from isthmus.privacy import Charge, Clip, FullBatch, Poisson
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import AgainstAnchor, Restart, Step
 from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
+@algorithm(
+    left_out="for research only: planned where it is asked for by name",
+    words="now and then a full look at the records, in between small corrections; both with noise",
+)
 def dp_svrg(
     *,
     epsilon: float,
@@ -66,3 +78,39 @@ def dp_svrg(
 
     shown = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
     return Recipe("dp_svrg", build, shown)
+
+
+# ---------------------------------------------------------------- how it is filled from public facts
+
+
+@dp_svrg.filling(
+    evidence="measured (private_tables): a9a .840, IMDB .804 at epsilon 0.5; DP-SGD .846, .813",
+    shortfall=(0.010, 0.044),
+    research=True,
+)
+def _fill(facts: Facts) -> Choice | Refusal:
+    """A private anchor every 20 rounds, private differences in between."""
+    clip, batch = facts.the_clip, batch_of(facts)
+    inner = CONSTANTS.svrg_inner
+    left = None if facts.max_passes is None else facts.max_passes / (1 + facts.n / (inner * batch))
+    rounds = sampled_rounds(facts, batch, left)
+    inner = min(inner, rounds)
+    looks = -(-rounds // inner)
+    items = (
+        Charge("anchor", rounds=looks, share=0.5),
+        Charge("difference", rounds=rounds, share=0.5, sampler=Poisson(batch / facts.n)),
+    )
+    numbers = costs.split(facts, *items)
+    run = Run(facts, rounds, batch, clip, numbers["difference"], facts.parameters)
+    anchor = numbers["anchor"] * clip / facts.n  # the same noise in every step of an inner loop
+    unit = math.hypot(walk(run, 1.0, "average"), math.sqrt(looks) * inner / 2 * anchor)
+    step = min(CONSTANTS.svrg_step / facts.smooth, facts.tau / unit) if facts.step is None else facts.step
+    arguments = {"clip": clip, "inner": inner, "step": step, "batch_size": batch}
+    return run.choice(
+        arguments,
+        noise_norm=math.hypot(run.sigma, anchor) * math.sqrt(facts.parameters),
+        margin_noise=step * unit,
+        passes=run.passes + looks,
+        bytes=costs.NUMBER * facts.parameters * (rounds + looks),
+        seconds=costs.seconds(facts, rounds, batch, run.dims, costs.seconds(facts, looks, None, run.dims)),
+    )

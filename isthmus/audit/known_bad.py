@@ -81,13 +81,17 @@ def published_privsgd(
     epsilon: float = 1.0,
     delta: float = 1e-5,
 ) -> Pipeline:
-    """PRIVSGD (and DP-CompGD) as printed: the pipeline that `priv_sgd(as_published=True)` runs.  Broken by its design.
+    """PRIVSGD (and DP-CompGD) as printed: the pipeline that `priv_sgd(as_published=True)` runs, with the paper's claim.
+
+    Broken by its design, which is why that recipe itself promises no epsilon.
 
     The claim is replace-one with n public: noise `privsgd_sigma` on `||g|| Phi g / ||Phi g||`.  With a Phi that one
     knows, a record moves the code of the mean by up to `2 L` where `2 L / n` is claimed.
 
-    >>> round(published_privsgd(1000).stages[0].releases[0].mechanism.multiplier, 3)
+    >>> round(published_privsgd(1000).stages[0].releases[0].mechanism.inner.multiplier, 3)
     19.194
     """
     recipe = priv_sgd(epsilon=epsilon, delta=delta, m=m, clip=lipschitz, step=1.0, n="exact", as_published=True)
-    return recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(d), n, steps, None))
+    pipe = recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(d), n, steps, None))
+    assert pipe.promise is not None
+    return replace(pipe, promise=replace(pipe.promise, epsilon=epsilon))

@@ -76,7 +76,7 @@ def gaussian(encode: Any, sampler: Any = None, adjacency: Adjacency = ADD, befor
     """Encode, clip, Gaussian noise."""
     sampler = FullBatch() if sampler is None else sampler
     mechanism = Gaussian(multiplier(getattr(sampler, "rate", 1.0), adjacency))
-    return single(sampler, Release("gradient", encode, Clip(1.0, before=before), (), mechanism, adjoint), adjacency)
+    return single(sampler, Release("gradient", encode, Clip(1.0, before=before), mechanism, adjoint), adjacency)
 
 
 def fixed_size(batch_size: int, n: int) -> Pipeline:
@@ -94,7 +94,7 @@ def private_pipelines() -> dict[str, Case]:
         Release("inside", clip=Clip(1.0), mechanism=Gaussian(half)),
         Release("outside", clip=Clip(3.0), mechanism=Gaussian(half)),
     ]
-    laplace = Release("gradient", jl, Clip(1.0, ord=1), (), Laplace(multiplier(mechanism="laplace")), adjoint)
+    laplace = Release("gradient", jl, Clip(1.0, ord=1), Laplace(multiplier(mechanism="laplace")), adjoint)
     chosen = Release(clip=Clip(1.0, ord=math.inf), mechanism=NoisyMax(EPSILON), lift=pinv)
     places = Release(clip=Clip(1.0, ord=math.inf), mechanism=TopK(2, EPSILON / 2), lift=pinv)
     return {

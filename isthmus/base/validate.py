@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # a ledger checks its arguments where torch is not loaded
+    from torch import Tensor
 
 
 class InvalidInput(ValueError):
@@ -97,14 +98,16 @@ def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
 def finite(**arguments: Tensor) -> None:
     """No tensor holds NaN or infinity."""
     for name, value in arguments.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            bad = int((~value.isfinite()).sum())
             raise InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
 
 
 def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
-    if isinstance(value, Tensor):
+    import torch  # here alone: reports and ledgers are read without it
+
+    if isinstance(value, torch.Tensor):
         tensor = value
     else:
         try:
@@ -116,7 +119,7 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
         tensor = torch.from_numpy(np.atleast_1d(array) if ndim else array)
     if not tensor.is_floating_point():
         check(not tensor.is_complex(), f"{name}.dtype", tensor.dtype, "give real numbers")
-        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
+        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, torch.Tensor) else torch.float64)
     if ndim is not None:
         check(tensor.ndim == ndim, f"{name}.shape", tuple(tensor.shape), f"give {ndim} dimension(s)")
     finite(**{name: tensor})

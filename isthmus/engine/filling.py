@@ -17,6 +17,7 @@ from isthmus.geometry.lifts import Lifted, ProjectAndLift, adjoint, discard, pin
 from isthmus.geometry.sets import ConvexSet
 from isthmus.geometry.sketches import Encoder, Identity, Residual, Sketch
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
+from isthmus.privacy.budget import split
 from isthmus.privacy.clips import GroupClip
 from isthmus.round.pipeline import Release
 
@@ -99,9 +100,10 @@ class Filling:
         """The gradient, and the count of norms within the bound that moves the bound; both are paid for."""
         clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=encode.clips_before)  # type: ignore[arg-type]
         count = Below(encode, clip, "main/gradient")
+        first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
         return [
-            Release(encode=encode, clip=clip, mechanism=Gaussian(z / math.sqrt(1 - COUNT_SHARE)), lift=lift),
-            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(z / math.sqrt(COUNT_SHARE)), lift=discard),
+            Release(encode=encode, clip=clip, mechanism=Gaussian(first), lift=lift),
+            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(second), lift=discard),
         ]
 
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:

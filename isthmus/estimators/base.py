@@ -6,19 +6,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 
-from isthmus import algorithms
-from isthmus.algorithms.prepared import buying
+from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
@@ -26,38 +24,35 @@ from isthmus.estimators import turns
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
-    check_bounds,
     inputs_of,
     prefers_public_scale,
     standardised,
     threads_for,
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
+from isthmus.estimators.parameters import Parameters
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, compose, event_json, noise_multiplier
+from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
-from isthmus.privacy.pair import RunLedgers
 from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import minimize
 from isthmus.round.spending import unspent
 from isthmus.round.state import State
 
-DIRECT = ("dp_gd", "dp_sgd", "dp_fw", "gd", "sgd")
-"""Recipes that take the gradient as it is: rows are seen through their map; sketches get a copy of mapped rows."""
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
 DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public, not read off it"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
-SCALES = ("auto", "none", "columns", "moments", "public")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Posed:
     """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off."""
 
     objective: Any
@@ -69,14 +64,12 @@ class Problem:
     leaks: tuple[str, ...] = ()
 
 
-class PrivateLinear(BaseEstimator):
+@dataclass(eq=False, repr=False)
+class PrivateLinear(Parameters):
     """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
 
-    _LOSSES: tuple[str, ...]
-    _NUMERIC: bool
-    _calls: int
-    _partial_state: State
-    ledger: Any
+    _calls: int = field(init=False)
+    _partial_state: State = field(init=False)
 
     # ------------------------------------------------------------ fit
 
@@ -140,15 +133,16 @@ class PrivateLinear(BaseEstimator):
         problem = _after(problem, {} if state is None else state.parts)
         assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
-        found = self._planned(problem.facts, exact=self.algorithm != "auto", **told)
-        choice = found.best if self.algorithm == "auto" else found.choice(self.algorithm)
-        if self.algorithm == "auto" and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.name], **told).best
+        found = self._planned(problem.facts, exact=self._asked is not None, **told)
+        asked = self._asked
+        choice = found.best if asked is None else found.choice(asked.name)
+        if asked is None and choice.batch_size is not None:  # its noise was known to first order only
+            choice = self._planned(problem.facts, True, [choice.of], **told).choice(choice.name)
         self._check_scale(choice)
         rounds = choice.rounds * calls
-        if choice.algorithm not in DIRECT and not problem.buys:
+        if not choice.direct and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
-        recipe = self._recipe(problem, choice, calls)
+        recipe = self._recipe(problem, choice, found.facts.smooth, calls)
         seen: list[dict[str, Any]] = []
         if claim is not None:
             claim()
@@ -165,44 +159,39 @@ class PrivateLinear(BaseEstimator):
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
+        stated = result.privacy is not None or not self._private
+        validate.check(stated, "algorithm", choice.name, "it ran without a budget: a private recipe makes a promise")
         self.plan_, self.choice_, self.result_, self._assumed = found, choice, result, assumed
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
-    def _recipe(self, problem: Problem, choice: Choice, calls: int) -> Any:
+    def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Any:
         options = dict(self.options or {})
         if self.as_published:
             options["as_published"] = True
-        if self.clip is not None and self._private:
+        if self.clip is not None and self._private and "clip" in choice.arguments:
             options["clip"] = self.clip
         n = "exact" if self.n is None and calls == 1 else (self.n or problem.facts["n"])
         arguments = {"n": n} if self._private else {}
-        if choice.algorithm in ("gd", "comp_gd") and self.step is None:  # without a budget the data may be looked at
+        planned = choice.arguments.get("step") if choice.batch_size is None else None
+        if not self._private and planned is not None and self.step is None:  # the data may be looked at
             curvature = getattr(problem.objective, "curvature", None) or 1.0
             longest = problem.facts["n"] / (curvature * max(top_eigenvalue(problem.objective.X), 1e-12))
-            options.setdefault("step", longest * (1.0 if choice.algorithm == "gd" else 0.25))
+            options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
-        copy = choice.algorithm not in DIRECT
-        if problem.buys:
-            return buying(recipe, problem.buys, copy)
-        return recipe
+        return buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
 
     def _spending(self) -> dict[str, Any]:
         ledger = self._opened_ledger()
         if self._tallied:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
-            ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
+            ledger = Ledger(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
-    def _opened_ledger(self) -> Any:
-        if isinstance(self.ledger, (str, os.PathLike)):
-            return Ledger.open(self.ledger, adjacency=self._adjacency)
-        return self.ledger
-
-    def _planned(self, facts: dict[str, Any], exact: bool, names: list[str] | None = None, **more: Any) -> Plan:
-        if names is None and self.algorithm != "auto":
-            names = [self.algorithm]
+    def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
+        asked = self._asked
+        names = [asked] if names is None and asked is not None else names
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         known = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
         twice = sorted(known & set(self.facts or {}))
@@ -223,7 +212,7 @@ class PrivateLinear(BaseEstimator):
 
     # ------------------------------------------------------------ the problem
 
-    def _problem(self, X: Any, y: Any, weight: Any) -> Problem:
+    def _problem(self, X: Any, y: Any, weight: Any) -> Posed:
         """Objective, maps and purchases."""
         guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
@@ -260,11 +249,12 @@ class PrivateLinear(BaseEstimator):
         told = (*inputs.assumptions, *assumptions)
         leaks = tuple(each for each in told if isinstance(each, Leak))
         rest = tuple(each for each in told if not isinstance(each, Leak))
-        return Problem(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
+        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
 
     def _centred(self, X: Any, chosen: str) -> bool:
         """Whether moments will be bought: centred columns bring an intercept of their own."""
-        if not self._private or chosen != "auto" or self.algorithm not in ("auto", "dp_gd"):
+        buys = self._asked is None or "scale" in self._asked.parameters
+        if not self._private or chosen != "auto" or not buys:
             return self._private and chosen == "moments"
         facts = {"n": self._records(X.shape[0]), "d": X.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
         found = self._planned(facts, exact=False)
@@ -277,10 +267,10 @@ class PrivateLinear(BaseEstimator):
         if self.scale != "auto" or public is None or not self._private:
             return self.scale
         free = self.constraint is None and not (self.l1 or self.l2)
-        if not free or self.algorithm not in ("auto", "dp_gd", "dp_sgd"):
+        if not free or not (self._asked is None or self._asked.direct):
             return self.scale
         n = self._records(X.shape[0])
-        mu = 1 / noise_multiplier(epsilon=self.epsilon, delta=self._delta(n), adjacency=self._adjacency)
+        mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
         told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
         return "public" if told else self.scale
 
@@ -300,12 +290,11 @@ class PrivateLinear(BaseEstimator):
 
     # ------------------------------------------------------------ what is stored, and new rows
 
-    def _store(self, problem: Problem, result: Any) -> None:
+    def _store(self, problem: Posed, result: Any) -> None:
         found = () if result.transform is None else tuple(result.transform.maps)
         self._maps = RowMaps([*problem.inputs.maps.maps, *found])
-        outputs = self._outputs()
         point = result.x if result.x is not None else result.average
-        self._weights = point.detach().double().view(outputs, -1).T.contiguous()
+        self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         weight, offset = self._maps.affine(self.n_features_in_)
         p = self.n_features_in_
         self._set_coefficients(
@@ -337,7 +326,10 @@ class PrivateLinear(BaseEstimator):
     @property
     def _tallied(self) -> bool:
         """Whether the run keeps a ledger of its own beside its checkpoint."""
-        plain = self.ledger is None or isinstance(self.ledger, (str, os.PathLike)) or type(self.ledger) is Ledger
+        given = self.ledger
+        plain = (
+            given is None or isinstance(given, (str, os.PathLike)) or (type(given) is Ledger and given.label is None)
+        )
         return self.checkpoint is not None and plain
 
     def _margins(self, X: Any) -> np.ndarray:
@@ -363,75 +355,13 @@ class PrivateLinear(BaseEstimator):
 
         save(self, path)
 
-    # ------------------------------------------------------------ parameters
-
-    def __sklearn_clone__(self) -> Any:
-        """A clone shares the ledger: copied, the same budget would be spent twice."""
-        ledger, self.ledger = self.ledger, None
-        try:
-            made = super().__sklearn_clone__()
-        finally:
-            self.ledger = ledger
-        return made.set_params(ledger=ledger)
-
-    @property
-    def _private(self) -> bool:
-        return self.epsilon != math.inf
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether two fits are alike: never with secret noise."""
-        return self.random_state is not None and (not self._private or self.noise_seed is not None)
-
-    @property
-    def _adjacency(self) -> Adjacency:
-        return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
-
-    def _records(self, n: int) -> int:
-        """The public number of records: as declared, that of the first partial fit, or n."""
-        return self.n or getattr(self, "_first", None) or n
-
-    def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
-
-    def _seed(self) -> int:
-        if self.random_state is None:
-            return int.from_bytes(os.urandom(4), "little") >> 1
-        if isinstance(self.random_state, (int, np.integer)):
-            return int(self.random_state)
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
+    def _loss_facts(self) -> dict[str, Any]:
+        return {"loss": self._kind}
 
     def _checkpointed(self) -> State | None:
         if self.checkpoint is None or not Path(self.checkpoint).exists():
             return None
         return State.load(self.checkpoint)
-
-    def _check_parameters(self) -> None:
-        if self.epsilon != math.inf:
-            validate.positive(epsilon=self.epsilon)
-        if self.delta is not None:
-            validate.open_unit(delta=self.delta)
-        validate.one_of(self._LOSSES, loss=self.loss)
-        known = ["auto", *algorithms.__all__]
-        validate.one_of(known, algorithm=self.algorithm)
-        validate.non_negative(l1=self.l1, l2=self.l2)
-        validate.one_of(SCALES, scale=self.scale)
-        validate.check(
-            self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
-        )
-        centred = self.scale in ("moments", "public") and not self.fit_intercept
-        validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
-        for name in ("clip", "step", "max_weight"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, str):
-                validate.positive(**{name: value})
-        for name in ("max_iter", "batch_size", "n", "partial_calls"):
-            if getattr(self, name) is not None:
-                validate.positive_int(**{name: getattr(self, name)})
-        validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
-        check_bounds(self.bounds, self.data_norm)
-        forced = self.algorithm == "auto" and self.as_published
-        validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
 
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
@@ -441,35 +371,22 @@ class PrivateLinear(BaseEstimator):
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=self._NUMERIC, reset=reset
+            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._LABELS, reset=reset
         )
         return as_rows(X), y
 
-    def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
-        if weight is None:
-            return None
-        from sklearn.utils.validation import _check_sample_weight
 
-        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
-        return np.minimum(values, self.max_weight) / self.max_weight
-
-
+@dataclass
 class _Watcher:
     """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
 
-    def __init__(
-        self,
-        seen: list[dict[str, Any]],
-        choice: Choice,
-        until: int,
-        rounds: int,
-        checkpoint: Any,
-        assumed: dict[str, Any],
-    ) -> None:
-        self.assumed = assumed
-        self.seen, self.choice, self.until, self.rounds, self.path = seen, choice, until, rounds, checkpoint
-        self.last: Any = None
+    seen: list[dict[str, Any]]
+    choice: Choice
+    until: int
+    rounds: int
+    path: Any
+    assumed: dict[str, Any]
+    last: tuple[int, Tensor] | None = None
 
     def __call__(self, record: dict[str, Any], state: State) -> bool:
         note: dict[str, Any] = {"t": state.t}
@@ -488,7 +405,7 @@ class _Watcher:
         return state.t >= self.until and state.t < self.rounds
 
 
-def _after(problem: Problem, earlier: Mapping[str, Any]) -> Problem:
+def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:
     """The problem with what rounds already made rest on, and what was read off the data for them."""
     assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
     leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))

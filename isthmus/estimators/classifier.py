@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.leaks import leak
-from isthmus.problems.objectives import Hinge, Logistic, OneVsRest, SmoothHinge, Softmax
+from isthmus.problems.objectives.known import Loss, known_losses, loss_for
 from isthmus.problems.objectives.linear import CLASSES_READ
 
 
 def _has_probabilities(estimator: Any) -> bool:
-    return estimator.loss in ("logistic", "softmax")
+    kind = estimator.loss if isinstance(estimator.loss, type) else known_losses(labels=True).get(estimator.loss)
+    return bool(getattr(kind, "probabilities", False))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassifier(ClassifierMixin, PrivateLinear):
     """A linear classifier trained under differential privacy.
 
@@ -29,8 +32,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     `privacy_` states it, and what must hold.  `epsilon=float("inf")` trains without privacy, on compressed gradients.
 
     epsilon, delta   the budget of one `fit`; delta defaults to min(1e-5, n^-1.1)
-    loss             "logistic" (softmax for more than two classes), "softmax", "hinge", "smooth_hinge"
-    algorithm        "auto" asks `isthmus.plan`; or a recipe of `isthmus.algorithms`, filled by the planner
+    loss             "logistic" (softmax for more than two classes), "softmax", "hinge", "smooth_hinge"; or a class, a
+                     subclass of `LinearModel` that reads labels
+    algorithm        "auto" asks `isthmus.plan`; or a recipe by its name in `isthmus.algorithms` or as a function of
+                     your own, filled from public facts
     constraint       a set of `isthmus` for the coefficients of the scaled rows; l1, l2: strengths of a penalty
     clip, step, max_iter, batch_size   None: as planned; all of them are public choices
     scale            how columns are scaled beyond their bounds: "auto", "none", "columns", "moments" (bought from the
@@ -63,73 +68,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
     """
 
-    _LOSSES = ("logistic", "softmax", "hinge", "smooth_hinge")
-    _NUMERIC = False
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        *,
-        loss: str = "logistic",
-        algorithm: str = "auto",
-        constraint: Any = None,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        clip: Any = None,
-        step: Any = None,
-        max_iter: int | None = None,
-        batch_size: int | None = None,
-        scale: str = "auto",
-        bounds: Any = None,
-        data_norm: Any = None,
-        fit_intercept: bool = True,
-        public: Any = None,
-        n: int | None = None,
-        classes: Any = None,
-        class_weight: Any = None,
-        max_weight: float = 1.0,
-        adjacency: Any = "add-remove",
-        partial_calls: int = 10,
-        ledger: Any = None,
-        checkpoint: Any = None,
-        options: Any = None,
-        facts: Any = None,
-        as_published: bool = False,
-        random_state: Any = None,
-        noise_seed: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.loss = loss
-        self.algorithm = algorithm
-        self.constraint = constraint
-        self.l1 = l1
-        self.l2 = l2
-        self.clip = clip
-        self.step = step
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.scale = scale
-        self.bounds = bounds
-        self.data_norm = data_norm
-        self.fit_intercept = fit_intercept
-        self.public = public
-        self.n = n
-        self.classes = classes
-        self.class_weight = class_weight
-        self.max_weight = max_weight
-        self.adjacency = adjacency
-        self.partial_calls = partial_calls
-        self.ledger = ledger
-        self.checkpoint = checkpoint
-        self.options = options
-        self.facts = facts
-        self.as_published = as_published
-        self.random_state = random_state
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+    loss: str | Loss = "logistic"
+    classes: Any = None
+    class_weight: Any = None
+    _LABELS = True
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> PrivateClassifier:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap.
@@ -165,16 +107,9 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     # ------------------------------------------------------------ the problem
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
-        told: tuple[str, ...] = ()
         weights, buys = self._class_weights(y, self._checked_weights(weight, X.shape[0]))
         common: dict[str, Any] = {"classes": tuple(self.classes_.tolist()), "l1": self.l1, "l2": self.l2}
-        common["weights"] = weights
-        if len(self.classes_) > 2 or self.loss == "softmax":
-            if self.loss in ("logistic", "softmax"):
-                return Softmax(X, y, **common), buys, told
-            return OneVsRest(X, y, gamma=float(self.loss == "smooth_hinge"), **common), buys, told
-        model = {"logistic": Logistic, "hinge": Hinge, "smooth_hinge": SmoothHinge}[self.loss]
-        return model(X, y, **common), buys, told
+        return self._kind(X, y, weights=weights, **common), buys, ()
 
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
         check_classification_targets(y)
@@ -214,17 +149,18 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         return each if weights is None else each * weights, ()
 
     def _loss_facts(self) -> dict[str, Any]:
-        several = len(self.classes_) > 2 or self.loss == "softmax"
-        if not several:
-            return {"loss": self.loss}
-        hinge = {"clip": 1.0} if self.loss in ("hinge", "smooth_hinge") and self.clip is None else {}
-        return {"loss": "softmax", "classes": len(self.classes_), **hinge}
+        return {"loss": self._kind, "classes": len(self.classes_)}
+
+    @property
+    def _kind(self) -> Loss:
+        return loss_for(self.loss, len(self.classes_))
 
     def _targets(self, y: Any) -> np.ndarray:
         return np.asarray(y)
 
+    @property
     def _outputs(self) -> int:
-        return len(self.classes_) if len(self.classes_) > 2 or self.loss == "softmax" else 1
+        return self._kind.outputs(len(self.classes_))
 
     def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
         if len(self.classes_) == 2 and len(coefficients) == 2:

@@ -99,7 +99,7 @@ def standardised(public: Scaled) -> RowMap:
     """
     n, d = public.shape
     mean = sum((rows.sum(0) for _, _, rows in public.chunks()), torch.zeros(d, dtype=torch.float64)) / n
-    second = public.second_moments(math.inf) / n
+    second = public.square_sum(torch.ones(n, dtype=torch.float64)) / n
     variance = (second - mean**2).clamp(min=max(float(second.max()) / n, 1e-12))
     return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0)
 

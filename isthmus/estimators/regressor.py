@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import RegressorMixin
 
 from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, target_map
 from isthmus.base import validate
-from isthmus.estimators.base import PrivateLinear, Problem
+from isthmus.estimators.base import Posed, PrivateLinear
 from isthmus.estimators.leaks import leak
-from isthmus.problems.objectives import Huber, LeastSquares, Poisson
+from isthmus.problems.objectives import Huber
+from isthmus.problems.objectives.known import Loss, known_losses, loss_of
+from isthmus.problems.objectives.targets import CountTargets
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRegressor(RegressorMixin, PrivateLinear):
     """A linear regression trained under differential privacy.
 
@@ -22,7 +27,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     each record's gradient is clipped, Gaussian noise is added to their sum.  Parameters are those of
     `PrivateClassifier`, and
 
-    loss           "squared", "huber" or "poisson"
+    loss           "squared", "huber" or "poisson"; or a class, a subclass of `LinearModel` that reads numbers
     target_bounds  (low, high) of y, public numbers; None takes those of public targets, or buys them from the budget;
                    "data" reads them off y and warns
     huber_delta    where the Huber loss turns linear, as a share of half the target's range
@@ -36,73 +41,11 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     True
     """
 
-    _LOSSES = ("squared", "huber", "poisson")
-    _NUMERIC = True
-
-    def __init__(
-        self,
-        epsilon: float = 1.0,
-        delta: float | None = None,
-        *,
-        loss: str = "squared",
-        algorithm: str = "auto",
-        constraint: Any = None,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        clip: Any = None,
-        step: Any = None,
-        max_iter: int | None = None,
-        batch_size: int | None = None,
-        scale: str = "auto",
-        bounds: Any = None,
-        data_norm: Any = None,
-        target_bounds: Any = None,
-        huber_delta: float = 0.2,
-        fit_intercept: bool = True,
-        public: Any = None,
-        n: int | None = None,
-        max_weight: float = 1.0,
-        adjacency: Any = "add-remove",
-        partial_calls: int = 10,
-        ledger: Any = None,
-        checkpoint: Any = None,
-        options: Any = None,
-        facts: Any = None,
-        as_published: bool = False,
-        random_state: Any = None,
-        noise_seed: int | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.loss = loss
-        self.algorithm = algorithm
-        self.constraint = constraint
-        self.l1 = l1
-        self.l2 = l2
-        self.clip = clip
-        self.step = step
-        self.max_iter = max_iter
-        self.batch_size = batch_size
-        self.scale = scale
-        self.bounds = bounds
-        self.data_norm = data_norm
-        self.target_bounds = target_bounds
-        self.huber_delta = huber_delta
-        self.fit_intercept = fit_intercept
-        self.public = public
-        self.n = n
-        self.max_weight = max_weight
-        self.adjacency = adjacency
-        self.partial_calls = partial_calls
-        self.ledger = ledger
-        self.checkpoint = checkpoint
-        self.options = options
-        self.facts = facts
-        self.as_published = as_published
-        self.random_state = random_state
-        self.noise_seed = noise_seed
-        self.verbose = verbose
+    loss: str | Loss = "squared"
+    target_bounds: Any = None
+    huber_delta: float = 0.2
+    _LABELS = False
+    _outputs = 1
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateRegressor:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap."""
@@ -110,9 +53,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     def predict(self, X: Any) -> np.ndarray:
         """The prediction, in the units of y."""
-        z = self._margins(X)[:, 0]
+        found = self._kind.reads().predict(torch.from_numpy(self._margins(X)[:, 0]))
         shift, width = self._target_map
-        return width * np.exp(np.minimum(z, 50.0)) if self.loss == "poisson" else shift + width * z
+        return shift + width * np.asarray(found)
 
     # ------------------------------------------------------------ the problem
 
@@ -128,16 +71,15 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             low, high = float(bounds[0]), float(bounds[1])
             ok = math.isfinite(low) and math.isfinite(high) and low < high
             validate.check(ok, "target_bounds", bounds, "give finite low < high")
-            validate.check(self.loss != "poisson" or low >= 0, "target_bounds", bounds, "counts are >= 0")
+            validate.check(not self._counts or low >= 0, "target_bounds", bounds, "counts are >= 0")
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
         told: tuple[str, ...] = ()
         common: dict[str, Any] = {"l1": self.l1, "l2": self.l2, "weights": self._checked_weights(weight, X.shape[0])}
+        if issubclass(self._kind, Huber):
+            common["delta"] = self.huber_delta
         y = np.asarray(y, dtype=np.float64)
-        if self.loss == "huber":
-            model: Any = Huber(X, y, delta=self.huber_delta, **common)
-        else:
-            model = (Poisson if self.loss == "poisson" else LeastSquares)(X, y, **common)
+        model = self._kind(X, y, **common)
         bounds = self.target_bounds
         if bounds is None and isinstance(self.public, tuple):
             shown = np.asarray(self.public[1], dtype=float)
@@ -155,36 +97,40 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
         return ()
 
-    def _loss_facts(self) -> dict[str, Any]:
-        return {"loss": self.loss}
+    @property
+    def _kind(self) -> Loss:
+        return loss_of(self.loss, labels=False)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether the margin is the logarithm of the prediction."""
+        kind = known_losses(labels=False).get(self.loss, self.loss)  # type: ignore[arg-type]
+        return issubclass(getattr(kind, "reads", object), CountTargets)
 
     def _targets(self, y: Any) -> np.ndarray:
-        shift, width = target_map(*self.target_bounds_, self.loss == "poisson")
+        shift, width = self._target_map
         return (np.clip(np.asarray(y, dtype=float), *self.target_bounds_) - shift) / width
 
-    def _outputs(self) -> int:
-        return 1
-
-    def _store(self, problem: Problem, result: Any) -> None:
+    def _store(self, problem: Posed, result: Any) -> None:
         if result.target is not None:
             self.target_bounds_ = result.target
         super()._store(problem, result)
 
     def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
         shift, width = self._target_map
-        if self.loss == "poisson":
+        if self._counts:
             self.coef_, self.intercept_ = coefficients[0], float(intercepts[0] + math.log(width))
         else:
             self.coef_, self.intercept_ = width * coefficients[0], float(shift + width * intercepts[0])
 
     @property
     def _target_map(self) -> tuple[float, float]:
-        return target_map(*self.target_bounds_, self.loss == "poisson")
+        return target_map(*self.target_bounds_, self._counts)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.non_deterministic = not self._repeatable
-        tags.target_tags.positive_only = self.loss == "poisson"
+        tags.target_tags.positive_only = self._counts
         tags.regressor_tags.poor_score = True
         return tags

@@ -33,31 +33,36 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
+from isthmus.geometry.lifts import discard
 from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import (
     Adjacency,
+    Clip,
+    FullBatch,
     Gaussian,
     Ledger,
     NoisyMax,
     PrivacyStatement,
     SecretSource,
     SeededSource,
-    compose,
+    Source,
     epsilon_of,
-    event_json,
     joint,
-    noise_multiplier,
 )
-from isthmus.privacy.bounded import Bounded, weighted_sum
+from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
+from isthmus.privacy.statement import Account
 from isthmus.problems.objectives.linear import CLASSES_READ
+from isthmus.round.aggregators import Local
+from isthmus.round.pipeline import Promise, Release, Stage
+from isthmus.round.sources import Sheet
+from isthmus.round.step import Setting, look
+from isthmus.round.wire import Keys
 
 FIXED = {
     "epsilon",
@@ -145,9 +150,8 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             self._check_gaussian(self._trial(params, split, 0), data, split.multiplier)
             self._check_gaussian(self._last(params, split), data, split.last)
         ledger = self._opened_ledger()
-        if ledger is not None:
-            ledger.require(split.total())
-            ledger.pay("selection", Gaussian(split.multiplier).event(), seeded=self.noise_seed is not None)
+        ledger = Ledger(adjacency=self._adjacency) if ledger is None else ledger
+        ledger.require(split.total())
         noise = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
         part = split.parts(rows.shape[0], noise)
         trials = []
@@ -155,7 +159,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             here, there, weight = _some(data, part == k)
             trials.append(self._trial(params, split, k + 1).fit(here, there, sample_weight=weight))
         scores = self._scores(trials, *_some(data, part == len(candidates)))
-        self.best_index_ = choose(scores, split.temperature, noise)
+        self.best_index_ = choose(scores, split, noise, ledger)
         self.candidates_, self.best_params_ = candidates, candidates[self.best_index_]
         last = self._last(self.best_params_, split).set_params(ledger=ledger)
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
@@ -218,17 +222,17 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                estimator.set_params(ledger=_Dry(self._adjacency)).fit(X, y, sample_weight=weight)
+                estimator.set_params(ledger=_Dry(adjacency=self._adjacency)).fit(X, y, sample_weight=weight)
         except _Planned as planned:
             cost = joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
             remedy = 'look at all records in each round: choose algorithm="dp_gd", say, and leave out batch_size'
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
-    def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Tensor:
-        """For each trial, the sum over the last part of numbers in [0, 1]: right answers, or 1 less the error."""
+    def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Dense:
+        """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
-            return torch.zeros(len(trials), dtype=torch.float64)
+            return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
         found = np.stack([trial.predict(X) for trial in trials])
         if self._classifies:
             good = (found == y).astype(float)
@@ -236,9 +240,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             low, high = self.estimator.target_bounds
             error = (np.clip(found, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
-        rows = Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
-        ones = torch.ones(rows.n, dtype=torch.float64)
-        return weighted_sum(rows, ones, 1.0, KAPPA, math.inf).to(torch.float64)
+        return Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
 
     def _statement(self, split: Split, trials: list[Any], leaks: tuple[str, ...]) -> PrivacyStatement:
         """The budget is quoted: it holds whichever candidate was chosen."""
@@ -249,17 +251,12 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
-        made = PrivacyStatement.of(
-            compose([Gaussian(split.multiplier).event(), event_json.from_json(last.event)]),
-            split.delta,
-            self._adjacency,
-            seeded=self.noise_seed is not None,
-            n=last.n,
-            sampler=how,
-            assumptions=dict.fromkeys((*(each for one in every for each in one.assumptions), apart)),
-            noise=last.noise,
-            leaks=(*leaks, *(each for one in every for each in one.leaks)),
-        )
+        account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
+        account.assumptions = (*(each for one in every for each in one.assumptions), apart)
+        account.leaks = (*leaks, *(each for one in every for each in one.leaks))
+        account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
+        account.add(last.event)
+        made = account.statement()
         return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
 
     @property
@@ -271,7 +268,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         return self.estimator._adjacency
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+        return default_delta(n) if self.delta is None else self.delta
 
     def _opened_ledger(self) -> Any:
         if isinstance(self.ledger, (str, os.PathLike)):
@@ -356,8 +353,7 @@ class Split:
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
         validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
-        whole = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
-        first, last = whole / math.sqrt(share), whole / math.sqrt(1 - share)
+        first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))
         return Split(candidates, validation, records, checks, epsilon, delta, adjacency, first, last, trial, rest)
 
@@ -368,7 +364,7 @@ class Split:
 
     def total(self) -> Any:
         """What everything together costs, as one release."""
-        return Gaussian(noise_multiplier(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)).event()
+        return Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
 
     def parts(self, n: int, noise: Any) -> np.ndarray:
         """The part of each record: 0 .. K - 1 train, K chooses."""
@@ -386,14 +382,33 @@ def range_of(mu: float) -> float:
     return 2 * float(log_ndtr(mu / 2) - log_ndtr(-mu / 2))
 
 
-def choose(scores: Tensor, temperature: float, noise: Any) -> int:
-    """The exponential mechanism: k with probability proportional to exp(score_k / temperature).
+@dataclass(frozen=True)
+class BestOf(NoisyMax):
+    """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
-    >>> choose(torch.tensor([0.0, 1e4]), 10.0, SeededSource(0))
-    1
+    `multiplier` is that of the release; the proof is at the top of this module.
     """
-    bounded = Bounded(scores, math.inf, 1 + KAPPA)
-    return int(NoisyMax(2 / temperature, signed=False).release(bounded, noise).argmax())
+
+    multiplier: float = math.inf
+
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
+        """One Gaussian release."""
+        return Gaussian(self.multiplier).event(adjacency)
+
+    def describe(self) -> str:
+        """The release in words."""
+        return f"a choice of one candidate that costs what Gaussian noise of {self.multiplier:.4g} times the bound does"
+
+
+def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
+    """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
+    mechanism = BestOf(2 / split.temperature, signed=False, multiplier=split.multiplier)
+    release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
+    stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
+    promise = Promise(split.epsilon, split.delta, split.adjacency)
+    with ledger.run({stage.name: stage.event(split.adjacency)}, seeded=bool(getattr(noise, "seeded", False))) as run:
+        setting = Setting(Local(sheet), sheet.space, Keys(0, noise), ledger=run)
+        return int(look(stage, setting, promise)["choice"].argmax())
 
 
 def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
@@ -409,12 +424,9 @@ class _Planned(Exception):
         self.event = event
 
 
-class _Dry:
+class _Dry(Ledger):
     """A ledger that stops a fit where it is planned and nothing has been looked at."""
 
-    def __init__(self, adjacency: Adjacency) -> None:
-        self.adjacency = adjacency
-
-    def require(self, event: Any) -> None:
+    def require(self, event: Any, what: str = "run") -> None:
         """Stop."""
         raise _Planned(event)

@@ -12,11 +12,13 @@
 | `BlockOuter(a, b)` | blocks sum_t b a' | factors |
 | `Sum(pieces)` | sums of kinds | the pieces |
 | `ResidualRows(rows, codes, sketch)` | g_i - Phi^+ Phi g_i | rows and codes |
+| `Counts(bins, n, blocks, width)` | ones at bins | a function of rows |
 | `Lazy(chunk, n, d)` | whatever a function returns | the function |
 """
 
 from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
 from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients.counts import Counts
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Glm, Outer
 from isthmus.gradients.residual import ResidualRows
@@ -25,6 +27,7 @@ from isthmus.gradients.tied import Sum
 
 __all__ = [
     "BlockOuter",
+    "Counts",
     "Dense",
     "Difference",
     "Glm",

@@ -11,7 +11,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import adding, rounding
-from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
@@ -130,9 +130,7 @@ class BlockOuter(Rows):
         return Dense(self.dense()) if smaller and self.n * self.d * self.dtype.itemsize <= CHUNK_BYTES else self
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        from isthmus.gradients.tied import total
-
-        return total([self, *others])
+        return KINDS["sum"]([self, *others])
 
     def _shown(self) -> Tensor:
         """The inputs with their column of ones."""

@@ -11,7 +11,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches.base import Mate, Sketch, TableForm
 from isthmus.gradients import adding, rounding
-from isthmus.gradients.base import Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
@@ -156,9 +156,7 @@ class Lookup(Rows):
         return torch.cat(parts)
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        from isthmus.gradients.tied import total
-
-        return total([self, *others])
+        return KINDS["sum"]([self, *others])
 
     def _bounds(self, lo: int, hi: int, ord: float) -> Bounds:
         values = self.values[lo:hi].to(torch.float64)

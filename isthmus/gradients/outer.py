@@ -27,7 +27,7 @@ from isthmus.base.matrix import (
 )
 from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch
 from isthmus.gradients import _products, adding, rounding
-from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
@@ -213,9 +213,7 @@ class Outer(Rows):
     def plus(self, others: Sequence[Rows]) -> Rows:
         mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
         if len(mates) <= len(others):
-            from isthmus.gradients.tied import total
-
-            return total([self, *others])
+            return KINDS["sum"]([self, *others])
         positions = sum(rows.positions for rows in mates)
         if positions * (self.p + self.q) >= self.d or not all(isinstance(r.a, Tensor) for r in mates):
             return super().plus(others)
@@ -365,3 +363,6 @@ def _same(x: Matrix, y: Matrix) -> bool:
         return False
     pairs = ((x.indptr, y.indptr), (x.indices, y.indices), (x.data, y.data))
     return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+KINDS["factors"] = lambda a, b: Outer(a, b).compact()

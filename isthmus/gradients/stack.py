@@ -10,7 +10,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Rows
+from isthmus.gradients.base import KINDS, Rows
 from isthmus.gradients.rounding import Bounds
 
 
@@ -113,3 +113,6 @@ class Stack(Rows):
 
     def _each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items])
+
+
+KINDS["stack"] = Stack

@@ -24,7 +24,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import _products, adding, rounding
-from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
@@ -254,3 +254,6 @@ def _absolute(piece: Rows) -> Tensor:
     if isinstance(piece, Lookup):
         return Lookup(piece.index, piece.values.abs(), piece.vocabulary).dense()
     return piece.dense().to(torch.float64).abs()
+
+
+KINDS["sum"] = total

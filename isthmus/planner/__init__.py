@@ -6,50 +6,25 @@ ranks the rest by rules that are written down with what supports them (`RULES`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from isthmus.algorithms import KNOWN
+from isthmus.algorithms.choice import Choice, Refusal
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
+from isthmus.algorithms.facts import Facts, PublicFacts
 from isthmus.base import validate
-from isthmus.planner import blocks, chosen, descent, free, narrow
-from isthmus.planner.choice import Choice, Plan
-from isthmus.planner.constants import CONSTANTS
-from isthmus.planner.facts import Facts
-from isthmus.planner.fillings import Refusal
+from isthmus.planner.found import Plan
 from isthmus.planner.notes import energy_of, notes_of
-from isthmus.planner.public import PublicFacts, read_public
-from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RESEARCH, RULES, Rule, place_of, shortfall_of
+from isthmus.planner.public import read_public
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Rule, place_of
+from isthmus.problems.objectives.known import Loss
+from isthmus.round.minimize import Recipe
 
-Filling = Callable[[Facts], Choice | Refusal]
-PRIVATE: dict[str, Filling] = {
-    "dp_gd (plain)": descent.plain,
-    "dp_gd (step bought)": descent.step_bought,
-    "dp_gd (columns and step bought)": descent.columns_bought,
-    "dp_gd (moments and step bought)": descent.moments_bought,
-    "dp_gd (statistics bought)": descent.statistics_bought,
-    "dp_sgd": descent.dp_sgd,
-    "dp_svrg": descent.dp_svrg,
-    "priv_sgd": narrow.priv_sgd,
-    "dp_comp_minibatch": narrow.dp_comp_minibatch,
-    "pdp_sgd": narrow.pdp_sgd,
-    "rpdp_sgd": narrow.rpdp_sgd,
-    "compressive_dp_sgd (gaussian)": chosen.compressive,
-    "compressive_dp_sgd (selection)": chosen.selection,
-    "dp_skgd": blocks.dp_skgd,
-    "dp_cd": blocks.dp_cd,
-    "dp_fw": chosen.dp_fw,
-}
-FREE: dict[str, Filling] = {
-    "gd": free.gd,
-    "sgd": free.sgd,
-    "comp_sgd": free.comp_sgd,
-    "comp_gd": free.comp_gd,
-    "comp_minibatch": free.comp_minibatch,
-    "comp_fw": free.comp_fw,
-}
-ALIASES = {"dp_comp_gd": "priv_sgd"}
-UNASKED = {"dp_svrg": "for research only: planned where it is asked for by name"}
-"""Fillings that a plan of all algorithms leaves out: their accounting takes a second of its own."""
+Asked = str | Algorithm[Any] | Callable[..., Recipe]
 
 
 def plan(
@@ -58,11 +33,11 @@ def plan(
     d: int,
     epsilon: float,
     delta: float | None = None,
-    loss: str = "logistic",
+    loss: str | Loss = "logistic",
     classes: int = 2,
     public: Any = None,
     smoothness: Any = None,
-    algorithms: Iterable[str] | None = None,
+    algorithms: Asked | Iterable[Asked] | None = None,
     **facts: Any,
 ) -> Plan:
     """Rank the algorithms for public facts; see `Facts` for all of them.
@@ -71,7 +46,8 @@ def plan(
     epsilon     the budget; math.inf plans a run that is not private
     public      public rows X or (X, y), or their `PublicFacts`; they give the energy curve that picks k
     smoothness  public component smoothness, one number for each column
-    algorithms  names to plan; None: all
+    loss        a name, or a subclass of `LinearModel` that says what is public of it
+    algorithms  which to plan, by name, as an `Algorithm` or as a recipe function; None: all of the library's
 
     >>> found = plan(n=25_000, d=10_000, epsilon=1.0, sparse=True)
     >>> found.best.name, found.best.rounds, round(found.best.noise_multiplier, 1)
@@ -92,38 +68,57 @@ def plan(
     rule, order = _first_rule(known, choices)
     ranked = sorted(choices, key=lambda choice: _rank(choice, order))
     told = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
-    return Plan(known, told, refused, notes_of(known, told, rule), energy_of(known, told))
+    return Plan(known, told, refused, notes_of(known, told), energy_of(known))
 
 
-def _filled(facts: Facts, algorithms: Iterable[str] | None) -> tuple[list[Choice], dict[str, str]]:
+def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
     """Every asked filling, as a choice or with the reason why not."""
-    fillings, others = (PRIVATE, FREE) if facts.private else (FREE, PRIVATE)
-    names = None if algorithms is None else [algorithms] if isinstance(algorithms, str) else list(algorithms)
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    known = {key.split(" ")[0] for key in (*PRIVATE, *FREE)} | set(ALIASES) | set(PRIVATE) | {"comp_dist_sgd"}
-    for name in names or ():
-        validate.check(name in known, "algorithms", name, f"choose from {sorted(n for n in known if ' ' not in n)}")
-        if name == "comp_dist_sgd":
-            refused[name] = "it is for several holders of data: give their objectives to minimize(clients=...)"
-        elif any(name in (key, key.split(" ")[0]) for key in others) or (name in ALIASES and not facts.private):
-            refused[name] = f"epsilon={facts.epsilon:g}: " + (
-                "it is not private" if facts.private else "it is private: give a finite epsilon"
-            )
-    for key, filling in fillings.items():
-        aliases = [alias for alias, name in ALIASES.items() if name == key]
-        asked = [name for name in names or () if name in (key, key.split(" ")[0], *aliases)]
-        if names is None and key in UNASKED:
-            refused[key] = UNASKED[key]
-        if (names is None and key in UNASKED) or (names is not None and not asked):
-            continue
+    for filling in _everything(facts, refused) if asked is None else _asked(facts, asked, refused):
         made = _within(facts, filling(facts))
         if isinstance(made, Refusal):
-            refused[key] = made.reason
-            continue
-        made = replace(made, research=key in RESEARCH, shortfall=shortfall_of(made, facts))
-        choices.append(replace(made, algorithm=asked[0]) if asked and asked[0] in ALIASES else made)
+            refused[filling.name] = made.reason
+        else:
+            choices.append(made)
     return choices, refused
+
+
+def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
+    """The fillings of all algorithms that are planned without being named."""
+    for each in KNOWN.values():
+        if each.private != facts.private or each.like is not None:
+            continue
+        if not each.left_out:
+            yield from each.fillings
+        elif each.fillings:
+            refused[each.name] = each.left_out
+
+
+def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
+    """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
+    given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
+    for each in dict.fromkeys(given):
+        named, wanted = _named(each)
+        if not wanted:
+            refused[named.name] = named.left_out
+        elif named.private != facts.private:
+            told = "it is not private" if facts.private else "it is private: give a finite epsilon"
+            refused[each if isinstance(each, str) else named.name] = f"epsilon={facts.epsilon:g}: {told}"
+        else:
+            yield from wanted
+
+
+def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
+    """An algorithm, and those of its fillings that are meant."""
+    if not isinstance(asked, str):
+        return algorithm_of(asked), algorithm_of(asked).fillings
+    made, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
+    validate.check(made is not None, "algorithms", asked, remedy)
+    assert made is not None
+    wanted = tuple(each for each in made.fillings if asked in (made.name, each.name))
+    validate.check(bool(wanted) or asked == made.name, "algorithms", asked, remedy)
+    return made, wanted
 
 
 def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:
@@ -151,14 +146,16 @@ def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, in
 
 def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     place = place_of(choice, order)
-    return len(order) if place is None else place, choice.shortfall, choice.margin_noise or 0.0
+    behind = math.inf if choice.shortfall is None else choice.shortfall
+    return len(order) if place is None else place, behind, choice.margin_noise or 0.0
 
 
 def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
     named = place_of(choice, order) is not None
     if choice is ranked[0] and named:
         return f"{rule.why} (rule: {rule.name})"
-    place = "the same rule's next" if named else f"{100 * choice.shortfall:.1f} points behind the best where measured"
+    behind = f"{100 * (choice.shortfall or 0):.1f} points behind the best where measured"
+    place = "the same rule's next" if named else "it was not measured" if choice.shortfall is None else behind
     return place if not choice.research else f"{place}; for research only"
 
 

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from isthmus.planner.narrow import public_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from isthmus.planner.choice import Choice
-    from isthmus.planner.facts import Facts
-    from isthmus.planner.rules import Rule
-
-NARROW = (
-    "priv_sgd",
-    "dp_comp_gd",
-    "dp_comp_minibatch",
-    "pdp_sgd",
-    "rpdp_sgd",
-    "compressive_dp_sgd",
-    "dp_skgd",
-    "dp_cd",
-)
+from isthmus.algorithms.choice import Choice
+from isthmus.algorithms.facts import Facts
 
 
-def notes_of(facts: Facts, choices: Sequence[Choice], rule: Rule) -> tuple[str, ...]:
+def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
     """What a reader of the plan should know."""
     if not choices or not facts.private:
         return ()
     notes = []
     best = choices[0]
-    if best.algorithm not in (*NARROW, "dp_fw") and len({choice.algorithm for choice in choices}) > 1:
+    whole = best.of is not None and best.of.direct and not best.of.needs
+    if whole and len({choice.algorithm for choice in choices}) > 1:
         notes.append(
             "compression does not help here: noise in directions that no row has never reaches a margin, so a narrow "
             "release is not quieter where it counts, and it sees less of each gradient"
@@ -51,7 +36,7 @@ def notes_of(facts: Facts, choices: Sequence[Choice], rule: Rule) -> tuple[str, 
     return tuple(notes)
 
 
-def energy_of(facts: Facts, choices: Sequence[Choice]) -> dict[str, Any] | None:
+def energy_of(facts: Facts) -> dict[str, Any] | None:
     """The public energy curve, with the k that was chosen from it."""
     if facts.public is None or facts.public.curve is None:
         return None
@@ -59,6 +44,6 @@ def energy_of(facts: Facts, choices: Sequence[Choice]) -> dict[str, Any] | None:
     return {
         "k": list(curve.ks),
         "captured": list(curve.shares),
-        "chosen": public_size(facts),
+        "chosen": facts.public_size,
         "source": f"{curve.n_fit} public rows, judged on {curve.n_holdout} others",
     }

@@ -9,58 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from isthmus.algorithms.choice import Choice
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.private_filling import preferred
+from isthmus.algorithms.private_fw import ball_bound, reach, vertex_bound
 from isthmus.geometry.sets import Subspace
-from isthmus.planner.blocks import shape_of
-from isthmus.planner.choice import Choice
-from isthmus.planner.chosen import ball_bound, reach, vertex_bound
-from isthmus.planner.constants import CONSTANTS
-from isthmus.planner.descent import preferred
-from isthmus.planner.facts import Facts
-from isthmus.planner.narrow import public_size
 
 PREPARED = ("dp_gd (moments and step bought)", "dp_gd (columns and step bought)", "dp_gd (step bought)")
 SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
-
-RESEARCH = (
-    "dp_svrg",
-    "rpdp_sgd",
-    "dp_comp_minibatch",
-    "dp_skgd",
-    "compressive_dp_sgd (gaussian)",
-    "comp_minibatch",
-)
-"""Fillings that were picked and best in no cell of the table of regret; some rules still need them for few numbers."""
-
-SHORTFALL: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "dp_gd (statistics bought)": (0.000, 0.0),
-        "dp_gd (moments and step bought)": (0.001, 0.03),
-        "dp_gd (columns and step bought)": (0.001, 0.0),
-        "dp_gd (step bought)": (0.002, 0.023),
-        "dp_sgd": (0.004, 0.026),
-        "dp_gd (plain)": (0.011, 0.037),
-        "dp_svrg": (0.010, 0.044),
-        "dp_comp_minibatch": (0.011, 0.05),
-        "priv_sgd": (0.012, 0.06),
-        "rpdp_sgd": (0.012, 0.06),
-        "dp_fw": (0.013, 0.126),
-        "pdp_sgd": (0.014, 0.11),
-        "dp_skgd (M by public smoothness, importance)": (0.022, 0.015),
-        "dp_skgd (equal blocks)": (0.022, 0.07),
-        "compressive_dp_sgd (selection)": (0.023, 0.155),
-        "compressive_dp_sgd (gaussian)": (0.025, 0.243),
-        "dp_cd": (0.028, 0.18),
-        "gd": (0.0, 0.0),
-        "sgd": (0.001, 0.0),
-        "comp_sgd": (0.002, 0.001),
-        "comp_minibatch": (0.003, 0.002),
-        "comp_gd": (0.002, 0.01),
-        "comp_fw": (0.01, 0.05),
-    }
-)
-"""Accuracy lost against the best method at epsilon 0.5: (a9a: few columns, IMDB: long CSR rows); `private_tables`."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +45,11 @@ def _narrow_set(facts: Facts) -> bool:
 def _public_directions(facts: Facts) -> bool:
     if facts.public is None or (facts.outputs > 1 and not facts.public.labelled):
         return False
-    return facts.public.beyond(public_size(facts), facts.parameters) >= CONSTANTS.captured
+    return facts.public.beyond(facts.public_size, facts.parameters) >= CONSTANTS.captured
 
 
 def _uneven(facts: Facts) -> bool:
-    shape = shape_of(facts)
+    shape = facts.component_smoothness
     return shape is not None and float(shape.max() / shape.min()) >= CONSTANTS.uneven
 
 
@@ -142,7 +100,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "max_dims < parameters; public M_j (or public rows); CSR, or n mu >= 8 d",
         lambda facts: (
             facts.narrow
-            and shape_of(facts) is not None
+            and facts.component_smoothness is not None
             and (facts.sparse or facts.b >= CONSTANTS.block_b * facts.parameters)
         ),
         lambda facts: ("dp_skgd", *_sketch(facts)),
@@ -240,12 +198,6 @@ FREE_RULES: tuple[Rule, ...] = (
 def place_of(choice: Choice, order: Mapping[str, int]) -> int | None:
     """Where a rule's order has this choice, by its full name or by its algorithm's."""
     return order.get(choice.name, order.get(choice.algorithm))
-
-
-def shortfall_of(choice: Choice, facts: Facts) -> float:
-    """Measured points lost in this regime."""
-    name = choice.name if choice.name in SHORTFALL else choice.algorithm
-    return SHORTFALL[name][int(facts.sparse and facts.d > CONSTANTS.small)]
 
 
 RULES = (*PRIVATE_RULES, *FREE_RULES)

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isthmus.planner.choice import Choice, Plan
+    from isthmus.algorithms.choice import Choice
+    from isthmus.planner.found import Plan
 
 WIDTH = 120
 
@@ -46,7 +47,7 @@ def words(plan: Plan) -> str:
     facts, best = plan.facts, plan.best
     budget = f"epsilon {facts.epsilon:g}, delta {facts.delta:.3g}" if facts.private else "no privacy"
     lines = [
-        f"{facts.n:,} records, {facts.d:,} columns, {facts.loss} loss, {budget}.",
+        f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
         f"Use {best.name}: {best.why}.",
         f"It runs {best.rounds:,} rounds ({_short(best.passes)} passes over the data), about {_time(best.seconds)} on "
         f"one core, and {_bytes(best.memory)} beside the data (estimates).",

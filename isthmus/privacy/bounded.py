@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import Lazy
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
@@ -25,20 +26,18 @@ class Bounded:
     """`value = sum_i c_i v_i` as it was computed: one record more or less moves it by at most `bound`, in norm `ord`.
 
     The bound holds what rounding can add (see `isthmus.gradients.adding`); it is infinite when nothing was clipped.
-    `radius`, where a step before the noise needs it, bounds one record's share of the value in absolute size.
     A `spare` value is nobody else's: a mechanism may overwrite it.  `dtype` is what the released value is rounded to:
     the sum may need more digits than what is made of it.
 
     >>> import torch
     >>> a, b = Bounded(torch.ones(2), 2, 1.0), Bounded(torch.ones(2), 2, 1.0)
-    >>> (a + b).value.tolist(), (a + b).bound, a.through(torch.zeros(3), gain=2.0).bound
-    ([2.0, 2.0], 1.0, 2.0)
+    >>> (a + b).value.tolist(), (a + b).bound
+    ([2.0, 2.0], 1.0)
     """
 
     value: Tensor
     ord: float
     bound: float
-    radius: float = math.inf
     spare: bool = False
     dtype: torch.dtype | None = None
 
@@ -55,9 +54,10 @@ class Bounded:
         """The same, ready to be added to others."""
         return replace(self, value=self.value.to(torch.float64)) if math.isfinite(self.bound) else self
 
-    def through(self, value: Tensor, gain: float) -> Bounded:
-        """The image of the value under a linear map whose `ord -> ord` norm is at most `gain`."""
-        return Bounded(value, self.ord, self.bound * gain, dtype=self.dtype)
+    def settled(self, sketch: Sketch) -> Bounded:
+        """What the map makes of the whole sum (see `Sketch.settle`): nothing, for maps of single records."""
+        value, ord, bound = sketch.settle(self.value, self.ord, self.bound)
+        return replace(self, value=value, ord=ord, bound=bound)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Rounding:
     share: float = 1.0
 
     def kappa(self, rows: Any, encoded: bool) -> float:
-        """What rounding may add to the bound of one record, relative."""
-        return kappa(self.batch, rows.dtype, encoded)
+        """What rounding may add to the bound of one record, relative; nothing to one of exact counts."""
+        return 0.0 if rows.exact else kappa(self.batch, rows.dtype, encoded)
 
 
 def part_of_error(number: int, last: bool) -> float:

@@ -7,7 +7,7 @@ noise.  The divisor is a public constant, never the size of the drawn batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,19 +20,26 @@ from isthmus.privacy.library import dpa
 class FullBatch:
     """Every record, every round: nothing is amplified, every mechanism is allowed.
 
-    >>> FullBatch().draw(10, 0, None, "0") is None, FullBatch().divisor(10)
-    (True, 10.0)
+    The sum is divided by n, or by the public number `expected`: 1 releases the sum itself.
+
+    >>> FullBatch().draw(10, 0, None, "0") is None, FullBatch().divisor(10), FullBatch(1.0).divisor(10)
+    (True, 10.0, 1.0)
     """
 
-    rate = 1.0
+    expected: float | None = None
+    rate: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.expected is not None:
+            validate.positive(expected=self.expected)
 
     def draw(self, n: int, t: int, keys: Any, client: str) -> None:
         """All records."""
         return None
 
     def divisor(self, n: int, t: int = 0) -> float:
-        """n: public under replace-one, and under add/remove where the caller declares it public."""
-        return float(n)
+        """n: public under replace-one, and under add/remove where the caller declares it public; or as given."""
+        return float(n) if self.expected is None else float(self.expected)
 
     def rounds(self, n: int) -> int:
         """One."""

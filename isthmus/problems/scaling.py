@@ -193,33 +193,42 @@ class Scaled(View):
         copy: Csr = sp.csr_matrix(scaled)
         return copy
 
-    def second_moments(self, bound: float = 1.0) -> Tensor:
-        """sum_i c_i x_i^2 over rows, with c_i = min(1, bound / ||x_i^2||): a row adds at most `bound`.
+    def square_norms(self) -> Tensor:
+        """||x_i^2|| of every row."""
+        if (csr := self._csr) is not None:
+            squares, rest, factors = self._squares(csr)
+            return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
+        parts = [torch.from_numpy(np.sqrt(_lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
-        Off by at most n^2 u times the bound, u = 2^-53, and for more than `MANY` rows by n `STEP` u: by less than 2^-11
-        of it up to 2^27 rows.
-        """
-        total = Total((self.shape[1],), exact=self.shape[0] > MANY)
+    def square_sum(self, c: Tensor) -> Tensor:
+        """sum_i c_i x_i^2."""
+        total = torch.zeros(self.shape[1], dtype=torch.float64)
         if (csr := self._csr) is None:
-            for _, _, rows in self.chunks():
+            for lo, hi, rows in self.chunks():
                 squares = rows.numpy()
                 np.square(squares, out=squares)
-                kept = _shortened(torch.from_numpy(np.sqrt(_lengths(squares))), bound)
-                total.add(torch.from_numpy(kept.numpy() @ squares))
-            return total.result()
-        for lo in range(0, self.shape[0], STEP):
-            total.add(self[lo : lo + STEP]._sparse_moments(csr[lo : lo + STEP], bound))
-        return total.result()
+                total += torch.from_numpy(c[lo:hi].numpy() @ squares)
+            return total
+        p, (squared, rest, factors) = len(self.weight), self._squares(csr)
+        total[:p] = torch.from_numpy(np.asarray(squared.T @ (c * factors).numpy()))
+        total[p:] = c @ rest
+        return total
 
-    def gram(self) -> Tensor:
-        """S'S, in float64, as exact as `second_moments`."""
+    def gram(self, c: Tensor | None = None) -> Tensor:
+        """sum_i c_i x_i x_i' (c = 1 where it is not given), in float64.
+
+        Off by at most n^2 u, u = 2^-53, for rows of norm 1, and for more than `MANY` rows by n `STEP` u: by less than
+        2^-11 up to 2^27 rows.
+        """
         total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
         if (csr := self._csr) is None:
-            for _, _, rows in self.chunks():
-                total.add_product(rows, rows)
+            for lo, hi, rows in self.chunks():
+                total.add_product(rows if c is None else rows * c[lo:hi, None], rows)
             return total.result()
         for lo in range(0, self.shape[0], STEP):
-            total.add(self[lo : lo + STEP]._sparse_gram(csr[lo : lo + STEP]))
+            share = None if c is None else c[lo : lo + STEP]
+            total.add(self[lo : lo + STEP]._sparse_gram(csr[lo : lo + STEP], share))
         return total.result()
 
     @property
@@ -227,26 +236,21 @@ class Scaled(View):
         """X where the rows are as sparse as it is: CSR, and no column is centred."""
         return self.X if is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any()) else None
 
-    def _sparse_moments(self, X: Csr, bound: float) -> Tensor:
-        p, total = len(self.weight), torch.zeros(self.shape[1], dtype=torch.float64)
+    def _squares(self, X: Csr) -> tuple[Csr, Tensor, Tensor]:
+        """The squares of a sparse view: CSR to be multiplied by factors, and the columns that no entry of X has."""
         squares = _weighted(X, self.weight)
         squares.data **= 2
-        rest = (self.U @ self.B[:, p:]).square()
-        factors = self.r**2
-        lengths = torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
-        kept = _shortened(lengths, bound)
-        total[:p] = torch.from_numpy(np.asarray(squares.T @ (kept * factors).numpy()))
-        total[p:] = kept @ rest
-        return total
+        return squares, (self.U @ self.B[:, len(self.weight) :]).square(), self.r**2
 
-    def _sparse_gram(self, X: Csr) -> Tensor:
+    def _sparse_gram(self, X: Csr, c: Tensor | None) -> Tensor:
         p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
         inner = _weighted(X, self.weight, self.r)
-        total[:p, :p] = torch.from_numpy((inner.T @ inner) @ np.eye(p))
-        cross = torch.from_numpy(inner.T @ self.U.numpy()) @ self.B
+        shares = inner if c is None else _weighted(X, self.weight, self.r * c)
+        total[:p, :p] = torch.from_numpy((shares.T @ inner) @ np.eye(p))
+        cross = torch.from_numpy(shares.T @ self.U.numpy()) @ self.B
         total[:p] += cross
         total[:, :p] += cross.T
-        return total + self.B.T @ (self.U.T @ self.U) @ self.B
+        return total + self.B.T @ ((self.U if c is None else self.U * c[:, None]).T @ self.U) @ self.B
 
     def _norms(self) -> Tensor:
         p = len(self.weight)
@@ -377,6 +381,12 @@ class RowMaps:
         return weight, offset
 
 
+def unit_rows(X: object) -> Scaled:
+    """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
+    view = X if isinstance(X, Scaled) else Scaled.of(as_matrix("X", X))
+    return view if view.unit else RowMap()(view)
+
+
 def _lengths(rows: Array) -> Array:
     """Squared norms of rows."""
     squares: Array = np.einsum("ij,ij->i", rows, rows)
@@ -398,13 +408,6 @@ def _without(X: Stored, rows: Tensor) -> Stored:
     if not is_sparse(X):
         return torch.where(rows[:, None], torch.zeros_like(X), X)
     return with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
-
-
-def _shortened(lengths: Tensor, bound: float) -> Tensor:
-    """Factors that leave no length above the bound."""
-    if bound == float("inf"):
-        return torch.ones_like(lengths)
-    return (bound / (lengths * UP).clamp(min=bound)).clamp(max=1.0)
 
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,14 @@ from isthmus.base.space import Space
 from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.problems.penalties import NoPenalty, Penalty
 from isthmus.round.aggregators import Aggregator, Clients, Local
-from isthmus.round.pipeline import Keys, Pipeline, Setting, run, start
+from isthmus.round.before import Prepared, prepare
+from isthmus.round.pipeline import Pipeline, Stage
 from isthmus.round.result import Result
 from isthmus.round.sound import claims
-from isthmus.round.spending import Prepared, Spending
+from isthmus.round.spending import Spending
 from isthmus.round.state import State
+from isthmus.round.step import Setting, run, start
+from isthmus.round.wire import Keys
 
 Callback = Callable[[dict[str, Any], State], bool | None]
 
@@ -41,7 +44,7 @@ class Binding:
     gradient: Callable[[Tensor], Tensor] | None = None
     """Its full gradient, for stop rules of runs that are not private."""
     before: tuple[Any, ...] = ()
-    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.prepared`)."""
+    """Charges of releases before the loop that share a private recipe's budget (see `algorithms.before`)."""
 
     @property
     def d(self) -> int:
@@ -113,8 +116,10 @@ def minimize(
         gradient.close(recipe)
     per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
-    validate.check(x0 is None or pipe.prepare is None, "x0", x0, "leave it out: this recipe finds its own start")
-    spending = _spending(pipe, objective, ledger, noise_seed, clients, resume)
+    validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
+    spending = _spending(pipe, objective, ledger, noise_seed, clients)
+    if spending is not None and resume is None:
+        spending.require(pipe, rounds)
     prepared, bought = _prepare(pipe, objective, spending, resume)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
@@ -124,18 +129,19 @@ def minimize(
     validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
     state = state.replace(parts={**state.parts, **terms})
     validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
-    setting = Setting(
-        aggregator=_aggregator(objective, clients, pipe),
-        space=space,
-        keys=Keys(seed, None if spending is None else spending.noise),
-        public_rows=lambda w, data: _public(objective, data).rows(w),
-        per_epoch=per_epoch,
-        physical=physical_batch_size,
-        ledger=ledger if spending is None else spending.open(pipe, state.t, rounds),
-    )
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
     watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
-    with watch, _closing(setting.ledger):
+    hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
+    with watch, hold as book:
+        setting = Setting(
+            aggregator=_aggregator(objective, clients, pipe),
+            space=space,
+            keys=Keys(seed, None if spending is None else spending.noise),
+            public_rows=lambda w, data: _public(objective, data).rows(w),
+            per_epoch=per_epoch,
+            physical=physical_batch_size,
+            ledger=book,
+        )
         state, x, status = run(pipe, state, rounds, setting, watch)
     return Result(
         x=x,
@@ -153,9 +159,7 @@ def minimize(
     )
 
 
-def _spending(
-    pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, clients: Any, resume: State | None
-) -> Spending | None:
+def _spending(pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, clients: Any) -> Spending | None:
     """The private side of the run, where it has one."""
     if pipe.promise is None:
         return None
@@ -163,8 +167,6 @@ def _spending(
     validate.check(clients is None, "clients", clients, remedy)
     spending = Spending(pipe.promise, ledger, noise_seed)
     spending.warn(objective)
-    if resume is None:
-        spending.require()
     return spending
 
 
@@ -178,21 +180,22 @@ def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, roun
     return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded, "leaks": list(spending.leaks)}
 
 
-def _prepare(pipe: Pipeline, objective: Any, spending: Any, resume: State | None) -> tuple[Prepared, dict[str, Any]]:
+def _prepare(
+    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None
+) -> tuple[Prepared, dict[str, Any]]:
     """Buy what the pipeline needs to know before its loop, or take what an interrupted run has bought."""
-    if pipe.prepare is None:
+    if spending is None or not pipe.before:
         return Prepared(objective), {}
     if resume is None:
-        bought, prepared = pipe.prepare.release(objective, spending)
+        prepared, bought = prepare(pipe, objective, spending.look)
         return prepared, {"prepare": bought}
-    bought = resume.parts["prepare"]
-    spending.recall(pipe.prepare.events(bought))
-    return pipe.prepare.apply(objective, bought), {"prepare": bought}
+    earlier = resume.parts["prepare"]
 
+    def recall(stage: Stage, problem: Any, space: Space) -> Tensor:
+        spending.recall(stage)
+        return earlier[stage.name]
 
-def _closing(ledger: Any) -> Any:
-    """Give back reserved rounds that were never begun, where the ledger can."""
-    return closing(ledger) if hasattr(ledger, "close") else nullcontext()
+    return prepare(pipe, objective, recall)[0], {"prepare": earlier}
 
 
 class _Look:

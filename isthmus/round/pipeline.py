@@ -21,35 +21,30 @@ A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a sta
 
 from __future__ import annotations
 
-import math
-import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
-from isthmus.base import validate
-from isthmus.base.matrix import exact_products
-from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.lifts import pinv
-from isthmus.geometry.sketches import Encoder, Identity, Sketch
+from isthmus.geometry.sketches import Encoder, Identity
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.mechanisms import Exact, Mechanism
-from isthmus.round.aggregators import Aggregator, Client
+from isthmus.privacy.plan import PrivacyPlan
 from isthmus.round.averages import Average, Last
 from isthmus.round.samplers import Sampler
 from isthmus.round.sound import check_sound
 from isthmus.round.sources import Source, current
-from isthmus.round.state import Held, State
+from isthmus.round.state import State
 from isthmus.round.updates import Step, Update
-from isthmus.round.wire import Keys, Message, Wire
+from isthmus.round.wire import Wire
+
+if TYPE_CHECKING:
+    from isthmus.round.step import Round
 
 StepSize = Callable[[int], float | Tensor]
 
@@ -59,12 +54,11 @@ StepSize = Callable[[int], float | Tensor]
 
 @dataclass(frozen=True)
 class Release:
-    """One value that leaves the data: encode, clip, (between,) mechanism, lift."""
+    """One value that leaves the data: encode, clip, mechanism, lift."""
 
     name: str = "gradient"
     encode: Encoder = field(default_factory=Identity)
     clip: Any = None
-    between: tuple[Callable[[Bounded, Sketch], Bounded], ...] = ()
     mechanism: Mechanism = field(default_factory=Exact)
     lift: Any = pinv
 
@@ -91,20 +85,13 @@ class Stage:
         return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
 
 
-class Ledger(Protocol):
-    """Is charged before anything private is released."""
-
-    def charge(self, stage: Stage, t: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Promise:
     """What a private pipeline guarantees, and what must hold for it.
 
+    epsilon    of the whole run; infinite where a budget is kept elsewhere, or where a mechanism gives none
     n          the number of records, where it was declared public
-    published  for a mechanism run as its paper prints it: the guarantee it really has
-    sound      False where that is none: the run then states an infinite epsilon
-    plan       the `privacy.PrivacyPlan` behind it
+    plan       how the budget is split over what is released
     records    the number of records, or its public estimate
     """
 
@@ -113,10 +100,33 @@ class Promise:
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     n: int | None = None
     assumptions: tuple[str, ...] = ()
-    published: str | None = None
-    sound: bool = True
-    plan: Any = None
+    plan: PrivacyPlan | None = None
     records: int = 0
+
+
+class Before(Protocol):
+    """One look at the data before the loop, and what follows from what it released (see `isthmus.round.before`)."""
+
+    @property
+    def name(self) -> str:
+        """Under which it is charged."""
+        ...
+
+    def check(self, objective: Any) -> None:
+        """Refuse a problem that it cannot be released for, before anything is."""
+        ...
+
+    def stage(self, objective: Any) -> tuple[Stage, Space] | None:
+        """The look, and the space of what it releases; None where nothing is looked at."""
+        ...
+
+    def event(self, adjacency: Adjacency) -> Any:
+        """What the look costs."""
+        ...
+
+    def apply(self, prepared: Any, bought: Tensor | None) -> Any:
+        """The `Prepared` problem with what follows from the released values."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,8 @@ class Pipeline:
     """An algorithm: stages of releases, a step rule `t -> eta` (t from 0), an update and an average.
 
     `output` says what a run returns as its point, the "last" iterate or the "average"; `rounds` how many it
-    takes where the algorithm says so itself; `promise` what a private one guarantees; `prepare` what is released
-    before the loop (see `round.spending`).  Unsound fillings, and private ones that the accountant cannot account
+    takes where the algorithm says so itself; `promise` what a private one guarantees; `before` what is released
+    before the loop.  Unsound fillings, and private ones that the accountant cannot account
     for, are refused when it is built; one that claims privacy may hold no look at the data without noise.
     """
 
@@ -138,10 +148,11 @@ class Pipeline:
     output: str = "last"
     rounds: int | None = None
     promise: Promise | None = None
-    prepare: Any = None
+    before: Sequence[Before] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stages", tuple(self.stages))  # what was checked stays as it was
+        for name in ("stages", "before"):  # what was checked stays as it was
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         check_sound(self)
 
     @property
@@ -160,296 +171,6 @@ class Pipeline:
         return slots
 
 
-# ---------------------------------------------------------------- what an encoder sees, what a round holds
-
-
-Kept = dict[str, tuple[Any, Sketch]]
-"""The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
-
-
-class Context:
-    """What an encoder may look at when it is bound; an encoder is bound once a round, however often it is asked."""
-
-    def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any], kept: Kept) -> None:
-        self._round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
-        self._slots, self._parts, self._kept = slots, parts, kept
-        self._bound: dict[int, Sketch] = {}
-        self.changed: dict[str, Any] = {}
-        self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
-
-    @property
-    def w(self) -> Tensor:
-        """The iterate."""
-        return self._round.w
-
-    @property
-    def released(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """What the earlier stages of this round released."""
-        return self._round.released
-
-    @property
-    def bounds(self) -> Mapping[str, float]:
-        """The clip bounds of this round's releases, by slot: public, given or paid for."""
-        return self._round.bounds
-
-    def rows(self, data: Any) -> Any:
-        """Per-example gradients at the iterate on public data."""
-        return self._round.public_rows(self._round.w, data)
-
-    def bind(self, encoder: Encoder) -> Sketch:
-        """The map of this round."""
-        if id(encoder) not in self._bound:
-            self._bound[id(encoder)] = self._draw(encoder, self._slots[id(encoder)])
-        return self._bound[id(encoder)]
-
-    def _draw(self, encoder: Encoder, slot: str) -> Sketch:
-        token = encoder.token(self)
-        if token is not None and slot in self._kept and self._kept[slot][0] == token:
-            return self._kept[slot][1]
-        sketch, state = encoder.bind(self, self._parts.get(slot))
-        self._kept[slot] = (token, sketch)
-        if state is not None:
-            self.changed[slot] = state
-        return sketch
-
-
-@dataclass
-class Round:
-    """Everything that is fixed while a round lasts."""
-
-    pipe: Pipeline
-    space: Space
-    t: int
-    epoch: int
-    seed: int
-    eta: float | Tensor
-    read: Callable[[], Tensor]
-    public_rows: Callable[[Tensor, Any], Any]
-    held: dict[str, Held]
-    sketches: dict[str, Sketch] = field(default_factory=dict)
-    bounds: dict[str, float] = field(default_factory=dict)
-    released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    context: Any = None
-
-    @cached_property
-    def w(self) -> Tensor:
-        """The iterate, read at most once."""
-        return self.read()
-
-    @property
-    def active(self) -> list[Stage]:
-        """The stages of this round."""
-        return [stage for stage in self.pipe.stages if self.t % stage.every == 0]
-
-
-# ---------------------------------------------------------------- the five functions
-
-
-def measure(
-    release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any = None, rounding: Rounding | None = None
-) -> Bounded:
-    """The only code that reads per-example values: the clipped sum of codes, with its bound.
-
-    With no clip, or a clip before the sketch, the sum is encoded and never the rows (the map is linear).
-    """
-    clip = release.clip
-    if clip is None:
-        return Bounded(sketch.forward_sum(rows), 2, math.inf)
-    whole = codes if rows is None else rows
-    with exact_products(whole.device):  # a bound means nothing in reduced precision
-        return _clipped(release, sketch, bound, rows, codes, rounding or Rounding())
-
-
-def _clipped(release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any, rounding: Rounding) -> Bounded:
-    clip = release.clip
-    wide = bool(release.between) or clip.before
-    if not wide:
-        rows = sketch.encode(rows) if codes is None else codes
-    extra = rounding.kappa(rows, encoded=not wide and sketch.m < sketch.d)
-    share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
-    if clip.before and not release.between:
-        value = encoded_sum(sketch, rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-        return Bounded(value, clip.ord, share * sketch.gain(clip.ord), dtype=rows.dtype)
-    value = weighted_sum(rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
-    # between: stays in R^d, encoded when the stage closes
-    return Bounded(value, clip.ord, share, radius=share if release.between else math.inf, dtype=rows.dtype)
-
-
-def open_round(
-    pipe: Pipeline,
-    state: State,
-    *,
-    space: Space,
-    seed: int,
-    epoch: int,
-    read: Callable[[], Tensor],
-    public_rows: Callable[[Tensor, Any], Any],
-    eta: float | Tensor | None = None,
-    kept: Kept | None = None,
-) -> Round:
-    """A new round: its step size and what its encoders may look at.  Public things only."""
-    step = pipe.step(state.t) if eta is None else eta
-    round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
-    round.context = Context(round, pipe.encoders, state.parts, {} if kept is None else kept)
-    return round
-
-
-def bind_stage(round: Round, stage: Stage, state: State) -> None:
-    """Bind the encoders of a stage, which may look at what earlier stages released, and look up its clip bounds."""
-    for _, release, slot in slots([stage]):
-        if release.clip is not None:
-            round.bounds[slot] = state.parts.get(f"{slot}/clip", release.clip.init())
-    for _, release, slot in slots([stage]):
-        round.sketches[slot] = round.context.bind(release.encode)
-
-
-def contribute(
-    round: Round, stage: Stage, client: Client, keys: Keys, memory: dict[str, Any], physical: int | None = None
-) -> Message:
-    """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
-    n = client.problem.n
-    index = stage.sampler.draw(n, round.t, keys, client.role)
-    divisor, total = stage.sampler.divisor(n, round.t), None
-    batch = None if getattr(client.problem, "linear", False) else divisor
-    parts = _physical_batches(index, n, physical)
-    for number, part in enumerate(parts, start=1):
-        rows = stage.source(client.problem, round.w, part, round.held)
-        share = part_of_error(number, number == len(parts))
-        message = fragment(round, stage, rows, rounding=Rounding(batch, share))
-        total = message if total is None else total + message
-    assert total is not None
-    return _send(round, stage, replace(total, divisor=divisor), client, memory)
-
-
-def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None
-) -> dict[str, Tensor]:
-    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
-    if stage.private:
-        if ledger is None:
-            validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
-        ledger.charge(stage, round.t)
-    released, lifted = {}, []
-    for _, release, slot in slots([stage]):
-        sketch, bounded = round.sketches[slot], message.values[release.name]
-        for transform in release.between:
-            bounded = transform(bounded, sketch)
-        if release.between:
-            value = sketch.forward(bounded.value.to(torch.float64))  # gains are certified for sums in float64
-            bounded = bounded.through(value, sketch.gain(bounded.ord))
-        value = release.mechanism.release(bounded, keys.noise)
-        fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
-        # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up
-        value = value.to(bounded.dtype)
-        released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
-        w = round.w if getattr(release.lift, "reads_w", True) else None
-        result = release.lift(sketch, released[release.name], w, round.eta)
-        lifted += [] if result is None else [result]
-    anchor = round.w if stage.every > 1 else None
-    round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), released
-    return released
-
-
-def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
-    """Post-processing of what was released: update, average, the next clip bounds."""
-    pipe = round.pipe
-    lifted = [piece for stage in pipe.stages if stage.name in round.held for piece in round.held[stage.name].lifted]
-    update, w = pipe.update.apply(state.update, state.w, lifted, round.eta)
-    average, w = pipe.average.observe(state.average, w, round.eta, round.t)
-    parts = {**state.parts, **round.context.changed}
-    for stage, release, slot in slots(round.active):
-        if release.clip is not None:
-            parts[f"{slot}/clip"] = release.clip.next(round.bounds[slot], round.released[stage.name])
-    return replace(
-        state,
-        w=w,
-        t=round.t + 1,
-        update=update,
-        average=average,
-        parts=parts,
-        held={stage.name: round.held[stage.name] for stage in pipe.stages if stage.every > 1},
-        dims=state.dims + sum(message.dims for message in sent),
-        bytes=state.bytes + sum(message.bytes for message in sent),
-    )
-
-
-# ---------------------------------------------------------------- the loop
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run needs beside its pipeline: where the data is, its space, and how long an epoch is."""
-
-    aggregator: Aggregator
-    space: Space
-    keys: Keys
-    public_rows: Callable[[Tensor, Any], Any]
-    per_epoch: int = 1
-    physical: int | None = None
-    ledger: Ledger | None = None
-    kept: Kept = field(default_factory=dict)
-
-
-def start(pipe: Pipeline, w: Tensor, seed: int = 0) -> State:
-    """The state before the first round."""
-    return State(w=w, update=pipe.update.init(w), average=pipe.average.init(w, seed))
-
-
-def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
-    """One round."""
-    keys = setting.keys
-    round = open_round(
-        pipe,
-        state,
-        space=setting.space,
-        seed=keys.seed,
-        epoch=state.t // setting.per_epoch,
-        read=lambda: state.w,
-        public_rows=setting.public_rows,
-        kept=setting.kept,
-    )
-    memory, sent = dict(state.memory), []
-    for stage in round.active:
-        bind_stage(round, stage, state)
-
-        def answer(client: Client, stage: Stage = stage) -> Message:
-            return contribute(round, stage, client, keys, memory, setting.physical)
-
-        message = setting.aggregator.collect(answer, state.t, keys.seed)
-        close_stage(round, stage, message, keys, setting.ledger)
-        sent.append(message)
-    return round, advance(round, replace(state, memory=memory), sent)
-
-
-def run(
-    pipe: Pipeline,
-    state: State,
-    steps: int,
-    setting: Setting,
-    observe: Callable[[State, float], bool] = lambda state, seconds: False,
-) -> tuple[State, Tensor | None, str]:
-    """The only loop: rounds until `state.t == steps`, a stop rule fires, or an observer asks to stop.
-
-    Returns the final state, the point found and a status.  A pipeline with a stop rule that never fired
-    found no point: None, never silently the last iterate.
-    """
-    began = time.perf_counter()
-    while state.t < steps:
-        round, new = step(pipe, state, setting)
-        if pipe.stop is not None and pipe.stop(round, state, new):
-            return new, state.w, "stopped"  # the point before the step, but the round that told us was released
-        state = new
-        if observe(state, time.perf_counter() - began):
-            return state, _found(pipe, state), "interrupted"
-    return state, _found(pipe, state), "finished" if pipe.stop is None else "none found"
-
-
-def _found(pipe: Pipeline, state: State) -> Tensor | None:
-    if pipe.stop is not None:
-        return None
-    return state.w if pipe.output == "last" else pipe.average.output(state.average, state.w)
-
-
 # ---------------------------------------------------------------- small helpers
 
 
@@ -458,57 +179,6 @@ def slots(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Release, str]]:
     for stage in stages:
         for release in stage.releases:
             yield stage, release, f"{stage.name}/{release.name}"
-
-
-def fragment(
-    round: Round,
-    stage: Stage,
-    rows: Any,
-    codes: Mapping[str, Any] | None = None,
-    rounding: Rounding | None = None,
-) -> Message:
-    """The message of one physical batch; its divisor is set once for the whole stage."""
-    values = {}
-    for _, release, slot in slots([stage]):
-        if round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
-            values[release.name] = Bounded(rows.sum(), 2, math.inf)
-        else:
-            given = None if codes is None else codes.get(release.name)
-            bound = round.bounds.get(slot, math.inf)
-            values[release.name] = measure(release, round.sketches[slot], bound, rows, given, rounding)
-    return Message(values, 0.0)
-
-
-def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Any]) -> Message:
-    """Feedback and codec, and the count of what goes over the wire."""
-    wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
-    for _, release, slot in slots([stage]):
-        sketch, bounded = round.sketches[slot], values[release.name]
-        value, name = bounded.value, f"{client.name}/{slot}"
-        if wire.feedback:
-            kept = memory.get(name)
-            corrected = value if kept is None else value + kept * (message.divisor / round.eta)
-            value = sketch.forward(corrected)
-        dims += value.numel()
-        if wire.codec is None:
-            size += value.numel() * value.element_size()
-        else:
-            data = wire.codec.encode(value, key(round.seed, round.t, "codec", client.role, slot))
-            size += len(data)
-            value = wire.codec.decode(data, value)
-        if wire.feedback:
-            if wire.codec is not None:  # an unbiased codec is a contraction only after this shrink
-                value = value / (1 + wire.codec.chi(value.numel()))
-            memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
-        values[release.name] = replace(bounded, value=value)
-    return replace(message, values=values, dims=dims, bytes=size)
-
-
-def _physical_batches(index: Tensor | None, n: int, physical: int | None) -> list[Tensor | None]:
-    count = n if index is None else len(index)
-    if physical is None or count <= physical:
-        return [index]
-    return list((torch.arange(n) if index is None else index).split(physical))
 
 
 def _nested(encoder: Any, path: str) -> Iterator[tuple[str, Encoder]]:

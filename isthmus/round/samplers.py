@@ -105,7 +105,7 @@ class WithoutReplacement(_Batches):
 class Shuffle(_Batches):
     """Batches of one size from a new permutation of the records every pass; a batch may reach into the next pass.
 
-    >>> from isthmus.round.pipeline import Keys
+    >>> from isthmus.round.wire import Keys
     >>> two = [Shuffle(3).draw(4, t, Keys(0), "0") for t in range(4)]
     >>> sorted(torch.cat(two)[:4].tolist())
     [0, 1, 2, 3]

@@ -7,6 +7,7 @@ from typing import Any
 from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import words_of
 
 
 def claims(pipe: Any) -> bool:
@@ -30,7 +31,7 @@ def check_sound(pipe: Any) -> None:
     if claims(pipe):
         _check_claim(pipe)
     remedy = "what is released before the loop is paid for: state epsilon, delta and adjacency"
-    validate.check(pipe.prepare is None or pipe.promise is not None, "promise", pipe.promise, remedy)
+    validate.check(not pipe.before or pipe.promise is not None, "promise", pipe.promise, remedy)
 
 
 def _check_claim(pipe: Any) -> None:
@@ -62,12 +63,16 @@ def _check_claim(pipe: Any) -> None:
 
 
 def check_costs(mechanism: Any, adjacency: Any) -> None:
-    """Refuse a mechanism that calls itself private and has no finite cost, or none at all."""
+    """Refuse a mechanism that calls itself private and has no finite cost, or none at all.
+
+    One that runs as its paper prints it may have none: it says itself what it really gives, and epsilon is infinite.
+    """
     event = mechanism.event(adjacency)
     parts = _parts(event)
-    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting._noiseless(part)]
+    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part)]
     remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
-    validate.check(mechanism.private and bool(parts) and not open_parts, "mechanism", mechanism, remedy)
+    honest = not open_parts or bool(words_of(mechanism)[2])
+    validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
 
 def assumed(pipe: Any) -> list[str]:
@@ -82,7 +87,7 @@ def assumed(pipe: Any) -> list[str]:
 
 
 def _parts(event: Any) -> list[Any]:
-    return list(accounting._leaves(event))
+    return list(accounting.leaves_of(event))
 
 
 def _check_blind(slot: str, part: Any) -> None:
@@ -101,7 +106,7 @@ def _check_release(pipe: Any, stage: Any, release: Any) -> None:
         not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
     )
     validate.check(
-        not noisy or bool(release.between) or clip.ord in release.mechanism.ords,
+        not noisy or release.encode.settled_ord(clip.ord) in release.mechanism.ords,
         "ord",
         getattr(clip, "ord", None),
         f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
@@ -118,7 +123,6 @@ def _check_release(pipe: Any, stage: Any, release: Any) -> None:
         True,
         f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
     )
-    validate.check(not release.between or clip is not None, "between", release.between, f"{where}: needs a clip")
     follows = getattr(clip, "release", None)
     known = [each.name for each in stage.releases]
     validate.check(follows is None or follows in known, "clip.release", follows, f"{where}: the stage releases {known}")

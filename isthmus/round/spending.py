@@ -1,64 +1,26 @@
-"""The private side of one run: its secret noise, its ledger, and what it releases before the loop."""
+"""The private side of one run: its secret noise, its ledger, and what it states afterwards."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from contextlib import closing, nullcontext
+from typing import Any
 
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.privacy import event_json
-from isthmus.privacy.accounting import compose, epsilon_of
-from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import SecretSource, SeededSource
-from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
-from isthmus.round.pipeline import Pipeline, Promise, Release, StepSize, measure
-from isthmus.round.sound import assumed, check_costs
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows.
-
-    `target` is the range that targets were clipped to, where it was bought.
-    """
-
-    objective: Any
-    step: StepSize | None = None
-    start: Tensor | None = None
-    update: Any = None
-    transform: Any = None
-    target: tuple[float, float] | None = None
-
-    def fill(self, pipe: Pipeline) -> Pipeline:
-        """The pipeline with what was prepared in its slots."""
-        changes = {"step": self.step, "update": self.update}
-        return replace(pipe, **{name: value for name, value in changes.items() if value is not None})
-
-
-class Preparation(Protocol):
-    """Releases before the loop."""
-
-    def release(self, objective: Any, spending: Spending) -> tuple[dict[str, Tensor], Prepared]:
-        """Charge and release: what was bought, which is public, and what follows from it (as `apply` would say)."""
-        ...
-
-    def events(self, bought: Mapping[str, Tensor]) -> list[Any]:
-        """What those releases cost."""
-        ...
-
-    def apply(self, objective: Any, bought: Mapping[str, Tensor]) -> Prepared:
-        """What follows from it: no further look at private data but through the transformed problem."""
-        ...
+from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.round.aggregators import Local
+from isthmus.round.pipeline import Pipeline, Promise, Stage
+from isthmus.round.sound import assumed
+from isthmus.round.step import Setting, look
+from isthmus.round.wire import Keys
 
 
 class Spending:
@@ -70,16 +32,14 @@ class Spending:
 
     def __init__(self, promise: Promise, ledger: Any = None, noise_seed: int | None = None) -> None:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
-        validate.check(
-            promise.sound or ledger is None, "ledger", ledger, "a mechanism without a guarantee cannot share a budget"
-        )
-        budget = (promise.epsilon, promise.delta) if promise.sound else None
+        finite = math.isfinite(promise.epsilon)
+        remedy = "a mechanism without a guarantee cannot share a budget"
+        validate.check(finite or ledger is None, "ledger", ledger, remedy)
+        budget = (promise.epsilon, promise.delta) if finite else None
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
-        self._before: list[Any] = []
-        self._said: list[str] = []
-        self._sources: list[str] = []
+        self._before: list[Stage] = []
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
         validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
@@ -89,47 +49,43 @@ class Spending:
         warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
         self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
 
-    def require(self) -> None:
+    def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
-        plan, require = self.promise.plan, getattr(self.ledger, "require", None)
-        if plan is not None and require is not None and self.promise.sound and self.promise.published is None:
-            require(plan.total())
+        if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
+            account = self._account(pipe, rounds)
+            for item in pipe.before:
+                account.add(item.event(self.promise.adjacency))
+            self.ledger.require(account.event())
 
-    def release(self, release: Release, rows: Any) -> Tensor:
-        """One clipped sum of rows, outside the loop: charged, then released.  It is a sum, not a mean."""
-        bounded = measure(release, IdentityMap(Space.flat(rows.d)), release.clip.init(), rows)
-        return self.publish(release.name, bounded, release.mechanism)
+    def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
+        """One look at the data outside the loop: charged, then released."""
+        event = stage.event(self.promise.adjacency)
+        with self._run({stage.name: event}) as run:
+            setting = Setting(Local(objective), space, Keys(0, self.noise), ledger=run)
+            (value,) = look(stage, setting, self.promise).values()
+        self.recall(stage)
+        return value
 
-    def publish(self, name: str, bounded: Bounded, mechanism: Any) -> Tensor:
-        """A value whose bound was proven elsewhere: charged, then released."""
-        check_costs(mechanism, self.promise.adjacency)
-        event = mechanism.event(self.promise.adjacency)
-        self.ledger.pay(name, event, **self._marks())
-        self._before.append(event)
-        self._said.append(release_words(mechanism, event))
-        self._sources.append(self._source(mechanism))
-        return mechanism.release(bounded, self.noise)
-
-    def recall(self, events: list[Any]) -> None:
-        """Releases of the run before it was interrupted: charged then, stated now."""
-        self._before += events
-        self._said += [release_words(None, event) for event in events]
+    def recall(self, stage: Stage) -> None:
+        """State a look that was taken and charged, now or before an interruption."""
+        self._before.append(stage)
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
-        """The charges of rounds first..rounds-1, reserved some at a time so that few of them wait for the disk."""
-        if not hasattr(self.ledger, "run"):
-            return self.ledger
+        """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
+
+        At its end those that were never begun are given back.
+        """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        return self.ledger.run(events, reserve={name: _reserve(looks[name]) for name in events}, **self._marks())
+        return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
         rounds = {name: event_json.to_json(event) for name, event in self._events(pipe).items()}
         every = {stage.name: stage.every for stage in pipe.stages}
-        bought = [event_json.to_json(event) for event in self._before]
+        bought = [event_json.to_json(stage.event(self.promise.adjacency)) for stage in self._before]
         told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
-        return event_json.canonical({**told, "n": self.promise.n, "sound": self.promise.sound})
+        return event_json.canonical({**told, "n": self.promise.n})
 
     def statement(self, pipe: Pipeline, planned: int, done: int) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.
@@ -137,50 +93,33 @@ class Spending:
         A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
         and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).
         """
-        promise = self.promise
-        words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
-        return PrivacyStatement.of(
-            self._total(pipe, planned) if promise.sound else dpa.NonPrivateDpEvent(),
-            promise.delta,
-            promise.adjacency,
-            seeded=self.seeded,
-            n=promise.n,
-            sampler=words,
-            assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
-            guarantee=promise.published or "",
-            noise=self._noise(pipe),
-            leaks=self.leaks,
-            released=self._released(pipe, planned) if promise.sound else "",
-        )
+        account = self._account(pipe, planned)
+        account.assumptions = (*self.promise.assumptions, *assumed(pipe), *stopped(planned, done))
+        return account.statement()
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
         """What so many rounds cost where their number was fixed beforehand."""
-        promise = self.promise
-        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency) if promise.sound else math.inf
+        return self._account(pipe, rounds).epsilon()
 
-    def _released(self, pipe: Pipeline, rounds: int) -> str:
-        """What was released, in the words of the mechanisms that ran."""
-        made = [(words, 1) for words in self._said]
-        for stage in (stage for stage in pipe.stages if stage.private):
-            event, looks = stage.event(self.promise.adjacency), -(-rounds // stage.every)
-            made += [(release_words(release.mechanism, event), looks) for release in stage.releases]
-        return released_words(made)
+    def _account(self, pipe: Pipeline, rounds: int) -> Account:
+        """Everything that so many rounds release, those before the loop included."""
+        promise, noise = self.promise, self.noise.describe()
+        account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
+        looks = [(stage, 1, "") for stage in self._before]
+        looks += [
+            (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
+        ]
+        for stage, count, sampler in looks:
+            made = [release.mechanism for release in stage.releases]
+            account.add(stage.event(promise.adjacency), *made, count=count, sampler=sampler, noise=noise)
+        return account
 
-    def _noise(self, pipe: Pipeline) -> str:
-        """Where the noise came from, as the mechanisms say that ran."""
-        found = [self._source(release.mechanism) for stage in pipe.stages for release in stage.releases]
-        return "; ".join(dict.fromkeys([*self._sources, *found]))
-
-    def _source(self, mechanism: Any) -> str:
-        return getattr(mechanism, "source", None) or self.noise.describe()
-
-    def _total(self, pipe: Pipeline, rounds: int) -> Any:
-        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
-        return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
-
-    def _marks(self) -> dict[str, bool]:
-        """A ledger is told of noise that can be subtracted, this run's or that of the run it goes on with."""
-        return {"seeded": True} if self.seeded else {}
+    def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
+        """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not hasattr(self.ledger, "run"):
+            return closing(self.ledger) if hasattr(self.ledger, "close") else nullcontext(self.ledger)
+        marks: dict[str, Any] = {"seeded": True} if self.seeded else {}
+        return self.ledger.run(events, **reserve, **marks)
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

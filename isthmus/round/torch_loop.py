@@ -30,27 +30,15 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.ledger import Purse
 from isthmus.problems.objectives.module import Layers, captured, merged
 from isthmus.round import passes
 from isthmus.round.averages import Last
-from isthmus.round.pipeline import (
-    Kept,
-    Keys,
-    Ledger,
-    Message,
-    Pipeline,
-    Release,
-    Round,
-    advance,
-    bind_stage,
-    close_stage,
-    fragment,
-    open_round,
-    slots,
-    start,
-)
+from isthmus.round.pipeline import Pipeline, Release, slots
 from isthmus.round.sources import current
+from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
 from isthmus.round.updates import Delegate
+from isthmus.round.wire import Keys, Message
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +80,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Any = None,
-        ledger: Ledger | None = None,
+        ledger: Purse | None = None,
         layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:
@@ -359,6 +347,14 @@ class TorchDriver:
                 "backward() on a loss of the module's output"
             )
 
+    def public_rows(self, data: Any = None) -> Stack:
+        """Per-example gradients of public data at the present weights, taken without touching the round."""
+        self._busy = True
+        try:
+            return self._public_rows(torch.empty(0), data)
+        finally:
+            self._busy = False
+
     def _public_rows(self, w: Tensor, data: Any) -> Stack:
         """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""
         pair, loss = data if data is not None and len(data) == 2 and callable(data[1]) else (data, None)
@@ -440,7 +436,7 @@ def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
 
 def _encodes_rows(release: Release, sketch: Sketch) -> bool:
     """Whether a release needs only the codes of the rows, leaf by leaf, and never the rows themselves."""
-    return sketch.leafwise and release.clip is not None and not release.clip.before and not release.between
+    return sketch.leafwise and release.clip is not None and not release.clip.before
 
 
 def _counted(message: Message) -> Message:
@@ -461,4 +457,5 @@ def _check_drivable(pipe: Pipeline) -> None:
     validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
     validate.check(not pipe.wire.feedback and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
     validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
+    validate.check(not pipe.before, "pipe.before", [each.name for each in pipe.before], remedy)
     validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

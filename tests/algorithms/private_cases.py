@@ -12,7 +12,9 @@ import torch
 from isthmus import Logistic
 from isthmus.round.minimize import Binding, _gradient
 from isthmus.round.parts import Client
-from isthmus.round.pipeline import Keys, Pipeline, bind_stage, close_stage, contribute, open_round, start
+from isthmus.round.pipeline import Pipeline
+from isthmus.round.step import bind_stage, close_stage, contribute, open_round, start
+from isthmus.round.wire import Keys
 
 
 def problem(n: int = 300, d: int = 30, seed: int = 0, sparse: bool = False) -> Logistic:

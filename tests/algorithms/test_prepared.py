@@ -83,9 +83,9 @@ def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [(500, 6), (2600, 2500)], ids=["gram", "lanczos"])
 def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, int]) -> None:
     """Small and large data, and records that would move the cheap bounds of lambda_max by far more than 1."""
+    from isthmus.algorithms.before import bought as buys
     from isthmus.algorithms.budget import Budget
-    from isthmus.algorithms.prepared import Purchases
-    from isthmus.algorithms.purchases import Facts, Lambda
+    from isthmus.algorithms.purchases import Lambda, Terms
     from isthmus.privacy import Charge
     from isthmus.problems.objectives.linear import largest_eigenvalue, top_eigenvalue
     from isthmus.round.minimize import Binding
@@ -102,11 +102,13 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     objective = LeastSquares(X, np.zeros(n))
     facts = Binding(isthmus.Whole(), objective.penalty, objective.space, n, 10, None)
     plan = budget.plan(facts, [Charge("lambda", share=0.02), Charge("steps", rounds=10, share=0.98)])
-    buy = Purchases(plan, [Lambda()], Facts(n, 10, 0.3, 0.27))
+    (buy,) = buys(plan, [Lambda()], Terms(n, 10, 0.3, 0.27))
 
     def bought(rows: Any) -> float:
         spending = Spending(budget.promise(plan, facts), noise_seed=0)
-        return float(buy.release(LeastSquares(rows, np.zeros(rows.shape[0])), spending)[0]["lambda"])
+        problem = LeastSquares(rows, np.zeros(rows.shape[0]))
+        stage, space = buy.stage(problem)
+        return float(spending.look(stage, problem, space))
 
     for record in (spread, single):
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6

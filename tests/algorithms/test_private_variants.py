@@ -148,9 +148,10 @@ def test_the_compressive_mechanism_as_published() -> None:
     kept = []
     for rows in (first, second):
         bounded = one_release(pipe, Records(rows), SeededSource(0))[0].values["gradient"]
-        kept.append(release.between[0](bounded, sketch))
-    moved = float((kept[0].value - kept[1].value).abs().sum())
-    assert moved == pytest.approx(2 * kept[0].bound, rel=1e-2)  # replace-one: twice a record's bound, and tight
+        kept.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
+    moved = float((kept[0][0] - kept[1][0]).abs().sum())
+    assert kept[0][1] == 1 == release.encode.settled_ord(bounded.ord)
+    assert moved == pytest.approx(2 * kept[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
     assert moved > 0.99 * 2 * n * kappa
     found = minimize(Records(first), published, steps=5)
     assert found.privacy.epsilon <= 1.0 and "does not fall with n" in found.privacy.words()

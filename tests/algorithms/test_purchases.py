@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,35 @@ from scipy import stats
 from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, Poisson, Softmax, TorchObjective, algorithms, minimize
-from isthmus.algorithms.prepared import Purchases, buying
+from isthmus.algorithms.before import Bought, buying
 from isthmus.algorithms.purchases import (
     BINS,
     SMALL,
     ClassCounts,
     Columns,
-    Facts,
     Lambda,
     Moments,
     Purchase,
     Ranges,
     Statistics,
     TargetRange,
+    Terms,
     centre,
     octaves,
     ranges,
     target_map,
 )
 from isthmus.base.matrix import to_dense
+from isthmus.base.space import Space
+from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
+from isthmus.privacy.bounded import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
-from isthmus.round.pipeline import Promise
-from isthmus.round.spending import Prepared, Spending
+from isthmus.round.before import Prepared
+from isthmus.round.pipeline import Promise, Release
+from isthmus.round.spending import Spending
+from isthmus.round.step import measure
 
 D = 4
 HALF_KNOWN = (torch.tensor([0.0, math.nan, -1.0, math.nan]), torch.tensor([1.0, math.nan, 1.0, 2.0]))
@@ -76,6 +82,16 @@ def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
     return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name == "statistics" else 3.0 * y - 1.0)
 
 
+def measured(item: Purchase, problem: Any) -> Tensor:
+    """What the item would release without its noise, as `measure` hands it to the mechanism."""
+    clip = item.clip(problem)
+    sketch = IdentityMap(Space.flat(item.numbers(problem)))
+    rounding = Rounding(None)
+    bounded = measure(Release(item.name, clip=clip), sketch, clip.init(), item.rows(problem), rounding=rounding)
+    assert bounded.bound == item.bound(problem) and bounded.value.shape == (item.numbers(problem),)
+    return bounded.value.double()
+
+
 def cases() -> list[tuple[str, str]]:
     sparse_free = {"ranges", "some ranges"}
     return [(name, view) for name in ITEMS for view in VIEWS if not (name in sparse_free and "csr" in view)]
@@ -93,7 +109,7 @@ def test_no_record_moves_a_release_by_more_than_its_bound(name: str, view: str) 
             for label in (0, 1):
                 after = objective(name, np.vstack([others, stranger]), np.append(labels, label), view)
                 assert item.bound(after) == bound, "the bound is public: it must not depend on the records"
-                moved = float((item.measure(after) - item.measure(before)).norm())
+                moved = float((measured(item, after) - measured(item, before)).norm())
                 assert moved <= bound
 
 
@@ -106,7 +122,7 @@ def test_the_bound_is_reached(name: str) -> None:
         objective(name, X, y, "raw"),
         objective(name, np.vstack([X, [1.0, 0, 0, 0]]), np.append(y, 1), "raw"),
     )
-    moved = float((item.measure(after) - item.measure(before)).norm())
+    moved = float((measured(item, after) - measured(item, before)).norm())
     assert moved == pytest.approx(item.bound(before), rel=1.01 * KAPPA)
     assert moved <= item.bound(before)
 
@@ -118,17 +134,19 @@ def test_targets_of_any_size_move_one_count(target: float) -> None:
         if kind is Poisson and target < 0:
             continue
         before, after = kind(X, abs(y)), kind(np.vstack([X, X[:1]]), np.append(abs(y), target))
-        moved = TargetRange().measure(after) - TargetRange().measure(before)
+        moved = measured(TargetRange(), after) - measured(TargetRange(), before)
         assert float(moved.norm()) == 1 and float(moved.sum()) == 1
     X = X / 9  # rows inside the ball, targets anywhere
     pair = LeastSquares(X, y), LeastSquares(np.vstack([X, [1.0, 0, 0, 0]]), np.append(y, target))
-    assert float((Statistics().measure(pair[1]) - Statistics().measure(pair[0])).norm()) <= math.sqrt(2) * (1 + 1e-9)
+    assert float((measured(Statistics(), pair[1]) - measured(Statistics(), pair[0])).norm()) <= math.sqrt(2) * (
+        1 + 1e-9
+    )
 
 
 def test_counts_of_classes_are_counts() -> None:
     X = table(5)[0]
-    assert ClassCounts().measure(Softmax(X, [2, 0, 2, 2, 1], classes=4)).tolist() == [1, 1, 3, 0]
-    assert ClassCounts().measure(Logistic(X, [1, 0, 1, 1, 1])).tolist() == [1, 4]
+    assert measured(ClassCounts(), Softmax(X, [2, 0, 2, 2, 1], classes=4)).tolist() == [1, 1, 3, 0]
+    assert measured(ClassCounts(), Logistic(X, [1, 0, 1, 1, 1])).tolist() == [1, 4]
 
 
 # ---------------------------------------------------------------- noise
@@ -138,8 +156,10 @@ def bought(item: Purchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[l
     """What `draws` purchases of one item give, one after the other from one source of noise."""
     plan = PrivacyPlan(1.0, 1e-5, items=[Charge(item.name, share=1.0)])
     spending = Spending(Promise(1.0, 1e-5, plan=plan), ledger, noise_seed=0)
-    buys = Purchases(plan, [item], Facts(problem.n, 10, 1.0, 0.3))
-    return [buys.release(problem, spending)[0][item.name] for _ in range(draws)], plan
+    buy = Bought(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
+    buy.check(problem)
+    stage, space = buy.stage(problem)
+    return [spending.look(stage, problem, space) for _ in range(draws)], plan
 
 
 class Uncounted:
@@ -147,14 +167,18 @@ class Uncounted:
 
     adjacency = Adjacency.ADD_REMOVE
 
-    def pay(self, name: str, event: Any, seeded: bool = False) -> None:
-        assert isinstance(event, type(Gaussian(1.0).event()))
+    def run(self, events: Any, seeded: bool = False) -> Any:
+        assert all(isinstance(event, type(Gaussian(1.0).event())) for event in events.values())
+        return nullcontext(self)
+
+    def charge(self, stage: Any, t: int) -> None:
+        """Nothing is counted."""
 
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_the_noise_has_the_stated_scale_and_no_other(name: str) -> None:
     item, problem = ITEMS[name], objective(name, *table(8), "raw")
-    exact = item.measure(problem)
+    exact = measured(item, problem)
     values, plan = bought(item, problem, Uncounted(), 1 + 1200 // exact.numel())
     draws = [value - exact for value in values]
     noise = torch.cat(draws).numpy() / (plan.multiplier(item.name) * item.bound(problem))
@@ -184,7 +208,7 @@ def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
 
 
 def prepared(item: Purchase, problem: Any, noise: float = 1e-9) -> Prepared:
-    return item.apply(Prepared(problem), item.measure(problem), noise, Facts(problem.n, 10, 1.0, 0.5))
+    return item.apply(Prepared(problem), measured(item, problem), noise, Terms(problem.n, 10, 1.0, 0.5))
 
 
 def test_octaves_are_powers_of_two_on_either_side_of_zero() -> None:
@@ -197,7 +221,7 @@ def test_ranges_hold_what_most_records_have() -> None:
     rng = np.random.default_rng(0)
     X = np.column_stack([rng.uniform(30, 60, 5000), rng.uniform(-3, 1, 5000), np.zeros(5000), rng.uniform(0, 1, 5000)])
     X[0] = 1e9  # one far record widens nothing
-    low, high, second = ranges(Ranges().measure(LeastSquares(X, X[:, 0])).view(-1, BINS), 5.0, 5000)
+    low, high, second = ranges(measured(Ranges(), LeastSquares(X, X[:, 0])).view(-1, BINS), 5.0, 5000)
     assert (low[0], high[0]) == (16, 64) and low[1] == -4 and high[1] == 1
     assert (low[2], high[2]) == (-1, 1), "a column of zeros gets the range that is taken where nothing is known"
     assert 0 <= low[3] <= 0.02 and high[3] == 1
@@ -216,7 +240,7 @@ def test_known_ranges_are_kept_and_only_the_others_are_bought() -> None:
     X, y = table(500)
     problem = objective("ranges", X, y, "raw")
     item = Ranges(*HALF_KNOWN, bias=1.0)
-    assert item.measure(problem).numel() == 2 * BINS
+    assert measured(item, problem).numel() == 2 * BINS
     assert item.bound(problem) == pytest.approx(math.sqrt(2))
     found = prepared(item, problem).transform.maps[0]
     assert found.low[[0, 2]].tolist() == [0, -1] and found.high[[0, 2]].tolist() == [1, 1]
@@ -263,7 +287,7 @@ def test_scales_bring_columns_to_one_size(name: str) -> None:
 def test_a_bought_eigenvalue_bounds_the_step() -> None:
     X, y = table(3000)
     problem = objective("lambda", X / np.linalg.norm(X, axis=1).max(), y, "raw")
-    top = float(Lambda().measure(problem))
+    top = float(measured(Lambda(), problem))
     assert top == pytest.approx(float(torch.linalg.eigvalsh(problem.X.T @ problem.X)[-1]))
     step = prepared(Lambda(), problem).step
     assert step is not None and step(0) <= 1.8 / (top / 3000) * (1 + 1e-9)
@@ -309,5 +333,5 @@ def test_rows_are_shortened_where_they_are_longer_than_promised() -> None:
     X, y = table()
     long = objective("moments", 100 * X, y, "raw")
     short = LeastSquares(torch.from_numpy(100 * X / np.linalg.norm(100 * X, axis=1, keepdims=True).clip(1)), long.y)
-    torch.testing.assert_close(Moments().measure(long), Moments().measure(short), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(measured(Moments(), long), measured(Moments(), short), rtol=1e-9, atol=1e-9)
     assert isinstance(prepared(Moments(), long).objective.X, Scaled)

@@ -215,7 +215,7 @@ def draw(rng: Rng, most: int) -> Case:
         return rows.regrouped(torch.from_numpy(parts["groups"])) if groups else rows
 
     def train(given: Arrays) -> None:
-        release = Release("gradient", encode, clip, (), mechanism)
+        release = Release("gradient", encode, clip, mechanism)
         pipe = Pipeline([Stage(Everyone(), [release])], lambda t: 0.0, promise=Promise(1.0, 1e-5))
         options = {"steps": 1, "noise_seed": 7, "ledger": Ledger(), "physical_batch_size": physical}
         minimize(Problem(make, given, space), pipe, record=None, progress=False, **options)

@@ -13,7 +13,7 @@ from attack.cases import Case, size
 from attack.data import SERIES, Rng, table
 from attack.probes import Arrays
 from isthmus import CountSketch, GaussianSketch, L1Ball, Simplex, algorithms, minimize
-from isthmus.algorithms.prepared import buying
+from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
 from isthmus.geometry.sketches import SRHT, RademacherSketch
 from isthmus.problems.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax

@@ -49,7 +49,7 @@ JL = GaussianSketch(5, scaling="jl")
 
 
 def private(mechanism, sampler=None, encode=None, ord=2, adjacency=ADD, epsilon=1.0) -> Pipeline:
-    release = Release("gradient", Identity() if encode is None else encode, Clip(1.0, ord), (), mechanism)
+    release = Release("gradient", Identity() if encode is None else encode, Clip(1.0, ord), mechanism)
     stage = Stage(FullBatch() if sampler is None else sampler, [release])
     return Pipeline([stage], lambda t: 0.1, promise=Promise(epsilon, DELTA, adjacency))
 

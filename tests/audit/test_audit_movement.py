@@ -28,6 +28,7 @@ from isthmus.geometry.sketches import (
 )
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
+from isthmus.papers.printed import OfTheSum
 from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
@@ -57,10 +58,10 @@ ENCODERS = {
 MECHANISMS = {1: Laplace(2.0), 2: Gaussian(4.0), math.inf: NoisyMax(1.0)}
 
 
-def private(encode=None, clip=None, adjacency=ADD, mechanism=None, between=()) -> Pipeline:
+def private(encode=None, clip=None, adjacency=ADD, mechanism=None) -> Pipeline:
     clip = Clip(1.5) if clip is None else clip
     mechanism = MECHANISMS[clip.ord] if mechanism is None else mechanism
-    release = Release("gradient", Identity() if encode is None else encode, clip, between, mechanism)
+    release = Release("gradient", Identity() if encode is None else encode, clip, mechanism)
     return Pipeline([Stage(FullBatch(), [release])], lambda t: 0.1, promise=Promise(1.0, 1e-5, adjacency))
 
 
@@ -143,10 +144,11 @@ def test_the_maps_are_those_of_the_seed_and_the_round() -> None:
 
 
 def test_a_bound_that_looks_at_the_data_bounds_nothing() -> None:
-    def leaky(bounded, sketch):
-        return type(bounded)(bounded.value, bounded.ord, 1.0 + float(bounded.value.norm()), bounded.radius)
+    class Leaky(OfTheSum):
+        def change(self, value, ord, bound, sketch):
+            return value, ord, 1.0 + float(value.norm())
 
-    pipe = private(clip=Clip(1.0, before=True), between=(leaky,))
+    pipe = private(Leaky(Identity()), clip=Clip(1.0))
     assert worst_pair(pipe, 5, 4).ratio == math.inf
 
 

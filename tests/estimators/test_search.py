@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from contextlib import nullcontext
 from itertools import product
 from typing import Any
 
@@ -21,6 +22,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.search import PrivateSearch, Split, choose, range_of
+from isthmus.gradients import Dense
 from isthmus.privacy import (
     Adjacency,
     BudgetExceeded,
@@ -54,14 +56,32 @@ def regressor(**changes: Any) -> PrivateRegressor:
 # ---------------------------------------------------------------- the choice
 
 
+class Uncounted:
+    """A ledger for thousands of draws."""
+
+    def run(self, events: dict[str, Any], seeded: bool = False) -> Any:
+        return nullcontext(self)
+
+    def charge(self, stage: Any, t: int) -> None:
+        """Nothing is counted."""
+
+
 def test_the_choice_has_the_law_of_the_exponential_mechanism_and_no_other() -> None:
-    scores, temperature, noise = torch.tensor([10.0, 12.0, 9.0, 12.5]).double(), 2.5, SecretSource()
-    counts = np.bincount([choose(scores, temperature, noise) for _ in range(6000)], minlength=4)
-    stated = softmax(scores.numpy() / temperature)
+    split = Split.of(10_000, 4, 0.2, 0.25, 9.0, 1e-5, ADD)
+    sums, noise = np.array([10.0, 12.0, 9.0, 12.5]) * split.temperature / 2.5, SecretSource()
+    scores = Dense(torch.from_numpy(np.tile(sums / 40, (40, 1))))
+    counts = np.bincount([choose(scores, split, noise, Uncounted()) for _ in range(6000)], minlength=4)
+    stated = softmax(sums / split.temperature)
     assert stats.chisquare(counts, 6000 * stated).pvalue > 1e-4
     for wrong in (2 / 3, 3 / 2):
-        other = softmax(scores.numpy() / (wrong * temperature))
+        other = softmax(sums / (wrong * split.temperature))
         assert stats.chisquare(counts, 6000 * other).pvalue < 1e-6
+
+
+def test_the_choice_is_charged_before_it_is_made() -> None:
+    split, ledger = Split.of(10_000, 2, 0.2, 0.25, 1.0, 1e-5, ADD), Ledger(budget=(1e-3, 1e-5))
+    with pytest.raises(BudgetExceeded):
+        choose(Dense(torch.ones(3, 2).double()), split, None, ledger)  # no noise is asked for
 
 
 def trade_off(e: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -119,17 +139,17 @@ def test_a_record_moves_all_scores_one_way_by_at_most_one(kind: str, weighted: b
     for row in ([0.0] * 4, [1e300] * 4, [1.0, -2, 0.5, 1]):
         for target in strange:
             rows, labels = np.vstack([X, row]), np.append(y, target)
-            before = search._scores(trials, X, y, None if weight is None else weight[:300])
-            moved = search._scores(trials, rows, labels, weight) - before
+            before = search._scores(trials, X, y, None if weight is None else weight[:300]).sum()
+            moved = search._scores(trials, rows, labels, weight).sum() - before
             assert bool((moved >= -1e-9).all()) and bool((moved <= 1 + 1e-9).all())
-    empty = search._scores(trials, X[:0], y[:0], None)
+    empty = search._scores(trials, X[:0], y[:0], None).sum()
     assert empty.tolist() == [0, 0, 0]
 
 
 def test_right_answers_are_counted() -> None:
     X, y = labelled(200)
     trials = [classifier(max_iter=m, noise_seed=0).fit(X, y) for m in (1, 9)]
-    found = PrivateSearch(classifier(), GRID)._scores(trials, X, y, None)
+    found = PrivateSearch(classifier(), GRID)._scores(trials, X, y, None).sum()
     assert found.tolist() == [int((trial.predict(X) == y).sum()) for trial in trials]
 
 

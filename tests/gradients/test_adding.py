@@ -21,7 +21,8 @@ from isthmus.gradients.tied import Sum
 from isthmus.privacy import Clip, GroupClip, PerLeafClip
 from isthmus.privacy.bounded import Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.problems.scaling import RowMap
-from isthmus.round.pipeline import Release, measure
+from isthmus.round.pipeline import Release
+from isthmus.round.step import measure
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 F32, F64 = torch.float32, torch.float64

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from isthmus import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
+from isthmus.algorithms import KNOWN
+from isthmus.algorithms.declare import Variant
 
 OBJECTIVES: dict[str, Any] = {
     "logistic": Logistic,
@@ -18,6 +20,11 @@ OBJECTIVES: dict[str, Any] = {
     "huber": Huber,
     "poisson": Poisson,
 }
+
+
+FILLINGS: list[Variant] = [each for made in KNOWN.values() if made.like is None for each in made.fillings]
+PRIVATE = {each.name: each for each in FILLINGS if each.of.private}
+FREE = {each.name: each for each in FILLINGS if not each.of.private}
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from cells import OBJECTIVES, objective, rows, targets
+from cells import FREE, OBJECTIVES, PRIVATE, objective, rows, targets
 
 from isthmus import InvalidInput, L1Ball, L2Ball, Simplex, minimize
-from isthmus.planner import FREE, PRIVATE, plan
+from isthmus.planner import plan
 
 N, D = 200, 9
 X, PUBLIC = rows(N, D), rows(30, D, 7)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cells import objective, rows, targets
+from cells import PRIVATE, objective, rows, targets
 
 from isthmus import ConvexHull, L1Ball, LeastSquares, minimize
 from isthmus.geometry.sets import Whole
-from isthmus.planner import PRIVATE, plan
+from isthmus.planner import plan
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding
 
@@ -63,7 +63,7 @@ def test_rough_multipliers_rank_and_are_near_the_exact_ones() -> None:
 
 
 def test_what_is_bought_before_is_counted() -> None:
-    from isthmus.algorithms.prepared import buying
+    from isthmus.algorithms.before import buying
     from isthmus.algorithms.purchases import ClassCounts
 
     item = ClassCounts(share=0.2)

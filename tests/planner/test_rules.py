@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells import few_coefficients, objective, unbalanced, uneven_columns
+from cells import FILLINGS, OBJECTIVES, few_coefficients, objective, unbalanced, uneven_columns
 
 from isthmus import L1Ball, L2Ball, Subspace, minimize
+from isthmus.algorithms.facts import Facts
+from isthmus.algorithms.private_fw import ball_bound, vertex_bound
 from isthmus.planner import RULES, plan
-from isthmus.planner.chosen import ball_bound, vertex_bound
-from isthmus.planner.constants import LOSSES
-from isthmus.planner.facts import Facts
-from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RESEARCH, SHORTFALL
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES
+from isthmus.problems.objectives.known import known_losses
 
 INF = float("inf")
 DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
@@ -111,7 +111,8 @@ def test_the_bound_of_vertices_grows_with_the_logarithm_of_d_only() -> None:
 
 def test_every_rule_names_what_it_prefers_and_what_supports_it() -> None:
     facts = {"private": Facts(n=1000, d=10, epsilon=1.0), "free": Facts(n=1000, d=10, epsilon=INF)}
-    names = {name.split(" ")[0] for name in SHORTFALL}
+    names = {each.of.name for each in FILLINGS if each.shortfall is not None}
+    assert names == {each.of.name for each in FILLINGS}  # every one of them was measured
     for kind, rules in (("private", PRIVATE_RULES), ("free", FREE_RULES)):
         assert rules[-1].when(facts[kind])  # the last one always speaks
         for rule in rules:
@@ -123,7 +124,8 @@ def test_the_docs_have_every_rule_and_every_research_filling() -> None:
     text = DOCS.read_text()
     for rule in RULES:
         assert f"| {rule.name} |" in text, rule.name
-    for name in (*RESEARCH, *LOSSES):
+    assert set(OBJECTIVES) <= set(known_losses())
+    for name in (*(each.name for each in FILLINGS if each.research), *OBJECTIVES):
         assert f"`{name}`" in text, name
     for section in ("low rank", "l1 ball", "sparse truth", "uneven columns", "few passes", "prepared descent"):
         assert f"### {section.capitalize()}" in text, section

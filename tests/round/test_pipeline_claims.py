@@ -163,15 +163,18 @@ def test_an_adaptive_clip_follows_a_release_of_its_stage() -> None:
 
 
 def test_what_is_bought_before_the_loop_needs_a_promise_and_a_cost() -> None:
-    from isthmus.privacy.bounded import Bounded
+    from isthmus.base.space import Space
+    from isthmus.gradients import Dense
+    from isthmus.round.sources import Sheet
     from isthmus.round.spending import Spending
 
     with pytest.raises(InvalidInput, match="promise"):
-        Pipeline([Stage(FullBatch(), [RAW])], lambda t: 0.1, prepare=object())
-    spending = Spending(PROMISE)
+        Pipeline([Stage(FullBatch(), [RAW])], lambda t: 0.1, before=[object()])
+    spending, sheet = Spending(PROMISE), Sheet(Dense(torch.ones(1, 2)))
     for mechanism in (Exact(), Pretends(dpa.NoOpDpEvent())):
+        raw = Stage(FullBatch(1.0), [Release("raw", clip=Clip(1.0), mechanism=mechanism)], "raw")
         with pytest.raises(InvalidInput, match="mechanism"):
-            spending.publish("raw", Bounded(torch.ones(2), 2, 1.0), mechanism)
+            spending.look(raw, sheet, Space.flat(2))
     assert spending.ledger.rounds() == {}
 
 

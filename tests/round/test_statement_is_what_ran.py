@@ -7,7 +7,6 @@ one sample; and by wrapping `draw` of every sampler, which samplers drew.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from collections import Counter
@@ -28,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import isthmus.round.pipeline
 import isthmus.round.torch_loop
 from isthmus import LeastSquares, Logistic, algorithms, minimize
-from isthmus.algorithms.prepared import Purchases, buying
+from isthmus.algorithms.before import Bought, buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
 from isthmus.app.cli import main
 from isthmus.audit import known_bad
@@ -47,6 +46,7 @@ from isthmus.privacy import (
     NoisyMax,
     Poisson,
     PrivacyStatement,
+    SecretSource,
     TopK,
     event_json,
     joint,
@@ -137,8 +137,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         monkeypatch.setattr(kind, "release", _heard(kind.release, found))
     for kind in SAMPLERS:
         monkeypatch.setattr(kind, "draw", _drawn(kind.draw, found))
-    closing = _closing(isthmus.round.pipeline.close_stage, found)
-    monkeypatch.setattr(isthmus.round.pipeline, "close_stage", closing)
+    closing = _closing(isthmus.round.step.close_stage, found)
+    monkeypatch.setattr(isthmus.round.step, "close_stage", closing)
     monkeypatch.setattr(isthmus.round.torch_loop, "close_stage", closing)
     yield found
 
@@ -471,19 +471,25 @@ def test_a_search_counts_its_trials_its_choice_and_its_last_fit(recorder: Record
 
 
 @dataclass(frozen=True)
-class Quiet(Purchases):
-    """A broken copy: the second purchase is released, and neither charged nor stated."""
+class Quiet:
+    """A broken purchase: it is released, and neither charged nor stated."""
 
-    def release(self, objective: Any, spending: Any) -> Any:
-        first, *others = self.items
-        bought, prepared = replace(self, items=[first]).release_as_said(objective, spending)
-        for item in others:
-            value = Bounded(item.measure(prepared.objective), 2, item.bound(prepared.objective))
-            bought[item.name] = self.plan.mechanism(item.name).release(value, spending.noise)
-        return bought, prepared
+    item: Bought
+    name: str = "quiet"
 
-    def release_as_said(self, objective: Any, spending: Any) -> Any:
-        return Purchases.release(self, objective, spending)
+    def check(self, objective: Any) -> None:
+        self.item.check(objective)
+
+    def stage(self, objective: Any) -> None:
+        """Nothing that anybody could see."""
+
+    def event(self, adjacency: Any) -> Any:
+        return self.item.event(adjacency)
+
+    def apply(self, prepared: Any, bought: Any) -> Any:
+        rows = self.item.item.rows(prepared.objective)
+        value = Bounded(rows.sum(), 2, self.item.item.bound(prepared.objective))
+        return self.item.apply(prepared, self.item.mechanism.release(value, SecretSource()))
 
 
 def test_a_release_that_is_left_out_is_found(recorder: Recorder) -> None:
@@ -491,8 +497,8 @@ def test_a_release_that_is_left_out_is_found(recorder: Recorder) -> None:
 
     def build(binding: Any) -> Any:
         pipe = sound.build(binding)
-        own = pipe.prepare
-        return replace(pipe, prepare=Quiet(own.plan, own.items, own.facts, own.copy))
+        first, *others = pipe.before
+        return replace(pipe, before=[first, *(Quiet(item) for item in others)])
 
     statement = minimize(logistic(), replace(sound, build=build), steps=3).privacy
     assert statement.private
@@ -538,8 +544,6 @@ def test_a_release_without_noise_is_found(recorder: Recorder) -> None:
 
 def test_every_private_recipe_is_walked() -> None:
     named = {name.split(",")[0] for name in (*RECIPES, *UNSOUND)}
-    for name in algorithms.__all__:
-        made = getattr(algorithms, name)
-        takes = inspect.signature(made).parameters if callable(made) else {}
-        if "epsilon" in takes or name in ("dp_comp_gd", "dp_cd"):
-            assert name in named, f"add {name} to the paths"
+    for name, made in algorithms.KNOWN.items():
+        assert made.private is (made.takes("epsilon") or name in ("dp_comp_gd", "dp_cd"))
+        assert not made.private or name in named, f"add {name} to the paths"

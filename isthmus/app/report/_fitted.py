@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import isthmus
 from isthmus.app.report._shape import need
 
 PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
@@ -82,7 +83,7 @@ def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) ->
     public = plan.facts.public
     if public is None or public.curve is None:
         return None
-    kept = (options or {}).get("k", choice.arguments["k"]) if choice.algorithm == "pdp_sgd" else None
+    kept = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
     source = f"{public.rows:,} public records, half of them to learn from and half to judge"
     return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": kept, "source": source}
 
@@ -96,8 +97,9 @@ def _model(estimator: Any) -> dict[str, Any]:
     constraint = estimator.constraint
     return {
         "task": "classification" if hasattr(estimator, "classes_") else "regression",
-        "loss": estimator.plan_.facts.loss,
+        "loss": estimator.plan_.facts.loss_name,
         "algorithm": choice.algorithm,
+        "how": choice.of.words or None,
         "choice": choice.name,
         "arguments": choice.to_dict()["arguments"] | json.loads(json.dumps(fixed, default=str)),
         "rounds": int(estimator.n_iter_),
@@ -123,10 +125,8 @@ def _shared(estimator: Any) -> dict[str, Any] | None:
     """The budget that this run drew on together with others."""
     ledger, file = estimator.ledger, None
     if isinstance(ledger, str | os.PathLike):
-        from isthmus.privacy import Ledger
-
         file = Path(ledger).name
-        ledger = Ledger.open(ledger)
+        ledger = isthmus.privacy.Ledger.open(ledger)
     if ledger is None or ledger.budget is None:
         return None
     return {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}

@@ -11,21 +11,6 @@ _SUPERSCRIPT = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u207
 NONE = "\u2013"
 _ASSUMPTIONS = "It rests on these assumptions:"
 
-ALGORITHMS = {
-    "dp_sgd": "each round takes a random sample of the records, limits what one record can contribute, and adds noise",
-    "dp_gd": "each round adds up all records, limits what one record can contribute, and adds noise",
-    "priv_sgd": "each round summarises all records in a few random numbers and adds noise to those",
-    "dp_comp_gd": "each round summarises all records in a few random numbers and adds noise to those",
-    "dp_comp_minibatch": "each round summarises a random sample in a few random numbers and adds noise to those",
-    "compressive_dp_sgd": "each round adds noise to a short code, from which a sparse step is decoded",
-    "dp_skgd": "each round changes one random block of coefficients, with noise for that block alone",
-    "dp_cd": "each round changes one coefficient, with noise for that one alone",
-    "pdp_sgd": "public records show the few directions that matter, and noise is added in those alone",
-    "rpdp_sgd": "noise is added in a few random directions, and the step stays in them",
-    "dp_svrg": "now and then a full look at the records, in between small corrections; both with noise",
-    "dp_fw": "each round picks one corner of the allowed set by a noisy choice and moves towards it",
-}
-
 METRICS = {
     "accuracy": "the share of records whose class was predicted rightly",
     "balanced accuracy": "the share predicted rightly, averaged over the classes",

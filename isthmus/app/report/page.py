@@ -8,14 +8,14 @@ import re
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from isthmus.app.report import _words, svg
 from isthmus.app.report._verdict import RULE, verdict
 from isthmus.app.report.record import FORMAT, Record, rounded_up
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 _HERE = Path(__file__).parent
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
@@ -27,8 +27,6 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    from markupsafe import Markup
-
     charts = {name: Markup(drawn) for name, drawn in _charts(record).items()}
     curves = [(curve, Markup(drawn)) for curve, drawn in _curves(record)]
     told = verdict(record)
@@ -63,8 +61,6 @@ def write(record: Record, path: str | os.PathLike[str]) -> Path:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -179,7 +175,6 @@ def _trained(record: Record) -> list[tuple[str, str]]:
     """The facts of the data and the model, those that are there."""
     data, model = record.data, record.model
     hidden = record.privacy is not None and record.privacy["n"] is None
-    how = _words.ALGORITHMS.get(model["algorithm"])
     rows = [
         ("Data", data["name"]),
         ("Target", data["target"]),
@@ -190,7 +185,7 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Held-out records", data["test_rows"] and f"{data['test_rows']:,}"),
         ("Public records", data["public_rows"] and f"{data['public_rows']:,}"),
         ("Loss", model["loss"]),
-        ("Algorithm", f"{model['algorithm']}: {how}" if how else model["algorithm"]),
+        ("Algorithm", f"{model['algorithm']}: {model['how']}" if model["how"] else model["algorithm"]),
         ("Settings", "; ".join(f"{key}: {_words.argument(value)}" for key, value in model["arguments"].items())),
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),

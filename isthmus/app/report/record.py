@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.app.report._fitted import described
 from isthmus.app.report._shape import (
     Checker,
     count,
@@ -30,11 +31,11 @@ from isthmus.app.report._shape import (
     pair,
     plain,
     real,
-    refuse,
     text,
     thawed,
     unlimited,
 )
+from isthmus.base.validate import refuse
 
 FORMAT = "isthmus-run-1"
 FILE = "run.json"
@@ -114,7 +115,7 @@ _SHAPES: Mapping[str, Checker] = {
     "model": fields(
         {"task": _task, "algorithm": text},
         {
-            **dict.fromkeys(("loss", "choice", "constraint", "penalty"), _TEXTS),
+            **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXTS),
             **dict.fromkeys(("rounds", "dims", "bytes"), maybe(count)),
             **{"arguments": named(plain), "seconds": maybe(real)},
         },
@@ -168,8 +169,8 @@ class Record:
 
     title, created, versions   what it is called, when it was made, with which packages
     data        name, n, d, target, features, classes, test_rows, public_rows
-    model       task, loss, algorithm, choice (the plan's name of it), arguments, rounds, constraint, penalty, seconds,
-                dims, bytes
+    model       task, loss, algorithm, how (what it does), choice (the plan's name of it), arguments, rounds,
+                constraint, penalty, seconds, dims, bytes
     privacy     the fields of a `PrivacyStatement`, or None where nothing is promised; `words` is its text
     warnings    what the run warned of
     budget      epsilon and delta that were asked for, the curve (round, epsilon), a shared budget
@@ -231,8 +232,6 @@ class Record:
         `data` needs a `name`; n is taken from the privacy statement and left out where that keeps it private.
         `metrics` are of records kept out of training; `comparison` has the other runs: the report adds this one.
         """
-        from isthmus.app.report._fitted import described
-
         given: dict[str, Any] = {"metrics": tuple(metrics), "comparison": tuple(comparison), "curves": tuple(curves)}
         return cls(title=title, **given | described(estimator, data, tuple(warnings)))
 

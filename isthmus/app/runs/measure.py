@@ -19,10 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from isthmus.geometry.lifts import discard
 from isthmus.gradients import Dense
-from isthmus.gradients.adding import KAPPA
-from isthmus.privacy import Adjacency, Gaussian, SecretSource, noise_multiplier
-from isthmus.privacy.bounded import Bounded, weighted_sum
+from isthmus.privacy import Clip, FullBatch, Gaussian, SecretSource, noise_multiplier
+from isthmus.round.aggregators import Local
+from isthmus.round.pipeline import Promise, Release, Stage
+from isthmus.round.sources import Sheet
+from isthmus.round.step import Setting, look
+from isthmus.round.wire import Keys
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,13 @@ def noisy(
 ) -> list[Figure]:
     """Figures of private rows for (epsilon, delta), charged to the ledger before they are released."""
     terms, length = _terms(estimator.predict(x), y, bounds)
-    adjacency: Adjacency = ledger.adjacency
+    sheet, adjacency = Sheet(Dense(torch.from_numpy(terms))), ledger.adjacency
     mechanism = Gaussian(noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency))
-    rows = Dense(torch.from_numpy(terms))
-    value = weighted_sum(rows, torch.ones(rows.n, dtype=torch.float64), length, KAPPA)
-    total = Bounded(value.to(torch.float64), 2, length * (1 + KAPPA))
-    ledger.pay("test figures", mechanism.event(adjacency))
-    sums = mechanism.release(total, SecretSource()).numpy()
+    release = Release("sums", clip=Clip(length), mechanism=mechanism, lift=discard)
+    stage = Stage(FullBatch(1.0), [release], "test figures")
+    with ledger.run({stage.name: stage.event(adjacency)}) as run:
+        setting = Setting(Local(sheet), sheet.space, Keys(0, SecretSource()), ledger=run)
+        sums = look(stage, setting, Promise(epsilon, delta, adjacency))["sums"].numpy()
     return _figures(sums, len(y), mechanism.multiplier * length, bounds, on)
 
 

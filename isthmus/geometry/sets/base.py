@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base import storage
 from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
 from isthmus.geometry.sets.derivatives import Linearised, by_difference
@@ -294,3 +295,6 @@ def _as_point(name: str, value: object) -> Tensor:
     if not math.isfinite(float(x.sum())):
         finite(**{name: x})
     return x
+
+
+storage.register("set", ConvexSet)  # type: ignore[type-abstract]

@@ -251,6 +251,13 @@ class Sketch(ABC):
         """Phi sum_i g_i: the sum is encoded, never the rows."""
         return self.forward(rows.sum())
 
+    def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
+        """The whole sum before its noise, the norm it is bounded in and that bound: as they are.
+
+        Only maps that a paper applies to the sum, and not to the records, change it (`isthmus.papers.printed`).
+        """
+        return value, ord, bound
+
     def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """The m x d matrix, for tests and for small problems."""
         return torch.stack([self.adjoint(row) for row in torch.eye(self.m, dtype=dtype)])
@@ -344,6 +351,10 @@ class Encoder(ABC):
     def token(self, context: Context) -> Hashable:
         """What the map of this round depends on: while it stays the same a run keeps the map; None never does."""
         return None
+
+    def settled_ord(self, ord: float) -> float:
+        """The norm in which a sum is bounded when its noise is added, from that of its clip (see `Sketch.settle`)."""
+        return ord
 
 
 @dataclass(frozen=True)

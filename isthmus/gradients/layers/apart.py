@@ -225,10 +225,10 @@ def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
     rows = rows.to(x.device)
     x, y = x.index_select(0, rows), y.index_select(0, rows)
     size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
-    return torch.allclose(x, y, rtol=0.0, atol=rounding(x) * size, equal_nan=True)
+    return torch.allclose(x, y, rtol=0.0, atol=_rounding(x) * size, equal_nan=True)
 
 
-def rounding(x: Tensor) -> float:
+def _rounding(x: Tensor) -> float:
     if x.dtype == torch.float64:
         return 1e-12
     if x.element_size() < 4:

@@ -19,7 +19,7 @@ from isthmus.base.space import Space
 from isthmus.gradients import Glm, Rows
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.objectives.base import Index, Objective, as_index, check_point, choose_penalty
-from isthmus.problems.objectives.targets import Classes, CountTargets, RealTargets, SignedLabels, Targets
+from isthmus.problems.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.problems.penalties import Penalty
 
 GRAM_LIMIT = 2000
@@ -29,6 +29,8 @@ GRAM_LIMIT = 2000
 SMALL_GRAM = 300
 """Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
+LABELS = (SignedLabels, ClassLabels)
+"""Targets that are labels."""
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
 
@@ -50,16 +52,21 @@ class LinearModel(Objective):
 
     Args:
         X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified).
-        y: n targets.
+        y: n targets, read as `targets` say; by default as the class says in `reads`.
+        classes: the labels of a classifier, in order.
         l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
         weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
 
+    Class attributes say what planner and estimators need to know of it: `reads`, `curvature`, `slope_bound`,
+    `default_clip`.  A class that states them can be given to them: `PrivateRegressor(loss=Absolute)`.
+
     >>> class Absolute(LinearModel):
+    ...     slope_bound = 1.0
     ...     def losses(self, z, y):
     ...         return (z - y).abs()
     ...     def slopes(self, z, y):
     ...         return torch.sign(z - y)
-    >>> f = Absolute(torch.eye(2), [1.0, -3.0], RealTargets())
+    >>> f = Absolute(torch.eye(2), [1.0, -3.0])
     >>> f.loss(torch.zeros(2)), f.gradient(torch.zeros(2))
     (2.0, tensor([-0.5000,  0.5000]))
     """
@@ -68,6 +75,18 @@ class LinearModel(Objective):
     """A bound of the second derivative of l in z; None when there is none."""
     slope_bound: float | None = None
     """A bound of |slope|; None when there is none."""
+    name: str = ""
+    """What users call the loss: `plan(loss=...)` and the estimators find a class by the name it states itself."""
+    reads: type[Targets] = RealTargets
+    """How y is read and what a margin predicts: `RealTargets`, `CountTargets` (log link) or `SignedLabels`."""
+    default_clip: float | None = None
+    """|slope| at w = 0, or a measured bound of it, for rows of norm 1 and targets in [-1, 1]; None: `slope_bound`."""
+    usual_curvature: float | None = None
+    """The second derivative at margins that fitted models have; None: `curvature`."""
+    probabilities = False
+    """Whether a classifier's margins are log-odds: then it predicts probabilities."""
+    extends: type[LinearModel] | None = None
+    """The loss of two classes that this one takes to more of them."""
     linear = True
     """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
     read_off: tuple[tuple[str, str], ...] = ()
@@ -78,14 +97,19 @@ class LinearModel(Objective):
         self,
         X: object,
         y: object,
-        targets: Targets,
+        targets: Targets | None = None,
         *,
+        classes: Any = None,
         l2: float = 0.0,
         l1: float = 0.0,
         penalty: Penalty | None = None,
         weights: object = None,
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
+        known = classes is None or (targets is None and self.labelled())
+        validate.check(known, "classes", classes, "only a classifier has classes")
+        if targets is None:
+            targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
         self.targets = targets
         self.weights: Tensor | None = None
         self.read_off = (CLASSES_READ,) if targets.labels and targets.classes is None else ()
@@ -94,6 +118,24 @@ class LinearModel(Objective):
             self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
             validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
             validate.check(bool((self.weights >= 0).all()), "weights", "(a negative number)", "give numbers >= 0")
+
+    @classmethod
+    def labelled(cls) -> bool:
+        """Whether targets are labels."""
+        return issubclass(cls.reads, LABELS)
+
+    @classmethod
+    def outputs(cls, classes: int = 2) -> int:
+        """How many margins an example has."""
+        return 1
+
+    @classmethod
+    def clip_for(cls, classes: int = 2) -> float:
+        """The clip for rows of norm 1 where none is given."""
+        found = cls.slope_bound if cls.default_clip is None else cls.default_clip
+        remedy = f"{cls.__name__} states neither default_clip nor slope_bound: give clip="
+        validate.check(found is not None, "clip", None, remedy)
+        return float(found or 0)
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
@@ -249,11 +291,8 @@ class Logistic(LinearModel):
     (0.6931, 1.0)
     """
 
-    curvature = 0.25
-    slope_bound = 1.0
-
-    def __init__(self, X: object, y: object, *, classes: Classes = None, **options: Unpack[Options]) -> None:
-        super().__init__(X, y, SignedLabels(classes), **options)
+    name, reads, probabilities = "logistic", SignedLabels, True
+    curvature, usual_curvature, slope_bound, default_clip = 0.25, 0.2, 1.0, 0.5
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """log(1 + exp(-y z)), stable for every margin."""
@@ -271,10 +310,7 @@ class Hinge(LinearModel):
     1.0
     """
 
-    slope_bound = 1.0
-
-    def __init__(self, X: object, y: object, *, classes: Classes = None, **options: Unpack[Options]) -> None:
-        super().__init__(X, y, SignedLabels(classes), **options)
+    name, reads, slope_bound, default_clip = "hinge", SignedLabels, 1.0, 0.5
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """max(0, 1 - y z)."""
@@ -294,14 +330,13 @@ class SmoothHinge(LinearModel):
     0.875
     """
 
-    slope_bound = 1.0
+    name, reads = "smooth_hinge", SignedLabels
+    curvature, slope_bound, default_clip = 1.0, 1.0, 0.5
 
-    def __init__(
-        self, X: object, y: object, *, gamma: float = 1.0, classes: Classes = None, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
-        super().__init__(X, y, SignedLabels(classes), **options)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1)."""
@@ -321,10 +356,7 @@ class LeastSquares(LinearModel):
     1.0
     """
 
-    curvature = 1.0
-
-    def __init__(self, X: object, y: object, **options: Unpack[Options]) -> None:
-        super().__init__(X, y, RealTargets(), **options)
+    name, curvature, default_clip = "squared", 1.0, 0.3
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """(z - y)^2 / 2."""
@@ -342,12 +374,12 @@ class Huber(LinearModel):
     2.5
     """
 
-    curvature = 1.0
+    name, curvature, default_clip = "huber", 1.0, 0.3
 
     def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
         validate.positive(delta=delta)
         self.delta = self.slope_bound = delta
-        super().__init__(X, y, RealTargets(), **options)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """c (e - c / 2) with c = clip(e, -delta, delta)."""
@@ -368,11 +400,13 @@ class Poisson(LinearModel):
     1.6931
     """
 
+    name, reads, default_clip = "poisson", CountTargets, 0.3
+
     def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
         validate.positive(max_log=max_log)
         validate.at_most(80.0, "80, where float32 overflows", max_log=max_log)
         self.max_log = max_log
-        super().__init__(X, y, CountTargets(), **options)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """exp(z) - y z + log(y!)."""

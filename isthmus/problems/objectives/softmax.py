@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import torch
@@ -11,8 +12,8 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Outer
 from isthmus.problems.objectives.base import Index
-from isthmus.problems.objectives.linear import LinearModel, Options
-from isthmus.problems.objectives.targets import Classes, ClassLabels
+from isthmus.problems.objectives.linear import Hinge, LinearModel, Logistic, Options, SmoothHinge
+from isthmus.problems.objectives.targets import ClassLabels
 
 
 class Softmax(LinearModel):
@@ -29,11 +30,19 @@ class Softmax(LinearModel):
     ((3, 2), 1.0986)
     """
 
-    curvature = 0.5
-    slope_bound = 2.0**0.5
+    name, reads, probabilities = "softmax", ClassLabels, True
+    extends: type[LinearModel] | None = Logistic
+    curvature, slope_bound = 0.5, 2.0**0.5
 
-    def __init__(self, X: object, y: object, *, classes: Classes | int = None, **options: Unpack[Options]) -> None:
-        super().__init__(X, y, ClassLabels(classes), **options)
+    @classmethod
+    def outputs(cls, classes: int = 2) -> int:
+        """One margin for each class."""
+        return classes
+
+    @classmethod
+    def clip_for(cls, classes: int = 2) -> float:
+        """sqrt(1 - 1/K), the norm of the slope at w = 0, unless the class has a number of its own."""
+        return math.sqrt(1 - 1 / classes) if cls.default_clip is None else cls.default_clip
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """log sum_k exp(z_k) - z_y."""
@@ -65,11 +74,12 @@ class OneVsRest(Softmax):
     3.0
     """
 
-    def __init__(
-        self, X: object, y: object, *, gamma: float = 0.0, classes: Classes | int = None, **options: Unpack[Options]
-    ) -> None:
+    name, probabilities, default_clip = "", False, 1.0
+    extends: type[LinearModel] | None = Hinge
+
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
         validate.non_negative(gamma=gamma)
-        super().__init__(X, y, classes=classes, **options)
+        super().__init__(X, y, **options)
         self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
         self.slope_bound = len(self.classes or ()) ** 0.5
 
@@ -89,3 +99,16 @@ class OneVsRest(Softmax):
 
     def _signs(self, z: Tensor, y: Tensor) -> Tensor:
         return torch.full_like(z, -1.0).scatter_(1, y[:, None], 1.0)
+
+
+class SmoothOneVsRest(OneVsRest):
+    """`OneVsRest` of smooth hinges, of width 1 unless told otherwise.
+
+    >>> SmoothOneVsRest([[1.0, 0.0]], [2], classes=3).gamma
+    1.0
+    """
+
+    extends = SmoothHinge
+
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(X, y, gamma=gamma, **options)

@@ -123,7 +123,7 @@ def test_another_process_draws_the_same_maps():
     program = (
         "import json; from sketch_cases import *; print(json.dumps({n: fingerprint(draw(n).dense()) for n in CASES}))"
     )
-    root, here = Path(__file__).parents[2], Path(__file__).parent
+    root, here = Path(__file__).parents[3], Path(__file__).parent
     path = {"PYTHONPATH": f"{root}:{here}", "PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, check=True)
     theirs = json.loads(done.stdout)

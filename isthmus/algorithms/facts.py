@@ -1,0 +1,280 @@
+"""What a filling may know: public facts, checked and frozen.  No private row is ever among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from isthmus.algorithms.constants import CONSTANTS
+from isthmus.base import validate
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.budget import default_delta, mu_of
+from isthmus.problems.objectives.known import Loss, known_losses, loss_of, name_of
+
+SCALES = ("auto", "none", "columns", "moments")
+
+
+class Curve(Protocol):
+    """What is asked of a `diagnostics.EnergyCurve`."""
+
+    @property
+    def ks(self) -> Sequence[int]: ...
+    @property
+    def shares(self) -> Sequence[float]: ...
+    @property
+    def n_fit(self) -> int: ...
+    @property
+    def n_holdout(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """Rows that were declared public: their number, whether they have labels, what their subspaces capture.
+
+    curve  share of the energy of one half's gradients (at w = 0) in the top-k subspace of the other half; None for
+           too few rows, or for several outputs without labels
+    moments  mean x_j^2 of every column
+    """
+
+    rows: int
+    columns: int
+    labelled: bool
+    curve: Curve | None = None
+    moments: tuple[float, ...] | None = None
+
+    def share(self, k: int) -> float:
+        """Captured energy at k; 0 without a curve."""
+        if self.curve is None:
+            return 0.0
+        return self.curve.shares[min(k, len(self.curve.shares)) - 1]
+
+    def beyond(self, k: int, parameters: int) -> float:
+        """Captured energy beyond that of k random directions: 1 is a subspace that holds everything."""
+        return max(0.0, (self.share(k) - k / parameters) / (1 - k / parameters)) if k < parameters else 1.0
+
+    def directions(self, limit: int, parameters: int) -> int:
+        """The k <= limit that captures most beyond what k random directions would: argmax of share - k / d."""
+        if self.curve is None:
+            return min(limit, self.rows)
+        gains = np.array(self.curve.shares[:limit]) - np.arange(1, min(limit, len(self.curve.shares)) + 1) / parameters
+        return int(gains.argmax()) + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the curve as two columns."""
+        curve = None if self.curve is None else {"k": list(self.curve.ks), "captured": list(self.curve.shares)}
+        return {"rows": self.rows, "columns": self.columns, "labelled": self.labelled, "energy": curve}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The public facts of a problem.  Rows are taken to have norm at most 1, targets to lie in [-1, 1].
+
+    n, d         records, columns of x; `parameters` is d times the outputs (softmax has one for each class)
+    loss         the name of a loss, or its class
+    epsilon      the budget; math.inf plans a run that is not private
+    constraint   the set that w must lie in, or None
+    public       what public rows say (see `PublicFacts`), or None
+    sparse       whether x is CSR; `density` is the public share of entries that are not 0
+    max_passes   at most so many passes over the data
+    max_dims     at most so many numbers of a gradient leave the data in a round
+    scale        "auto" lets the planner buy column scales, "none" forbids it, others ask for one
+    penalty      whether a penalty of w is part of the objective: then columns keep their scale
+    smoothness   public component smoothness M_j: a number for each column
+    bound        a public bound of |x_ij|
+    sparsity     a public belief that so many coefficients matter and no more
+    before       the share of the budget that something else is bought with first (ranges of columns, say)
+    clip, step, rounds, batch_size   what the caller has fixed beforehand
+    exact        False ranks by noise multipliers of the central limit theorem: some per cent off, and at once
+
+    >>> Facts(n=30000, d=100, epsilon=1.0).delta
+    1e-05
+    """
+
+    n: int
+    d: int
+    epsilon: float
+    delta: float | None = None
+    loss: str | Loss = "logistic"
+    classes: int = 2
+    constraint: Any = None
+    public: PublicFacts | None = None
+    sparse: bool = False
+    density: float | None = None
+    adjacency: str = "add-remove"
+    max_passes: float | None = None
+    max_dims: int | None = None
+    scale: str = "auto"
+    penalty: bool = False
+    smoothness: tuple[float, ...] | None = None
+    bound: float | None = None
+    sparsity: int | None = None
+    before: float = 0.0
+    clip: float | None = None
+    step: float | None = None
+    rounds: int | None = None
+    batch_size: int | None = None
+    exact: bool = True
+
+    def __post_init__(self) -> None:
+        validate.positive_int(n=self.n, d=self.d)
+        if self.epsilon != math.inf:
+            validate.positive(epsilon=self.epsilon)
+        delta = default_delta(self.n) if self.delta is None else self.delta
+        validate.open_unit(delta=delta)
+        object.__setattr__(self, "delta", delta)
+        several = self.of_loss.outputs(2) > 1
+        if known_losses().get(self.loss_name) is self.of_loss:
+            object.__setattr__(self, "loss", self.loss_name)
+        two = isinstance(self.classes, (int, np.integer)) and self.classes >= 2
+        validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
+        one = self.classes == 2 or several or not self.of_loss.labelled()
+        validate.check(one, "classes", self.classes, f'{self.loss_name} has two: use loss="softmax" for more')
+        if self.density is not None:
+            validate.probability(density=self.density)
+        validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
+        validate.one_of(SCALES, scale=self.scale)
+        validate.check(0 <= self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
+        for name in ("max_passes", "bound", "clip", "step"):
+            if getattr(self, name) is not None:
+                validate.positive(**{name: getattr(self, name)})
+        for name in ("max_dims", "rounds", "batch_size", "sparsity"):
+            if getattr(self, name) is not None:
+                validate.positive_int(**{name: getattr(self, name)})
+        if self.batch_size is not None:
+            validate.at_most(self.n, "n", batch_size=self.batch_size)
+        validate.check(
+            self.constraint is None or hasattr(self.constraint, "project"),
+            "constraint",
+            self.constraint,
+            "give a set from isthmus.sets, or None",
+        )
+        if self.smoothness is not None:
+            numbers = validate.as_tensor("smoothness", self.smoothness, ndim=1).double()
+            validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers > 0")
+            right = len(numbers) in (self.d, self.parameters)
+            validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
+            object.__setattr__(self, "smoothness", tuple(numbers.tolist()))
+        seen = self.public is None or self.public.columns == self.d
+        validate.check(seen, "public", self.public, f"give public rows with d = {self.d} columns")
+
+    # ------------------------------------------------------------ what follows from them
+
+    @property
+    def private(self) -> bool:
+        """Whether there is a budget."""
+        return self.epsilon != math.inf
+
+    @cached_property
+    def of_loss(self) -> Loss:
+        """The class of the loss, which has its clip and its curvature."""
+        return loss_of(self.loss)
+
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called."""
+        return name_of(self.loss)
+
+    @property
+    def outputs(self) -> int:
+        """Margins a record has."""
+        return self.of_loss.outputs(self.classes)
+
+    @property
+    def parameters(self) -> int:
+        """The dimension of a gradient."""
+        return self.d * self.outputs
+
+    @property
+    def free(self) -> bool:
+        """Whether columns may be scaled: a set or a penalty is about the coefficients as they are."""
+        return self.constraint is None and not self.penalty
+
+    @property
+    def the_clip(self) -> float:
+        """C, fixed by the caller or by the loss."""
+        return self.of_loss.clip_for(self.classes) if self.clip is None else self.clip
+
+    @property
+    def smooth(self) -> float:
+        """L for rows of norm 1: the curvature of the loss, or 1."""
+        return self.of_loss.curvature or 1.0
+
+    @property
+    def narrow(self) -> bool:
+        """Whether fewer numbers may leave in a round than a gradient has."""
+        return self.max_dims is not None and self.max_dims < self.parameters
+
+    @property
+    def wide(self) -> bool:
+        """Whether rows are long and CSR (text), the second regime in which algorithms were measured."""
+        return self.sparse and self.d > CONSTANTS.small
+
+    @property
+    def narrow_size(self) -> int:
+        """m: what is allowed to leave in a round, else a twentieth of the parameters, between 50 and 500."""
+        low, high = CONSTANTS.narrow
+        wanted = min(max(self.parameters // CONSTANTS.narrowing, low), high)
+        return min(self.parameters, wanted if self.max_dims is None else self.max_dims)
+
+    @property
+    def public_size(self) -> int:
+        """k from the public energy curve: the directions that capture most beyond what as many random ones would."""
+        assert self.public is not None
+        return self.public.directions(min(self.parameters, self.max_dims or self.parameters), self.parameters)
+
+    @property
+    def component_smoothness(self) -> np.ndarray | None:
+        """Public component smoothness of every parameter: the caller's, or curvature times public second moments."""
+        if self.smoothness is not None:
+            given = np.array(self.smoothness)
+        elif self.public is not None and self.public.moments is not None:
+            moments = np.array(self.public.moments)
+            given = self.smooth * np.maximum(moments, CONSTANTS.moment_floor * max(moments.max(), 1e-12))
+        else:
+            return None
+        return given if len(given) == self.parameters else np.tile(given, self.outputs)
+
+    @property
+    def entry(self) -> float:
+        """A bound of |x_ij|: the caller's, or 1 / sqrt(entries of a row that are not 0) for rows of norm 1."""
+        return self.bound if self.bound is not None else 1 / math.sqrt(max(1.0, self.filled))
+
+    @property
+    def filled(self) -> float:
+        """Entries of a row that are not 0."""
+        default = min(1.0, 100 / self.d) if self.sparse else 1.0
+        return self.d * (self.density if self.density is not None else default)
+
+    @cached_property
+    def mu(self) -> float:
+        """The Gaussian-DP parameter of the budget: full-batch noise is sqrt(T) / mu."""
+        assert self.delta is not None
+        return mu_of(self.epsilon, self.delta, Adjacency(self.adjacency))
+
+    @property
+    def b(self) -> float:
+        """n mu: how many records stand above the noise."""
+        return self.n * self.mu
+
+    @property
+    def tau(self) -> float:
+        """The accumulated noise that a margin may get: few columns stand more of it each, labels more than numbers."""
+        labels = self.of_loss.labelled()
+        within = CONSTANTS.tau_labels_within if labels else CONSTANTS.tau_numbers_within
+        low, high = within[int(self.sparse)]
+        scale = CONSTANTS.tau_labels if labels else CONSTANTS.tau_numbers
+        return min(max(scale / math.sqrt(self.d), low), high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the set by its words, long vectors by their range."""
+        shown = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
+        shown["epsilon"] = self.epsilon if self.private else None
+        shown["constraint"] = None if self.constraint is None else repr(self.constraint)
+        shown["public"] = None if self.public is None else self.public.to_dict()
+        ends = None if self.smoothness is None else [min(self.smoothness), max(self.smoothness)]
+        return {**shown, "smoothness": ends, "parameters": self.parameters}

@@ -1,0 +1,54 @@
+"""Classes that are known because they were imported: a part is found by what it says of itself, never by a list.
+
+A file may name a class of somebody else's.  It is looked up among those that this process has imported already: reading
+a file imports nothing, and finds nothing but subclasses of the kind that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from isthmus.base import validate
+
+Kind = TypeVar("Kind")
+
+
+def subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
+    """All classes below one, nearest first, each once.
+
+    >>> class Shape: ...
+    >>> class Round(Shape): ...
+    >>> class Ball(Round): ...
+    >>> [each.__name__ for each in subclasses(Shape)]
+    ['Round', 'Ball']
+    """
+    level, seen = [kind], {kind}
+    while level:
+        level = [each for above in level for each in type.__subclasses__(above) if each not in seen]
+        seen.update(level)
+        yield from dict.fromkeys(level)
+
+
+def address(kind: type) -> str:
+    """Where a class was defined, as "module:name"; its name alone for one of this library, which may move it.
+
+    >>> address(validate.InvalidInput), address(KeyError)
+    ('InvalidInput', 'builtins:KeyError')
+    """
+    own = kind.__module__.split(".")[0] == __name__.split(".")[0]
+    return kind.__qualname__ if own else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def imported(kind: type[Kind], where: str) -> type[Kind]:
+    """The class at an address, among the subclasses of `kind` that were imported; refused where there is none.
+
+    >>> imported(Exception, "builtins:KeyError")
+    <class 'KeyError'>
+    """
+    found = [
+        each for each in (kind, *subclasses(kind)) if where in (address(each), f"{each.__module__}:{each.__qualname__}")
+    ]
+    remedy = f"import it first: this process knows no such {kind.__name__}, and a file imports nothing itself"
+    validate.check(bool(found), "path", where, remedy)
+    return found[-1]  # a class that was defined again replaces its elder

@@ -1,0 +1,143 @@
+"""What both estimators take: their parameters, and what follows from these alone."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight
+
+from isthmus.algorithms import KNOWN, Algorithm
+from isthmus.algorithms.declare import algorithm_of
+from isthmus.base import validate
+from isthmus.estimators.inputs import check_bounds
+from isthmus.privacy import Adjacency, Ledger
+from isthmus.problems.objectives.known import Loss, loss_of
+
+SCALES = ("auto", "none", "columns", "moments", "public")
+
+
+@dataclass(eq=False, repr=False)
+class Parameters(BaseEstimator):
+    """The parameters that both estimators share (`PrivateClassifier` says what they are), and their checks."""
+
+    epsilon: float = 1.0
+    delta: float | None = None
+    _: KW_ONLY
+    loss: str | Loss = ""
+    algorithm: str | Algorithm[Any] | Callable[..., Any] = "auto"
+    constraint: Any = None
+    l1: float = 0.0
+    l2: float = 0.0
+    clip: Any = None
+    step: Any = None
+    max_iter: int | None = None
+    batch_size: int | None = None
+    scale: str = "auto"
+    bounds: Any = None
+    data_norm: Any = None
+    fit_intercept: bool = True
+    public: Any = None
+    n: int | None = None
+    max_weight: float = 1.0
+    adjacency: Any = "add-remove"
+    partial_calls: int = 10
+    ledger: Any = None
+    checkpoint: Any = None
+    options: Any = None
+    facts: Any = None
+    as_published: bool = False
+    random_state: Any = None
+    noise_seed: int | None = None
+    verbose: int = 0
+
+    _LABELS: ClassVar[bool]
+    """Whether targets are labels."""
+
+    def __sklearn_clone__(self) -> Any:
+        """A clone shares the ledger: copied, the same budget would be spent twice."""
+        ledger, self.ledger = self.ledger, None
+        try:
+            made = super().__sklearn_clone__()
+        finally:
+            self.ledger = ledger
+        return made.set_params(ledger=ledger)
+
+    @property
+    def _private(self) -> bool:
+        return self.epsilon != math.inf
+
+    @property
+    def _asked(self) -> Algorithm[Any] | None:
+        """The algorithm that was asked for; None leaves it to the planner."""
+        if isinstance(self.algorithm, str):
+            return KNOWN.get(self.algorithm)
+        return algorithm_of(self.algorithm)
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether two fits are alike: never with secret noise."""
+        return self.random_state is not None and (not self._private or self.noise_seed is not None)
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
+
+    def _records(self, n: int) -> int:
+        """The public number of records: as declared, that of the first partial fit, or n."""
+        return self.n or getattr(self, "_first", None) or n
+
+    def _delta(self, n: int) -> float:
+        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+
+    def _seed(self) -> int:
+        if self.random_state is None:
+            return int.from_bytes(os.urandom(4), "little") >> 1
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _check_parameters(self) -> None:
+        if self.epsilon != math.inf:
+            validate.positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            validate.open_unit(delta=self.delta)
+        loss_of(self.loss, self._LABELS)
+        if isinstance(self.algorithm, str):
+            validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
+        validate.non_negative(l1=self.l1, l2=self.l2)
+        validate.one_of(SCALES, scale=self.scale)
+        validate.check(
+            self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
+        )
+        centred = self.scale in ("moments", "public") and not self.fit_intercept
+        validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
+        for name in ("clip", "step", "max_weight"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                validate.positive(**{name: value})
+        for name in ("max_iter", "batch_size", "n", "partial_calls"):
+            if getattr(self, name) is not None:
+                validate.positive_int(**{name: getattr(self, name)})
+        validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
+        check_bounds(self.bounds, self.data_norm)
+        forced = self._asked is None and self.as_published
+        validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
+
+    def _opened_ledger(self) -> Any:
+        if isinstance(self.ledger, (str, os.PathLike)):
+            return Ledger.open(self.ledger, adjacency=self._adjacency)
+        return self.ledger
+
+    def _checked_weights(self, weight: Any, n: int) -> np.ndarray | None:
+        if weight is None:
+            return None
+        values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
+        validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
+        return np.minimum(values, self.max_weight) / self.max_weight

@@ -1,0 +1,117 @@
+"""CompFW, Frank-Wolfe on compressed gradients: Appendix E of paper 001."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from isthmus.base import validate
+from isthmus.papers.given import given
+from isthmus.papers.schedules import Rule, Schedule, round_up
+
+
+def compressed_gap(code: Sequence[float] | np.ndarray, move: Sequence[float] | np.ndarray) -> float:
+    """The Frank-Wolfe gap seen in the narrow space, -<y, Phi (s - w)>, for a code y and `move` = Phi (s - w).
+
+    Theorem E.1 (paper 001) stops at the first w with <y, Phi (s - w)> >= -alpha, a gap of at most alpha.  The theorem
+    prints <Phi theta, Phi (s - w)>; the text and the proof have the code y.
+
+    >>> compressed_gap([1.0, -2.0], [-3.0, 0.5])
+    4.0
+    """
+    left, right = np.asarray(code, dtype=float), np.asarray(move, dtype=float)
+    validate.check(left.ndim == 1 and left.shape == right.shape, "move.shape", right.shape, f"give {left.shape}")
+    return -float(left @ right)
+
+
+def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
+    """The rules of Theorem E.2 (paper 001), its t counted from 1; the batch up to a constant.
+
+        eta_t = 2 / (t + 1),  beta_t = min(1/4, mu eta_t ||C|| / G),  b_t = max(1, (zeta / (||C|| mu eta_t))^2)
+
+    >>> plan = convex_fw_schedule(smoothness=1.0, diameter=1.0, gradient_bound=4.0, noise=1.0)
+    >>> plan.step(0), plan.step(2), plan.beta(0), plan.beta(3), plan.batch_size(0), plan.batch_size(8)
+    (1.0, 0.5, 0.25, 0.1, 1, 25)
+    """
+    given(locals())
+    return Schedule(
+        step=Rule(2.0, power=1.0, offset=2),
+        beta=Rule(2 * smoothness * diameter / gradient_bound, power=1.0, offset=2, high=0.25),
+        batch=Rule((noise / (2 * diameter * smoothness)) ** 2, power=-2.0, offset=2, low=1.0),
+    )
+
+
+def convex_fw_rate(rounds: int, *, smoothness: float, diameter: float, constant: float = 1.0) -> float:
+    """E F(w_T) - F* <= 4 mu ||C||^2 / T: Theorem E.2 (paper 001).
+
+    The printed bound needs the compression and the noise to add at most half of mu eta_t^2 ||C||^2 a round.  At the
+    printed beta_t and a batch constant of 1 each adds all of it, and the same induction gives `constant=2.5`.
+
+    >>> convex_fw_rate(8, smoothness=2.0, diameter=3.0)
+    9.0
+    """
+    given(locals())
+    return constant * 4 * smoothness * diameter**2 / rounds
+
+
+def stationary_fw_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+    margin: float = 1.0,
+) -> Schedule:
+    """The rules of Theorem E.1 (paper 001); batch and T up to a constant.
+
+        eta = alpha / (16 ||C||^2 mu)                      beta = alpha / (G ||C||)
+        b = (1/rho) max(1, zeta^2 ||C||^2 / alpha^2)       T = (F(w_1) - F*) ||C||^2 mu / (alpha^2 rho)
+
+    margin  multiplies beta.  At the printed beta the compression may cost all that a round gains
+            (`stationary_fw_step_bound` is not negative); margin=0.25 with constant=16 gives a gain.
+
+    >>> plan = stationary_fw_schedule(0.5, smoothness=1.0, diameter=2.0, gradient_bound=1.0, noise=0.0, gap=1.0)
+    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
+    (0.0078125, 0.25, 10, 160)
+    """
+    given(locals())
+    rounds = constant * gap * smoothness * (diameter / accuracy) ** 2 / failure
+    return Schedule(
+        step=Rule(accuracy / (16 * diameter**2 * smoothness)),
+        beta=Rule(margin * accuracy / (gradient_bound * diameter)),
+        batch=Rule(constant * max(1.0, (noise * diameter / accuracy) ** 2) / failure),
+        rounds=max(1, round_up(rounds)),
+    )
+
+
+def stationary_fw_step_bound(
+    accuracy: float,
+    *,
+    step: float,
+    beta: float,
+    batch: float,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+) -> float:
+    """E F(w_{t+1}) - F(w_t) of a round whose compressed gap is above alpha: (18), Theorem E.1 (paper 001).
+
+        -eta alpha + eta beta ||C|| G + eta zeta ||C|| / sqrt(b) + mu eta^2 ||C||^2 / 2
+
+    The paper bounds this by -alpha^2 / (8 ||C||^2 mu); at its own step the first term alone is only
+    -alpha^2 / (16 ||C||^2 mu).
+
+    >>> stationary_fw_step_bound(1.0, step=0.5, beta=0.25, batch=4, smoothness=1.0, diameter=1.0,
+    ...                          gradient_bound=1.0, noise=0.5)
+    -0.125
+    """
+    given(locals(), beta=validate.non_negative)
+    slope = -accuracy + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
+    return step * slope + smoothness * (step * diameter) ** 2 / 2

@@ -1,0 +1,60 @@
+"""Losses by their names: every subclass of `LinearModel` that states one is known, wherever it was written."""
+
+from __future__ import annotations
+
+from isthmus.base import validate
+from isthmus.base.known import subclasses
+from isthmus.problems.objectives.linear import LinearModel
+
+Loss = type[LinearModel]
+
+
+def known_losses(labels: bool | None = None) -> dict[str, Loss]:
+    """Names and classes; of classifiers or of regressions alone where `labels` says so.
+
+    >>> sorted(known_losses(labels=False))
+    ['huber', 'poisson', 'squared']
+    """
+    found: dict[str, Loss] = {}
+    for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
+        if vars(kind).get("name") and labels in (None, kind.labelled()):
+            found.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
+    return found
+
+
+def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
+    """The class of a loss that was given by its name or as a class.
+
+    >>> loss_of("logistic") is loss_of(loss_of("logistic"))
+    True
+    """
+    known = known_losses(labels)
+    if isinstance(loss, str):
+        validate.check(loss in known, "loss", loss, f"choose one of {list(known)}, or give a subclass of LinearModel")
+        return known[loss]
+    fits = isinstance(loss, type) and issubclass(loss, LinearModel)
+    validate.check(fits, "loss", loss, f"choose one of {list(known)}, or give a subclass of LinearModel")
+    wanted = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
+    validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {wanted}")
+    return loss
+
+
+def name_of(loss: str | Loss) -> str:
+    """The name of a loss, or that of its class."""
+    return loss if isinstance(loss, str) else vars(loss).get("name") or loss.__name__
+
+
+def loss_for(loss: str | Loss, classes: int) -> Loss:
+    """The classifier that takes so many classes: the loss itself, or the one that says it extends it.
+
+    >>> loss_for("logistic", 2).__name__, loss_for("logistic", 3).__name__, loss_for("hinge", 3).__name__
+    ('Logistic', 'Softmax', 'OneVsRest')
+    """
+    kind = loss_of(loss, labels=True)
+    if classes == 2 or kind.outputs(classes) > 1:
+        return kind
+    every = subclasses(LinearModel)  # type: ignore[type-abstract]
+    wider = [each for each in every if vars(each).get("extends") is kind]
+    remedy = f"{name_of(kind)} is for two: declare a loss with extends = {kind.__name__} for more"
+    validate.check(bool(wider), "classes", classes, remedy)
+    return wider[0]
