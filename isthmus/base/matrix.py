@@ -184,6 +184,11 @@ def device_of(x: Matrix) -> torch.device:
     return torch.device("cpu") if is_sparse(x) else x.device
 
 
+def code_room(x: Stored, m: int) -> Tensor:
+    """n x m zeros in the dtype and on the device of an n x k matrix."""
+    return torch.zeros(x.shape[0], m, dtype=dtype_of(x), device=device_of(x))
+
+
 def as_dtype(x: Csr, dtype: torch.dtype) -> Csr:
     """A CSR matrix in a torch dtype."""
     return x.astype(str(dtype).removeprefix("torch."))

@@ -12,7 +12,7 @@ the weight of one more input that is always 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -72,6 +72,17 @@ class Space:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a leaf."""
         return self[name].shape
+
+    def overlaps(self, lo: int, hi: int) -> Iterator[tuple[Leaf, int, int]]:
+        """The leaves that the places lo, ..., hi - 1 meet, and where in the flat vector: (leaf, first, last + 1).
+
+        >>> [(leaf.name, lo, hi) for leaf, lo, hi in Space.of({"a": (4,), "b": (3,)}).overlaps(2, 6)]
+        [('a', 2, 4), ('b', 4, 6)]
+        """
+        for leaf in self.leaves:
+            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
+            if left < right:
+                yield leaf, left, right
 
     def view(self, vector: Tensor, name: str) -> Tensor:
         """The leaf of a flat vector, in its own shape."""

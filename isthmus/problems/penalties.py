@@ -49,8 +49,41 @@ class Penalty(ABC):
         """The same for the non-smooth part alone."""
 
 
+class _Elastic(Penalty):
+    """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2)."""
+
+    @property
+    @abstractmethod
+    def strengths(self) -> tuple[float, float]:
+        """(l1, l2)."""
+
+    @property
+    def curvature(self) -> float:
+        """l2."""
+        return self.strengths[1]
+
+    def value(self, w: Tensor) -> float:
+        """R(w)."""
+        l1, l2 = self.strengths
+        return float((l1 * w.abs().sum() if l1 else 0.0) + (l2 / 2 * w.square().sum() if l2 else 0.0))
+
+    def gradient(self, w: Tensor) -> Tensor:
+        """l2 w."""
+        return self.curvature * w if self.curvature else torch.zeros_like(w)
+
+    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold, then shrink."""
+        rest = self.prox_rest(w, eta)
+        return rest / (1 + eta * self.curvature) if self.curvature else rest
+
+    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
+        """Soft-threshold at eta l1."""
+        l1 = self.strengths[0]
+        return soft_threshold(w, eta * l1) if l1 else w
+
+
 @dataclass(frozen=True)
-class ElasticNet(Penalty):
+class ElasticNet(_Elastic):
     """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2).
 
     >>> ElasticNet(l1=1.0, l2=1.0).prox(torch.tensor([3.0, -0.5]), 1.0)
@@ -64,29 +97,13 @@ class ElasticNet(Penalty):
         validate.non_negative(l1=self.l1, l2=self.l2)
 
     @property
-    def curvature(self) -> float:
-        """l2."""
-        return self.l2
-
-    def value(self, w: Tensor) -> float:
-        """R(w)."""
-        return float(self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum())
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """l2 w."""
-        return self.l2 * w
-
-    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Soft-threshold, then shrink."""
-        return self.prox_rest(w, eta) / (1 + eta * self.l2)
-
-    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Soft-threshold at eta l1."""
-        return soft_threshold(w, eta * self.l1) if self.l1 else w
+    def strengths(self) -> tuple[float, float]:
+        """(l1, l2)."""
+        return self.l1, self.l2
 
 
 @dataclass(frozen=True)
-class L2Penalty(Penalty):
+class L2Penalty(_Elastic):
     """(lam / 2) ||w||^2; prox(w) = w / (1 + eta lam).
 
     >>> L2Penalty(1.0).prox(torch.tensor([3.0]), 0.5)
@@ -99,29 +116,13 @@ class L2Penalty(Penalty):
         validate.non_negative(lam=self.lam)
 
     @property
-    def curvature(self) -> float:
-        """lam."""
-        return self.lam
-
-    def value(self, w: Tensor) -> float:
-        """R(w)."""
-        return float(self.lam / 2 * w.square().sum())
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """lam w."""
-        return self.lam * w
-
-    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Shrink."""
-        return w / (1 + eta * self.lam)
-
-    def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """w: all of it is smooth."""
-        return w
+    def strengths(self) -> tuple[float, float]:
+        """(0, lam)."""
+        return 0.0, self.lam
 
 
 @dataclass(frozen=True)
-class L1Penalty(Penalty):
+class L1Penalty(_Elastic):
     """lam ||w||_1; prox(w)_j = sign(w_j) max(|w_j| - eta lam, 0).  It has no smooth part.
 
     >>> L1Penalty(1.0).prox(torch.tensor([3.0, -0.5]), torch.tensor([1.0, 0.1]))
@@ -133,42 +134,21 @@ class L1Penalty(Penalty):
     def __post_init__(self) -> None:
         validate.non_negative(lam=self.lam)
 
-    def value(self, w: Tensor) -> float:
-        """R(w)."""
-        return float(self.lam * w.abs().sum())
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(w)
-
-    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """Soft-threshold."""
-        return soft_threshold(w, eta * self.lam)
-
-    prox_rest = prox
+    @property
+    def strengths(self) -> tuple[float, float]:
+        """(lam, 0)."""
+        return self.lam, 0.0
 
 
 @dataclass(frozen=True)
-class NoPenalty(Penalty):
+class NoPenalty(_Elastic):
     """Zero.
 
     >>> NoPenalty().value(torch.ones(2))
     0.0
     """
 
-    def value(self, w: Tensor) -> float:
-        """0."""
-        return 0.0
-
-    def gradient(self, w: Tensor) -> Tensor:
-        """Zero."""
-        return torch.zeros_like(w)
-
-    def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """w."""
-        return w
-
-    prox_rest = prox
+    strengths = (0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)

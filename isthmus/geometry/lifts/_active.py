@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from isthmus.geometry.lifts._operators import Array, DenseOperator, Mask, Operator, spd_solve
+from isthmus.geometry.sets.derivatives import threshold
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,3 @@ def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple
         piece = found
         z, tau = pieces.solve(piece, eps)
     return piece, z, tau, max_iter, False
-
-
-def threshold(u: Array, radius: float) -> float:
-    """tau with sum max(u - tau, 0) = radius."""
-    ordered = np.sort(u)[::-1]
-    excess = np.cumsum(ordered) - radius
-    count = max(1, int(np.count_nonzero(ordered * np.arange(1, len(u) + 1) > excess)))
-    return float(excess[count - 1] / count)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isthmus.geometry.lifts._jacobians import Derivative, Linearise
 from isthmus.geometry.lifts._operators import Array, Operator, conjugate_gradient
+from isthmus.geometry.sets import ConvexSet
+from isthmus.geometry.sets.derivatives import Derivative
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class DualPoint:
 class Dual:
     """The dual of one project-and-lift problem."""
 
-    def __init__(self, linearise: Linearise, phi: Operator, v: Array, w0: Array) -> None:
-        self.phi, self.v, self.w0, self._linearise = phi, v, w0, linearise
+    def __init__(self, constraint: ConvexSet, phi: Operator, v: Array, w0: Array) -> None:
+        self.phi, self.v, self.w0, self._constraint = phi, v, w0, constraint
         self._bound: float | None = None
 
     def at(self, mu: Array) -> DualPoint:
-        w, derivative = self._linearise(self.w0 + self.phi.adjoint(mu))
+        w, derivative = self._constraint.linearised(self.w0 + self.phi.adjoint(mu))
         return DualPoint(mu, w, self.phi.forward(w), derivative)
 
     def gradient(self, point: DualPoint, eps: float) -> Array:
@@ -62,7 +63,7 @@ class Dual:
         while used < steps:
             used += 1
             pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
-            new, _ = self._linearise(ahead + size * pull)
+            new, _ = self._constraint.linearised(ahead + size * pull)
             change, w = new - w, new
             if float(np.linalg.norm(change)) <= 1e-12 * float(np.linalg.norm(w)):
                 break

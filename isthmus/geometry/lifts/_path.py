@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,10 +19,9 @@ import torch
 from scipy.optimize import nnls
 
 from isthmus.geometry.lifts._active import CoordinatePieces, Piece, Shape, Weights, active_set
-from isthmus.geometry.lifts._jacobians import linearisation
 from isthmus.geometry.lifts._newton import Dual, DualPoint, newton
 from isthmus.geometry.lifts._operators import Array, BucketOperator, Operator
-from isthmus.geometry.sets import ConvexHull, ConvexSet, L1Ball, Simplex
+from isthmus.geometry.sets import ConvexSet, VertexForm
 
 SMALLEST, LARGEST = 1e-9, 1e6
 """The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
@@ -39,6 +39,17 @@ class LiftProblem:
     phi: Operator
     v: Array
     w0: Array
+
+    @cached_property
+    def form(self) -> VertexForm | None:
+        """The vertices of a polytope that brings them."""
+        return self.constraint.vertex_form() if self.constraint.can("vertex_form") else None
+
+    @cached_property
+    def vertices(self) -> Array | None:
+        """Every vertex as a row; None where they are coordinate axes, or there are none."""
+        rows = None if self.form is None else self.form.all()
+        return None if rows is None else rows.double().cpu().numpy()
 
     def reference(self, w: Array) -> float:
         """What tolerances are relative to: ||v||^2, or for a zero target the size of a point."""
@@ -80,25 +91,22 @@ class Engine(Protocol):
 
 
 class ActiveEngine:
-    """The active-set engine, for l1 balls, simplices and hulls."""
+    """The active-set engine, for polytopes that bring their vertices: l1 balls, simplices and hulls."""
 
-    def __init__(self, problem: LiftProblem, mu: Array | None) -> None:
+    def __init__(self, problem: LiftProblem, form: VertexForm, mu: Array | None) -> None:
         separable = isinstance(problem.phi, BucketOperator)
         self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
         self.factor = 1e-3 if separable else 1e-2
-        constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
-        self._vertices: Array = np.empty((0, 0))
+        phi, v, w0, rows = problem.phi, problem.v, problem.w0, problem.vertices
+        self._vertices: Array = np.empty((0, 0)) if rows is None else rows
         self._start: Piece | None
-        if isinstance(constraint, ConvexHull):
-            rows = constraint.vertices.cpu().numpy()
+        if rows is not None:
             images = np.stack([phi.forward(row) for row in rows])
-            self._vertices = rows
             self._pieces: CoordinatePieces | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
             pull = images @ (v - images.mean(0))
             self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
         else:
-            assert isinstance(constraint, (L1Ball, Simplex))
-            shape = Shape(constraint.radius, isinstance(constraint, L1Ball))
+            shape = Shape(form.radius, form.signed)
             self._pieces = CoordinatePieces(shape, phi, v, w0)
             self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
 
@@ -151,7 +159,7 @@ class NewtonEngine:
 
     def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
         self.first = first
-        self._dual = Dual(linearisation(problem.constraint), problem.phi, problem.v, problem.w0)
+        self._dual = Dual(problem.constraint, problem.phi, problem.v, problem.w0)
         self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
         self._size = problem.reference(self._point.w) ** 0.5
 
@@ -176,11 +184,10 @@ class NewtonEngine:
 
 def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
     """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
-    if isinstance(problem.constraint, (L1Ball, Simplex)) and not careful:
-        return ActiveEngine(problem, mu)
-    if isinstance(problem.constraint, ConvexHull):
-        vertices = problem.constraint.vertices.cpu().numpy()
-        return HullEngine(problem, vertices) if careful else ActiveEngine(problem, None)
+    if problem.form is not None and not careful:
+        return ActiveEngine(problem, problem.form, mu if problem.vertices is None else None)
+    if problem.vertices is not None:
+        return HullEngine(problem, problem.vertices)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 
@@ -188,13 +195,12 @@ def nearest(
     problem: LiftProblem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None
 ) -> PathEnd:
     """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
-    threshold_type = isinstance(problem.constraint, (L1Ball, Simplex, ConvexHull))
     end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
-    if not end.converged and (threshold_type or mu is not None):
+    if not end.converged and (problem.form is not None or mu is not None):
         again = follow(problem, engine(problem, None, None, True), tol, max_iter)
         chosen = again if again.converged or again.certificate < end.certificate else end
         end = replace(chosen, iterations=end.iterations + again.iterations)
-    if threshold_type:
+    if problem.form is not None:
         return end
     w = problem.constraint.project(torch.from_numpy(end.w)).numpy()
     return replace(end, w=w, residual=problem.v - problem.phi.forward(w))

@@ -17,7 +17,7 @@ from isthmus.geometry.lifts._gauge import least_gauge
 from isthmus.geometry.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
 from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
 from isthmus.geometry.lifts.pursuit import pursue
-from isthmus.geometry.sets import ConvexSet, L1Ball, Whole
+from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
 
@@ -156,14 +156,14 @@ def solve_lift(
 
 def _sparsest(problem: LiftProblem, end: PathEnd, tol: float) -> PathEnd | None:
     """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
-    constraint, phi, v = problem.constraint, problem.phi, problem.v
-    if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
+    form, phi, v = problem.form, problem.phi, problem.v
+    if form is None or form.rows is not None or not form.signed or isinstance(phi, MatrixFree):
         return None
-    if isinstance(phi, MatrixFree):
+    if float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return None
     w, _, steps, _ = pursue(phi, v, 1e-9)
     size = float(np.abs(w).sum())
-    if size > constraint.radius:
+    if size > form.radius:
         return end
     residual = v - phi.forward(w)
     return PathEnd(w, end.mu, end.eps, residual, float(residual @ residual), end.iterations + steps, True)

@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, VertexForm, inside, norm, own
+from isthmus.geometry.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
 from isthmus.geometry.sets.lp import pnorm, project_unit_lp
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, max_abs_normal
@@ -42,6 +45,10 @@ class L1Ball(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates above the threshold move, less their mean (both with their signs)."""
+        return thresholded(z, self.radius, signed=True)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s, i = torch.zeros_like(g), g.abs().argmax()
@@ -95,6 +102,12 @@ class L2Ball(ConvexSet):
         excess = norm(offset) / self.radius
         return x if excess <= 1 else self._middle(x) + offset / excess
 
+    def linearised(self, z: Array) -> Linearised:
+        """Outside, moves along the ball, shortened."""
+        middle: Array | float = 0.0 if self.center is None else self.center.cpu().numpy()
+        w, derivative = shortened(z - middle, self.radius)
+        return w + middle, derivative
+
     def _lmo(self, g: Tensor) -> Tensor:
         return self._middle(g) - g * (self.radius / (norm(g) or 1.0))
 
@@ -140,6 +153,10 @@ class LInfBall(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(-self.radius, self.radius)
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates strictly inside move, the others do not."""
+        return clamped(z, -self.radius, self.radius)
 
     def _lmo(self, g: Tensor) -> Tensor:
         return -self.radius * g.sign()
@@ -192,6 +209,20 @@ class LpBall(ConvexSet):
             return x
         y = project_unit_lp(x.abs().double() / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
+
+    def linearised(self, z: Array) -> Linearised:
+        """By the curvature (p - 1) |w|^(p - 2) of the ball."""
+        if self._simple is not None:
+            return self._simple.linearised(z)
+        w = self.project(torch.from_numpy(z)).numpy()
+        top = float(np.abs(w).max() or 1.0)
+        scaled = np.abs(w) / top
+        return smooth(
+            z,
+            w,
+            np.sign(w) * scaled ** (self.p - 1),
+            (self.p - 1) * np.maximum(scaled, 1e-150) ** (self.p - 2) / top,
+        )
 
     def _lmo(self, g: Tensor) -> Tensor:
         if self._simple is not None:

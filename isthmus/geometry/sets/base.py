@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base import storage
+from isthmus.base.matrix import Array
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
+from isthmus.geometry.sets.derivatives import Linearised, by_difference
 from isthmus.geometry.sets.widths import Width, monte_carlo
 
 Point = TypeVar("Point", Tensor, np.ndarray)
@@ -53,6 +55,13 @@ class VertexForm:
     def scores(self, g: Tensor) -> Tensor:
         """-<row, g> of every row: the vertex that minimises <g, s> has the largest (signed: the largest in size)."""
         return -g if self.rows is None else -(self.rows.to(g) @ g)
+
+    def all(self) -> Tensor | None:
+        """Every vertex as a row; None where they are coordinate axes."""
+        if self.rows is None:
+            return None
+        whole = self.radius * self.rows
+        return torch.cat([whole, -whole]) if self.signed else whole
 
     def vertex(self, choice: Tensor) -> Tensor:
         """The vertex of a chosen score: `choice` is +-1 in its place and 0 elsewhere."""
@@ -168,6 +177,13 @@ class ConvexSet(ABC):
         """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
         self.require("vertex_form")
         return self._vertex_form()
+
+    def linearised(self, z: Array) -> Linearised:
+        """(Pz, J) for a float64 vector: the projection and its derivative x -> J x, for second-order solvers.
+
+        Here from one more projection for each x; a set with a formula overrides it.
+        """
+        return by_difference(lambda x: self.project(torch.from_numpy(x)).numpy(), z)
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...

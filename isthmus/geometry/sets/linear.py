@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, inside, norm, own, tolerance
+from isthmus.geometry.sets.derivatives import Linearised, shortened, smooth
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 
@@ -75,6 +77,18 @@ class Subspace(ConvexSet):
         y = self._flatten(x)
         return (y if self.radius is None else inside(y, norm(y) / self.radius)).to(x.dtype)
 
+    def linearised(self, z: Array) -> Linearised:
+        """The derivative of the ball, on the span."""
+        axes: Array = self.basis.cpu().numpy()
+
+        def span(x: Array) -> Array:
+            return (axes @ x) @ axes
+
+        if self.radius is None:
+            return span(z), span
+        w, derivative = shortened(span(z), self.radius)
+        return w, lambda x: derivative(span(x))
+
     def _lmo(self, g: Tensor) -> Tensor:
         y = self._flatten(g)
         return (y * (-(self.radius or 0.0) / (norm(y) or 1.0))).to(g.dtype)
@@ -127,6 +141,12 @@ class Ellipsoid(ConvexSet):
         a, target = self.axes.to(x.device), x.double()
         y = target * (a**2 / (a**2 + secular_root(a, target, self.radius)))
         return inside(y, self._gauge(y)).to(x.dtype)
+
+    def linearised(self, z: Array) -> Linearised:
+        """By the constant curvature 1 / axes^2 of the ellipsoid."""
+        w = self.project(torch.from_numpy(z)).numpy()
+        weight: Array = 1 / self.axes.cpu().numpy() ** 2
+        return smooth(z, w, weight * w, weight)
 
     def _lmo(self, g: Tensor) -> Tensor:
         axes: Tensor = self.axes.to(g.device)

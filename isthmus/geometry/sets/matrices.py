@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive, positive_int
 from isthmus.geometry.sets.balls import L1Ball
 from isthmus.geometry.sets.base import ConvexSet, inside, norm
+from isthmus.geometry.sets.derivatives import Linearised, same, threshold
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,40 @@ class NuclearBall(_MatrixSet):
             return x
         y = ((u * L1Ball(self.radius)._project(s)) @ vh).flatten()
         return inside(y, self._gauge(y)).to(x.dtype)
+
+    def linearised(self, z: Array) -> Linearised:
+        """Soft thresholding of singular values, with the derivative of a spectral map in the singular basis."""
+        p, q = min(self.shape), max(self.shape)
+        flip = self.shape[0] > self.shape[1]
+
+        def matrix(x: Array) -> Array:
+            return x.reshape(self.shape).T if flip else x.reshape(self.shape)
+
+        def flat(x: Array) -> Array:
+            return (x.T if flip else x).reshape(p * q)
+
+        u, s, vt = np.linalg.svd(matrix(z), full_matrices=False)
+        if s.sum() <= self.radius:
+            return z, same
+        tau = threshold(s, self.radius)
+        kept = s > tau
+        f = np.where(kept, s - tau, 0.0)
+        tiny = np.finfo(float).tiny
+        plus = (f[:, None] + f) / np.maximum(s[:, None] + s, tiny)
+        gap = s[:, None] - s
+        near = np.abs(gap) <= 1e-12 * s[0]
+        minus = np.where(near, np.minimum(kept[:, None], kept), (f[:, None] - f) / np.where(near, 1.0, gap))
+        symmetric, skew, side = (minus + plus) / 2, (minus - plus) / 2, (f / np.maximum(s, tiny))[:, None]
+        count = int(kept.sum())
+
+        def derivative(x: Array) -> Array:
+            left = u.T @ matrix(x)
+            core = left @ vt.T
+            mixed = symmetric * core + skew * core.T - side * core
+            mixed.flat[:: p + 1] -= kept * (np.diagonal(core)[kept].sum() / count)
+            return flat(u @ (mixed @ vt + side * left))
+
+        return flat((u[:, kept] * f[kept]) @ vt[kept]), derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         u, s, vh = self._svd(g)

@@ -10,8 +10,10 @@ import torch
 from scipy.optimize import linprog, nnls
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, VertexForm, norm, own, tolerance
+from isthmus.geometry.sets.derivatives import Linearised, clamped, thresholded
 from isthmus.geometry.sets.minnorm import nearest
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_normal
@@ -54,6 +56,10 @@ class Box(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         return x.clamp(*self._bounds(x))
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates strictly inside move, the others do not."""
+        return clamped(z, self.lo.numpy(), self.hi.numpy())
 
     def _lmo(self, g: Tensor) -> Tensor:
         lo, hi = self._bounds(g)
@@ -109,6 +115,10 @@ class Simplex(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
+
+    def linearised(self, z: Array) -> Linearised:
+        """Coordinates above the threshold move, less their mean."""
+        return thresholded(z, self.radius, signed=False)
 
     def _lmo(self, g: Tensor) -> Tensor:
         s = torch.zeros_like(g)

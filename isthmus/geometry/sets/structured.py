@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive, positive_int, refuse
 from isthmus.geometry.sets.balls import L1Ball
 from isthmus.geometry.sets.base import ConvexSet, inside, tolerance
+from isthmus.geometry.sets.derivatives import Linearised, same, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_chi
 
 
@@ -55,6 +58,30 @@ class GroupBall(ConvexSet):
         kept = L1Ball(self.radius)._project(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
         y = x.double() * self._spread(kept.clamp(max=1.0))
         return inside(y, self._gauge(y)).to(x.dtype) if float(norms.sum()) > self.radius else x
+
+    def linearised(self, z: Array) -> Linearised:
+        """Thresholded group norms: each group keeps its direction."""
+        ids = self.groups.cpu().numpy()
+
+        def totals(x: Array) -> Array:
+            return np.bincount(ids, x).astype(np.float64, copy=False)
+
+        norms = np.sqrt(totals(z * z))
+        if norms.sum() <= self.radius:
+            return z, same
+        tau = threshold(norms, self.radius)
+        kept = norms > tau
+        safe = np.where(kept, norms, 1.0)
+        shrink: Array = np.where(kept, 1 - tau / safe, 0.0)[ids]
+        unit: Array = z * np.where(kept, 1 / safe, 0.0)[ids]
+
+        def derivative(x: Array) -> Array:
+            along = totals(unit * x)
+            level = float(along.sum()) / np.count_nonzero(kept)
+            moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
+            return moved
+
+        return shrink * z, derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         norms = self._norms(g.double())
@@ -124,6 +151,16 @@ class Product(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         return torch.cat([part._project(block) for part, block in self._blocks(x)])
+
+    def linearised(self, z: Array) -> Linearised:
+        """Block by block."""
+        cuts = np.cumsum(self.sizes)[:-1]
+        found = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
+
+        def derivative(x: Array) -> Array:
+            return np.concatenate([one(block) for (_, one), block in zip(found, np.split(x, cuts), strict=True)])
+
+        return np.concatenate([w for w, _ in found]), derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         return torch.cat([part._lmo(block) for part, block in self._blocks(g)])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Stored, columns, device_of, dtype_of, to_dense
+from isthmus.base.matrix import Stored, code_room, columns, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches.base import (
     Context,
@@ -173,12 +173,10 @@ class PerLeafMap(Sketch):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
         hi = check_block(self, x, lo)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device_of(x))
-        for leaf in self.space.leaves:
-            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
-            if left < right:
-                part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
-                code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
+        code = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
+            code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
         return code
 
     def leaf(self, name: str, rows: R) -> R | None:

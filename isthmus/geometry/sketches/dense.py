@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Stored, columns, device_of, dtype_of, matmul
+from isthmus.base.matrix import Stored, code_room, columns, matmul
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
@@ -108,10 +108,9 @@ class DenseMap(Sketch):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """X Phi[:, lo:hi]' accumulated over chunks of columns, dense or CSR."""
         hi = check_block(self, x, lo)
-        device = device_of(x)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        code = code_room(x, self.m)
         for left, right in self._parts(lo, hi):
-            code += matmul(columns(x, left - lo, right - lo), self._part(left, right, device, code.dtype))
+            code += matmul(columns(x, left - lo, right - lo), self._part(left, right, code.device, code.dtype))
         return code
 
     def chunks(self) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Stored, columns, device_of, dtype_of, is_sparse, matmul
+from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
 from isthmus.geometry.sketches.base import OuterForm, R, Random, Sketch, check_block, check_vector, round_up, spread
 from isthmus.geometry.sketches.identity import stack
@@ -114,13 +114,10 @@ class KroneckerMap(Sketch):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
         hi = check_block(self, x, lo)
-        device = device_of(x)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
-        for leaf in self.space.leaves:
-            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
-            if left < right:
-                part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
-                code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
+        code = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
+            code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
         return code
 
     def _leaf_rows(self, leaf: Leaf, part: Stored, like: Tensor) -> Tensor:

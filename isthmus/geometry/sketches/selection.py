@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Stored, device_of, dtype_of, is_sparse, to_dense
+from isthmus.base.matrix import Stored, code_room, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import (
@@ -67,12 +67,11 @@ class SelectionMap(Sketch):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
         places, local = self._inside(lo, check_block(self, x, lo))
-        device = device_of(x)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        code = code_room(x, self.m)
         if is_sparse(x):
             read = to_dense(x[:, local.numpy()])
         else:
-            read = x[:, self.once((lo, places.stop), lambda: local, device)]
+            read = x[:, self.once((lo, places.stop), lambda: local, code.device)]
         code[:, places] = read * self.scale
         return code
 

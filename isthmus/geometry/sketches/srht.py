@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness
-from isthmus.base.matrix import Stored, device_of, dtype_of, to_dense
+from isthmus.base.matrix import Stored, code_room, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve
@@ -75,15 +75,14 @@ class HadamardMap(Sketch):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows, a block of columns and about `CHUNK_BYTES` at a time."""
         hi = check_block(self, x, lo)
-        device = device_of(x)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
+        code = code_room(x, self.m)
         for block in self._blocks:
             left, right = max(lo, block.start), min(hi, block.start + block.size)
             if left >= right or not len(block.chosen):
                 continue
             signs, chosen = (
                 self._signs(block, code)[left - block.start : right - block.start],
-                self._chosen(block, device),
+                self._chosen(block, code.device),
             )
             step = max(1, base.CHUNK_BYTES // (32 * block.size))
             for start in range(0, x.shape[0], step):

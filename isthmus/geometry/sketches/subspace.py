@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Stored, as_dtype, columns, device_of, dtype_of, is_sparse, matmul, rmatmul
+from isthmus.base.matrix import Stored, as_dtype, code_room, columns, device_of, dtype_of, is_sparse, matmul, rmatmul
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import (
@@ -417,34 +417,27 @@ class JoinedMap(PublicMap):
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
         hi = check_block(self, x, lo)
-        device = device_of(x)
-        total = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
-        for name, left, right in self._overlaps(lo, hi):
-            total += self.blocks[name].rows(columns(x, left - lo, right - lo), left - self.space[name].start)
+        total = code_room(x, self.m)
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            total += self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
         return total
 
     def block(self, lo: int, hi: int) -> Tensor:
         """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
-        spans = ((name, left - self.space[name].start, right - left) for name, left, right in self._overlaps(lo, hi))
-        return torch.cat([self.blocks[name].block(start, start + width) for name, start, width in spans], 1)
+        spans = self.space.overlaps(lo, hi)
+        return torch.cat([self.blocks[x.name].block(left - x.start, right - x.start) for x, left, right in spans], 1)
 
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of outer products; those of one leaf go to its map."""
         hi = lo + a.shape[-1] * b.shape[-1]
-        name, left, right = next(self._overlaps(lo, hi))
-        inside = (left, right) == (lo, hi)
-        return self.blocks[name].outer(a, b, lo - self.space[name].start) if inside else super().outer(a, b, lo)
+        leaf, left, right = next(self.space.overlaps(lo, hi))
+        if (left, right) != (lo, hi):
+            return super().outer(a, b, lo)
+        return self.blocks[leaf.name].outer(a, b, lo - leaf.start)
 
     def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, from its own map."""
         return self.blocks[name].leaf(name, rows)
-
-    def _overlaps(self, lo: int, hi: int) -> Iterator[tuple[str, int, int]]:
-        """The leaves that columns lo..hi-1 meet, and where."""
-        for leaf in self.space.leaves:
-            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
-            if left < right:
-                yield leaf.name, left, right
 
 
 BLOCK = 64

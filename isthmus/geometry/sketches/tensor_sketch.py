@@ -129,15 +129,13 @@ class TensorMap(HashedMap):
     def hashes(self, lo: int, hi: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Buckets and signs of columns lo..hi-1, from those of the two sides."""
         buckets, signs = [], []
-        for leaf in self.space.leaves:
-            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
-            if left < right:
-                index = torch.arange(left - leaf.start, right - leaf.start, device=device)
-                p = self._shapes[leaf.start][1]
-                places = index // p, index % p
-                first, second = ([x[at] for x in self._side(leaf.start, i, device)] for i, at in enumerate(places))
-                buckets.append((first[0] + second[0]) % self.m)
-                signs.append(first[1] * second[1])
+        for leaf, left, right in self.space.overlaps(lo, hi):
+            index = torch.arange(left - leaf.start, right - leaf.start, device=device)
+            p = self._shapes[leaf.start][1]
+            places = index // p, index % p
+            first, second = ([x[at] for x in self._side(leaf.start, i, device)] for i, at in enumerate(places))
+            buckets.append((first[0] + second[0]) % self.m)
+            signs.append(first[1] * second[1])
         return torch.cat(buckets).unsqueeze(0), torch.cat(signs).unsqueeze(0)
 
     def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:

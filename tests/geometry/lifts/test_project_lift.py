@@ -130,6 +130,17 @@ def test_whole_space(encoder: CountSketch | GaussianSketch) -> None:
     np.testing.assert_allclose(project_and_lift(Whole(), sketch, v, start), expected, atol=1e-9)
 
 
+def test_a_ball_about_a_centre() -> None:
+    rng = np.random.default_rng(0)
+    centre = rng.standard_normal(D)
+    ball, sketch = L2Ball(1.0, center=centre), CountSketch(15).draw(D, seed=1)
+    v = sketch.forward(torch.from_numpy(centre + 3 * rng.standard_normal(D))).numpy()
+    result = solve_lift(ball, sketch, v, np.zeros(D))
+    shifted = solve_lift(L2Ball(1.0), sketch, v - sketch.forward(torch.from_numpy(centre)).numpy(), -centre)
+    assert result.converged and ball.contains(result.point)
+    assert result.residual == pytest.approx(shifted.residual, rel=1e-6)
+
+
 def test_set_known_by_its_linear_minimiser() -> None:
     ball = L2Ball(1.0)
     derived = FromLMO(ball.lmo)
