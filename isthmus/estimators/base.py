@@ -31,6 +31,7 @@ from isthmus.estimators.inputs import (
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.estimators.parameters import Parameters
+from isthmus.estimators.stored import save
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json, noise_multiplier
 from isthmus.privacy.accounting import epsilon_of
@@ -362,8 +363,6 @@ class PrivateLinear(Parameters):
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
-        from isthmus.estimators.stored import save
-
         save(self, path)
 
     def _loss_facts(self) -> dict[str, Any]:

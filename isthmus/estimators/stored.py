@@ -25,9 +25,7 @@ from torch import Tensor
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import find
 from isthmus.base import known, validate
-from isthmus.estimators.base import PrivateLinear
-from isthmus.estimators.classifier import PrivateClassifier
-from isthmus.estimators.regressor import PrivateRegressor
+from isthmus.estimators.parameters import Parameters
 from isthmus.geometry.sets import ConvexSet
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.objectives import LinearModel
@@ -35,7 +33,7 @@ from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State, pack, unpack
 
 FORMAT = "isthmus-estimator-1"
-KINDS: dict[str, type[PrivateLinear]] = {kind.__name__: kind for kind in (PrivateClassifier, PrivateRegressor)}
+KINDS = ("PrivateClassifier", "PrivateRegressor")
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 FITTED = ("coef_", "intercept_", "classes_", "target_bounds_", "n_features_in_", "feature_names_in_", "n_iter_")
@@ -45,12 +43,13 @@ PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds
 Tensors = dict[str, Tensor]
 
 
-def save(estimator: PrivateLinear, path: str | Path) -> None:
+def save(estimator: Any, path: str | Path) -> None:
     """Write a fitted estimator to one file, whole or not at all.
 
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
 
     >>> import tempfile
+    >>> from isthmus import PrivateClassifier
     >>> X, y = np.random.default_rng(0).uniform(-1, 1, (500, 3)), np.arange(500) % 2
     >>> model = PrivateClassifier(epsilon=1.0, bounds=(-1, 1), classes=[0, 1]).fit(X, y)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -59,9 +58,9 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
     >>> bool((again.predict_proba(X) == model.predict_proba(X)).all()), again.privacy_ == model.privacy_
     (True, True)
     """
-    kind = type(estimator).__name__
+    kind = known.address(type(estimator))
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
-    validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
+    validate.check(kind in KINDS, "estimator", estimator, remedy)
     validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
     tensors: Tensors = {}
     state = getattr(estimator, "_partial_state", None)
@@ -105,7 +104,7 @@ def load(path: str | Path) -> Any:
 # ---------------------------------------------------------------- parts of the tree
 
 
-def _params(estimator: PrivateLinear, tensors: Tensors) -> dict[str, Any]:
+def _params(estimator: Any, tensors: Tensors) -> dict[str, Any]:
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
         given["random_state"] = None
@@ -113,7 +112,7 @@ def _params(estimator: PrivateLinear, tensors: Tensors) -> dict[str, Any]:
     return {name: _encode(value, f"params/{name}", tensors) for name, value in given.items()}
 
 
-def _attributes(estimator: PrivateLinear, names: tuple[str, ...], tensors: Tensors) -> dict[str, Any]:
+def _attributes(estimator: Any, names: tuple[str, ...], tensors: Tensors) -> dict[str, Any]:
     there = {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
     return {name: _encode(value, f"fitted/{name}", tensors) for name, value in there.items()}
 
@@ -126,10 +125,11 @@ def _state_tree(state: State, tensors: Tensors) -> dict[str, Any]:
     return {each.name: pack(getattr(state, each.name), f"state/{each.name}", tensors) for each in fields(state)}
 
 
-def _rebuilt(tree: dict[str, Any], tensors: Tensors) -> PrivateLinear:
+def _rebuilt(tree: dict[str, Any], tensors: Tensors) -> Any:
     params = {name: _decode(value, tensors) for name, value in tree["params"].items()}
     params |= {"loss": _found(params["loss"]), "algorithm": _found(params["algorithm"])}
-    estimator = KINDS[tree["class"]](**params)
+    validate.check(tree["class"] in KINDS, "path", tree["class"], f"this file holds no {' or '.join(KINDS)}")
+    estimator: Any = known.imported(Parameters, tree["class"])(**params)
     estimator._weights = _decode(tree["weights"], tensors)
     estimator._maps = RowMaps(
         [RowMap(**{name: _decode(value, tensors) for name, value in each.items()}) for each in tree["maps"]]

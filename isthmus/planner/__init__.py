@@ -75,7 +75,8 @@ def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[C
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    for filling in _everything(facts, refused) if asked is None else _asked(facts, asked, refused):
+    fillings = _everything(facts, refused) if asked is None else _asked(facts, asked, refused)
+    for filling in dict.fromkeys(fillings):
         made = _within(facts, filling(facts))
         if isinstance(made, Refusal):
             refused[filling.name] = made.reason
