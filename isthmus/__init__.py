@@ -168,4 +168,5 @@ class _Alias(Loader):
         module.__spec__ = self.spec  # the import system has written the alias's into the module
 
 
-sys.meta_path.insert(0, _Aliases())  # before files are looked for: an alias has no file of its own
+# First: the finder of paths would load a second copy of `isthmus.sets.balls` from the folder of the package.
+sys.meta_path.insert(0, _Aliases())

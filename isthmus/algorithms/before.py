@@ -120,13 +120,8 @@ def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Rec
         )
         validate.check({item.name for item in items} <= planned, "recipe", recipe.name, remedy)
         assert pipe.promise is not None and plan is not None
-        terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, mu_of(plan))
+        terms = Terms(pipe.promise.records, pipe.rounds or 1, 1.0, plan.mu)
         copies: list[Before] = [Copied()] if copy else []
         return replace(pipe, before=[*bought(plan, items, terms), *pipe.before, *copies])
 
     return Recipe(recipe.name, build if items else recipe.build, recipe.arguments)
-
-
-def mu_of(plan: PrivacyPlan) -> float:
-    """The Gaussian-DP parameter of the whole budget."""
-    return float(1 / (dpa.get_sigma_gaussian(plan.epsilon, plan.delta) * plan.adjacency.factor))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.budget import default_delta
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 from isthmus.round.minimize import Binding
@@ -66,7 +67,7 @@ class Budget:
         """The split of the budget over what is released, what was charged before the recipe's own items among it."""
         left = 1 - sum(charge.share for charge in binding.before)
         items = [*binding.before, *(replace(item, share=item.share * left) for item in items)]
-        delta = min(1e-5, self.records(binding) ** -1.1) if self.delta is None else self.delta
+        delta = default_delta(self.records(binding)) if self.delta is None else self.delta
         return PrivacyPlan(self.epsilon, delta, self.relation, items=items)
 
     def promise(self, plan: PrivacyPlan, binding: Binding) -> Promise:

@@ -33,7 +33,7 @@ def poisson_multiplier(facts: Facts, rate: float, rounds: int) -> float:
 
 def full_multiplier(facts: Facts, rounds: int, share: float = 1.0) -> float:
     """sqrt(T / share) / mu: exact for Gaussian releases of all records."""
-    return math.sqrt(rounds / (share * (1 - facts.before))) / facts.mu
+    return Charge("gradient", rounds=rounds, share=share * (1 - facts.before)).number_at(1 / facts.mu)
 
 
 def split(facts: Facts, *items: Charge) -> dict[str, float]:

@@ -12,8 +12,8 @@ import numpy as np
 
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.base import validate
-from isthmus.privacy import noise_multiplier
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.problems.objectives.known import Loss, known_losses, loss_of, name_of
 
 SCALES = ("auto", "none", "columns", "moments")
@@ -124,7 +124,7 @@ class Facts:
         validate.positive_int(n=self.n, d=self.d)
         if self.epsilon != math.inf:
             validate.positive(epsilon=self.epsilon)
-        delta = min(1e-5, self.n**-1.1) if self.delta is None else self.delta
+        delta = default_delta(self.n) if self.delta is None else self.delta
         validate.open_unit(delta=delta)
         object.__setattr__(self, "delta", delta)
         several = self.of_loss.outputs(2) > 1
@@ -254,8 +254,7 @@ class Facts:
     def mu(self) -> float:
         """The Gaussian-DP parameter of the budget: full-batch noise is sqrt(T) / mu."""
         assert self.delta is not None
-        relation = Adjacency(self.adjacency)
-        return 1 / noise_multiplier(epsilon=self.epsilon, delta=self.delta, adjacency=relation)
+        return mu_of(self.epsilon, self.delta, Adjacency(self.adjacency))
 
     @property
     def b(self) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.algorithms.adaptive import COUNT_SHARE, Below
-from isthmus.algorithms.before import bought, charges_of, mu_of
+from isthmus.algorithms.before import bought, charges_of
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
@@ -234,7 +234,7 @@ class _Private:
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=replace(promise, epsilon=math.inf) if self.published else promise,
-            before=bought(plan, self.buys, Terms(n, rounds, self.clipping().init(), mu_of(plan))),
+            before=bought(plan, self.buys, Terms(n, rounds, self.clipping().init(), plan.mu)),
         )
 
     def _sampler(self, binding: Binding) -> PrivateSampler:

@@ -144,6 +144,7 @@ class Ranges(_Any):
     def rows(self, objective: Any) -> Counts:
         """A one for each column, in its octave."""
         X, columns = Scaled.of(objective.X).X, self._unknown(objective)
+        assert isinstance(X, Tensor)  # CSR was refused by `check`
         return Counts(lambda lo, hi: octaves(X[lo:hi][:, columns]), X.shape[0], len(columns), BINS)
 
     def numbers(self, objective: Any) -> int:

@@ -17,6 +17,7 @@ from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import dpa
+from isthmus.privacy.mechanisms import Mechanism
 from isthmus.privacy.noise import SeededSource
 from isthmus.round.pipeline import Pipeline, Release, Stage, slots
 from isthmus.round.step import bind_stage, close_stage, fragment, open_round, start
@@ -26,10 +27,10 @@ Values = dict[str, Bounded]
 
 
 @dataclass(frozen=True)
-class Tap:
+class Intercept(Mechanism):
     """A mechanism that keeps what it is handed and adds no noise.  For audits: nothing here is private.
 
-    >>> tap = Tap()
+    >>> tap = Intercept()
     >>> _ = tap.release(Bounded(torch.ones(2), 2, 1.0), None)
     >>> tap.kept[0].bound
     1.0
@@ -123,10 +124,10 @@ class Probe:
             self.round.held, self.round.released = held, released
 
     def _close(self, stage: Stage, records: LinearRecords, index: Tensor | None) -> Values:
-        taps: dict[str, Tap] = {}
+        taps: dict[str, Intercept] = {}
         releases: list[Release] = []
         for _, release, slot in slots([stage]):
-            taps[slot] = Tap()
+            taps[slot] = Intercept()
             releases.append(replace(release, mechanism=taps[slot], lift=discard))
         close_stage(self.round, replace(stage, releases=releases), self._message(stage, records, index), Keys())
         return {slot: tap.kept[0] for slot, tap in taps.items()}

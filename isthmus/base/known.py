@@ -46,7 +46,9 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
     >>> imported(Exception, "builtins:KeyError")
     <class 'KeyError'>
     """
-    found = [each for each in subclasses(kind) if address(each) == where]
+    found = [
+        each for each in (kind, *subclasses(kind)) if where in (address(each), f"{each.__module__}:{each.__qualname__}")
+    ]
     remedy = f"import it first: this process knows no such {kind.__name__}, and a file imports nothing itself"
     validate.check(bool(found), "path", where, remedy)
     return found[-1]  # a class that was defined again replaces its elder

@@ -1,4 +1,4 @@
-"""Data matrices: a dense tensor or a SciPy CSR matrix behind one small set of functions.
+"""Data matrices: a dense tensor, a SciPy CSR matrix or a view of one, behind one small set of functions.
 
 CSR is never densified.  Products with it run in SciPy on memory shared with the tensors, which is some
 forty times faster on a CPU than torch's own sparse products.
@@ -6,35 +6,145 @@ forty times faster on a CPU than torch's own sparse products.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from isthmus.base import validate
 
-Matrix: TypeAlias = Any
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Array: TypeAlias = NDArray[np.float64]
+Index: TypeAlias = slice | NDArray[np.int64] | tuple[slice, slice | NDArray[np.int64]]
+
+
+class Csr(Protocol):
+    """What the library asks of a SciPy csr_array or csr_matrix."""
+
+    data: Array
+    indices: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    has_canonical_format: bool
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def nnz(self) -> int: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def dtype(self) -> np.dtype[np.float64]: ...
+    @property
+    def T(self) -> Self: ...
+    @overload
+    def __matmul__(self, other: Array) -> Array: ...
+    @overload
+    def __matmul__(self, other: Csr) -> Self: ...
+    def __sub__(self, other: Csr) -> Self: ...
+    def __abs__(self) -> Self: ...
+    def __getitem__(self, index: Index) -> Self: ...
+    def astype(self, dtype: DTypeLike) -> Self: ...
+    def copy(self) -> Self: ...
+    def multiply(self, other: Csr | Array) -> Self: ...
+    def reshape(self, shape: tuple[int, int]) -> Self: ...
+    def resize(self, *shape: int) -> None: ...
+    def sum(self, axis: int) -> Array: ...
+    def mean(self, axis: int) -> Array: ...
+    def sum_duplicates(self) -> None: ...
+    def toarray(self) -> Array: ...
+    def tocoo(self) -> Self: ...
+    def tocsr(self) -> Self: ...
+
+
+class View(ABC):
+    """A matrix seen through a public map of its rows, in float64 on the CPU (`isthmus.problems.scaling.Scaled`)."""
+
+    ndim, dtype, device = 2, torch.float64, torch.device("cpu")
+    shape: tuple[int, int]
+    far: bool
+    """Whether rows are small differences of long vectors."""
+
+    @property
+    @abstractmethod
+    def upper(self) -> Tensor:
+        """An upper bound of each row's l2 norm."""
+
+    @property
+    @abstractmethod
+    def sparse(self) -> bool:
+        """Whether the matrix that is seen is CSR."""
+
+    @property
+    @abstractmethod
+    def roundings(self) -> int:
+        """How many roundings an entry has of its own, at most."""
+
+    @abstractmethod
+    def times(self, w: Tensor) -> Tensor:
+        """S w for a vector or a matrix w."""
+
+    @abstractmethod
+    def transposed_times(self, v: Tensor) -> Tensor:
+        """S' v for a vector or a matrix v."""
+
+    @abstractmethod
+    def take(self, index: Tensor) -> Self:
+        """Some rows, in the given order."""
+
+    @abstractmethod
+    def __getitem__(self, span: slice) -> Self: ...
+
+    @abstractmethod
+    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """`(lo, hi, rows)`: dense rows, a few at a time; the next may overwrite the last."""
+
+    @abstractmethod
+    def mass(self) -> Tensor | None:
+        """An upper bound of what the terms of each row do to a sum; None: its own norm."""
+
+    @abstractmethod
+    def gram(self) -> Tensor:
+        """S'S."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """The rows themselves."""
+
+    @abstractmethod
+    def plain(self) -> Stored:
+        """A copy of the rows that is held itself."""
+
+
+Stored: TypeAlias = Tensor | Csr
+"""A matrix that is held itself: dense or CSR."""
+Matrix: TypeAlias = Stored | View
 """A dense tensor, a SciPy csr_array or csr_matrix, or one of them seen through a public map of its rows."""
 
 CHUNK_BYTES = 1 << 26
 """Converted copies of a dense matrix stay near this size."""
 
 
-def is_sparse(x: Any) -> bool:
+def is_sparse(x: object) -> TypeIs[Csr]:
     """Whether `x` is a SciPy sparse matrix."""
-    return sp.issparse(x)
+    return bool(sp.issparse(x))
 
 
-def is_lazy(x: Any) -> bool:
+def is_lazy(x: object) -> TypeIs[View]:
     """Whether `x` is a matrix seen through a public map (`isthmus.problems.scaling.Scaled`)."""
-    return getattr(x, "lazy", False) is True
+    return isinstance(x, View)
 
 
-def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
+def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
     """A 2-d tensor or a CSR matrix of finite numbers; other sparse formats are converted to CSR.
 
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
@@ -43,13 +153,13 @@ def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
         return x
     if isinstance(x, Tensor) and x.layout != torch.strided:
         validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
-    if not sp.issparse(x):
+    if not is_sparse(x):
         dense = validate.as_tensor(name, x, ndim=2)
         return dense if dtype is None else dense.to(dtype)
     validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
     csr = x if x.format == "csr" else x.tocsr()
     validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
-    wanted = np.dtype(str(dtype).removeprefix("torch.")) if dtype is not None else csr.dtype
+    wanted: np.dtype[np.generic] = csr.dtype if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
     if wanted.kind != "f" or wanted.itemsize < 4:
         wanted = np.dtype(np.float32)
     elif wanted.itemsize > 8:
@@ -63,14 +173,33 @@ def as_matrix(name: str, x: Any, dtype: torch.dtype | None = None) -> Matrix:
 
 def dtype_of(x: Matrix) -> torch.dtype:
     """The torch dtype of a dense or CSR matrix."""
-    return getattr(torch, x.dtype.name) if sp.issparse(x) else x.dtype
+    if not is_sparse(x):
+        return x.dtype
+    dtype: torch.dtype = getattr(torch, x.dtype.name)
+    return dtype
+
+
+def device_of(x: Matrix) -> torch.device:
+    """The device of a matrix; CSR lies on the CPU."""
+    return torch.device("cpu") if is_sparse(x) else x.device
+
+
+def as_dtype(x: Csr, dtype: torch.dtype) -> Csr:
+    """A CSR matrix in a torch dtype."""
+    return x.astype(str(dtype).removeprefix("torch."))
+
+
+def with_data(x: Csr, data: Array) -> Csr:
+    """Other numbers in the pattern of a CSR matrix, which is shared."""
+    make: Callable[..., Csr] = type(x)
+    return make((data, x.indices, x.indptr), shape=x.shape)
 
 
 def take(x: Matrix, index: Tensor) -> Matrix:
     """Some rows, in the given order."""
     if is_lazy(x):
         return x.take(index)
-    return x[index.cpu().numpy()] if sp.issparse(x) else x[index]
+    return x[index.cpu().numpy()] if is_sparse(x) else x[index]
 
 
 def matmul(x: Matrix, w: Tensor) -> Tensor:
@@ -81,7 +210,7 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
     """
     if is_lazy(x):
         return x.times(w)
-    if sp.issparse(x):
+    if is_sparse(x):
         return torch.from_numpy(np.asarray(x @ _numpy(w))).to(w)
     if x.dtype == w.dtype:
         return x @ w
@@ -96,7 +225,7 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
     does any product with a matrix that is stored column by column: one record more or less would change others.
     Row by row and with two columns every row goes the same way.
     """
-    if is_lazy(x) or sp.issparse(x):
+    if is_lazy(x) or is_sparse(x):
         return matmul(x, w)
     if not x.is_contiguous():
         parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
@@ -114,7 +243,7 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     """
     if is_lazy(x):
         return x.transposed_times(r)
-    if sp.issparse(x):
+    if is_sparse(x):
         return torch.from_numpy(np.asarray(x.T @ _numpy(r))).to(r)
     if x.dtype == r.dtype:
         return x.T @ r
@@ -124,20 +253,21 @@ def rmatmul(x: Matrix, r: Tensor) -> Tensor:
     return total
 
 
-def columns(x: Matrix, lo: int, hi: int) -> Matrix:
+def columns(x: Stored, lo: int, hi: int) -> Stored:
     """The columns lo..hi-1."""
     return x if lo == 0 and hi == x.shape[1] else x[:, lo:hi]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a norm beyond the numbers is infinite, and no warning tells of it
-def row_norms(x: Matrix, ord: float = 2) -> Tensor:
+def row_norms(x: Stored, ord: float = 2) -> Tensor:
     """The l1, l2 or linf norm of each row, not yet rounded up: in float64 when sparse, else in float32 or better.
 
     >>> row_norms(sp.csr_array([[3.0, -4.0], [0.0, 0.0]]), 1)
     tensor([7., 0.], dtype=torch.float64)
     """
-    if not sp.issparse(x):
-        return torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+    if not is_sparse(x):
+        norms: Tensor = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.promote_types(x.dtype, torch.float32))
+        return norms
     x = canonical(x)
     magnitude = np.abs(x.data).astype(np.float64, copy=False)
     largest = _reduce_rows(np.maximum, magnitude, x.indptr)
@@ -152,7 +282,7 @@ def row_norms(x: Matrix, ord: float = 2) -> Tensor:
     return torch.from_numpy(scale * np.sqrt(_reduce_rows(np.add, magnitude * magnitude, x.indptr)))
 
 
-def canonical(x: sp.csr_array | sp.csr_matrix) -> sp.csr_array | sp.csr_matrix:
+def canonical(x: Csr) -> Csr:
     """The same CSR matrix with no entry stored twice (a copy only where one was)."""
     if x.has_canonical_format:
         return x
@@ -166,11 +296,11 @@ def to_dense(x: Matrix, dtype: torch.dtype | None = None) -> Tensor:
     if is_lazy(x):
         dense = x.dense()
     else:
-        dense = torch.from_numpy(x.toarray()) if sp.issparse(x) else x
+        dense = torch.from_numpy(x.toarray()) if is_sparse(x) else x
     return dense if dtype is None else dense.to(dtype)
 
 
-def _reduce_rows(ufunc: np.ufunc, values: np.ndarray, indptr: np.ndarray) -> np.ndarray:
+def _reduce_rows(ufunc: np.ufunc, values: Array, indptr: NDArray[np.int64]) -> Array:
     """A reduction of the stored values of each CSR row; 0 for an empty one."""
     out = np.zeros(len(indptr) - 1)
     full = np.diff(indptr) > 0
@@ -185,10 +315,11 @@ def _row_chunks(x: Tensor) -> list[tuple[int, int]]:
     return [(lo, min(lo + step, x.shape[0])) for lo in range(0, x.shape[0], step)]
 
 
-def _numpy(w: Tensor) -> np.ndarray:
+def _numpy(w: Tensor) -> Array:
     """A NumPy view of a tensor (a float32 copy of half-precision ones)."""
     w = w.detach().cpu()
-    return (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+    array: Array = (w if w.dtype in (torch.float32, torch.float64) else w.float()).numpy()
+    return array
 
 
 class Total:
@@ -245,10 +376,15 @@ def exact_products(device: torch.device) -> Iterator[None]:
             _set_precision(held)
 
 
-def _switches() -> tuple[Any, Any]:
+class _Switch(Protocol):
+    """How precisely a back end multiplies float32."""
+
+    fp32_precision: str
+
+
+def _switches() -> tuple[_Switch, _Switch]:
     """The precision switches of the two back ends that may multiply float32 in less."""
-    backends: Any = torch.backends
-    return backends.cuda.matmul, backends.mkldnn.matmul
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def _set_precision(values: list[str]) -> None:

@@ -11,7 +11,6 @@ secret; they never come from a seed.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +89,7 @@ def mix(hash_key: int, index: Tensor) -> Tensor:
     return word ^ _shift(word, 15)
 
 
-def _mix_array(hash_key: int, array: NDArray[Any]) -> NDArray[np.uint32]:
+def _mix_array(hash_key: int, array: NDArray[np.integer]) -> NDArray[np.uint32]:
     """`mix` in NumPy, whose calls cost less than torch's on short arrays."""
     word = array.astype(np.uint32) ^ np.uint32(hash_key & _MASK32)
     if array.dtype == np.int64:

@@ -12,23 +12,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # a ledger checks its arguments where torch is not loaded
+    from torch import Tensor
 
 
 class InvalidInput(ValueError):
     """A wrong argument: the message has its name, its value and what to do instead."""
 
 
-def refuse(argument: str, value: Any, remedy: str) -> NoReturn:
+def refuse(argument: str, value: object, remedy: str) -> NoReturn:
     """Raise `InvalidInput` in the package's one form."""
     raise InvalidInput(f"{argument}={_short(value)} is not allowed: {remedy}")
 
 
-def check(ok: bool, argument: str, value: Any, remedy: str) -> None:
+def check(ok: bool, argument: str, value: object, remedy: str) -> None:
     """Refuse `value` unless `ok`."""
     if not ok:
         refuse(argument, value, remedy)
@@ -70,7 +71,7 @@ def probability(**arguments: float) -> None:
         check(_is_real(value) and 0 < value <= 1, name, value, "give a number in (0, 1]")
 
 
-def one_of(choices: Iterable[Any], **arguments: Any) -> None:
+def one_of(choices: Iterable[object], **arguments: object) -> None:
     """Each argument is one of `choices`."""
     allowed = tuple(choices)
     for name, value in arguments.items():
@@ -97,14 +98,16 @@ def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
 def finite(**arguments: Tensor) -> None:
     """No tensor holds NaN or infinity."""
     for name, value in arguments.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            bad = int((~value.isfinite()).sum())
             raise InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
 
 
-def as_tensor(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
+def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """A floating tensor from a tensor, array or sequence, without a copy where possible; NaN and inf refused."""
-    if isinstance(value, Tensor):
+    import torch  # here alone: reports and ledgers are read without it
+
+    if isinstance(value, torch.Tensor):
         tensor = value
     else:
         try:
@@ -116,21 +119,21 @@ def as_tensor(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
         tensor = torch.from_numpy(np.atleast_1d(array) if ndim else array)
     if not tensor.is_floating_point():
         check(not tensor.is_complex(), f"{name}.dtype", tensor.dtype, "give real numbers")
-        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, Tensor) else torch.float64)
+        tensor = tensor.to(torch.get_default_dtype() if isinstance(value, torch.Tensor) else torch.float64)
     if ndim is not None:
         check(tensor.ndim == ndim, f"{name}.shape", tuple(tensor.shape), f"give {ndim} dimension(s)")
     finite(**{name: tensor})
     return tensor
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: object) -> bool:
     return _is_int(value) or isinstance(value, (float, np.floating))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

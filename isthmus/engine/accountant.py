@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from isthmus.base import validate
-from isthmus.privacy import Charge, PrivacyPlan, accounting, event_json
+from isthmus.privacy import Charge, FixedSize, FullBatch, Poisson, PrivacyPlan, accounting, event_json
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.calibrate import solve
-from isthmus.privacy.ledger import BudgetExceeded, Ledger
-from isthmus.privacy.library import dpa
+from isthmus.privacy.ledger import Ledger, Limit
+from isthmus.privacy.library import DpEvent, dpa
 
 ACCOUNTANTS = ("pld", "prv", "rdp")
 
@@ -41,13 +39,13 @@ class Accountant:
         tight = self.kind != "rdp" or not len(self)
         return self.ledger.spent(delta) if tight else self.cost(self.ledger.event(), delta)
 
-    def cost(self, event: Any, delta: float) -> float:
+    def cost(self, event: DpEvent, delta: float) -> float:
         """Epsilon at delta of an event."""
         if self.kind != "rdp" or self.ledger.adjacency is not Adjacency.ADD_REMOVE:
             return accounting.epsilon_of(event, delta, self.ledger.adjacency)  # by Renyi's where the tight one cannot
         return float(dpa.rdp.RdpAccountant().compose(event).get_epsilon(delta))
 
-    def multiplier(self, sampler: Any, rounds: int, epsilon: float, delta: float) -> float:
+    def multiplier(self, sampler: FullBatch | Poisson | FixedSize, rounds: int, epsilon: float, delta: float) -> float:
         """The noise multiplier with which that many rounds cost epsilon at delta, from below within 0.01 %.
 
         >>> from isthmus.privacy import Poisson
@@ -65,6 +63,17 @@ class Accountant:
 
         return solve(cost, epsilon, tight)[0]
 
+    def limit(self, rounds: int, epsilon: float, delta: float) -> Limit:
+        """At most the rounds that a target pays for, refused in this accountant's numbers.
+
+        >>> run = Ledger().run({"main": dpa.GaussianDpEvent(9.0)}, limit=Accountant(Ledger()).limit(1, 1.0, 1e-5))
+        >>> run.charge("main", 0)
+        >>> run.charge("main", 1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.38...
+        """
+        return Limit(rounds, (epsilon, delta), self.cost)
+
     @property
     def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sampling rate, steps) for each kind of round that is a sampled Gaussian."""
@@ -78,28 +87,3 @@ class Accountant:
 
     def __len__(self) -> int:
         return sum(self.ledger.rounds().values())
-
-
-class Limited:
-    """A run's charges up to the rounds that its target pays for, whatever the ledger it shares has left.
-
-    >>> event = dpa.GaussianDpEvent(9.0)
-    >>> limited = Limited(Ledger().run({"main": event}), event, 1, (1.0, 1e-5), "pld")
-    >>> limited.charge("main", 0)
-    >>> limited.charge("main", 1)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.382... to ...
-    """
-
-    def __init__(self, run: Any, event: Any, rounds: int, budget: tuple[float, float], kind: str) -> None:
-        self.run, self.event, self.rounds, self.budget, self.id = run, event, rounds, budget, run.id
-        self._accountant, self._used = Accountant(run.ledger, kind), 0
-
-    def charge(self, stage: Any, t: int = 0) -> None:
-        """Pay for one round of a stage, or refuse."""
-        if max(t, self._used) >= self.rounds:
-            delta, more = self.budget[1], accounting.compose([self.run.ledger.event(), self.event])
-            spent, asked = self._accountant.get_epsilon(delta), self._accountant.cost(more, delta)
-            raise BudgetExceeded(getattr(stage, "name", stage), 1, spent, asked, self.budget)
-        self.run.charge(stage, t)
-        self._used += 1

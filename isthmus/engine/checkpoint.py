@@ -1,4 +1,4 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON in the same file; no pickle is written or read."""
+"""Checkpoints of a training: the module, the optimiser, what the pipeline remembers, and what was spent."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
 from isthmus.privacy import event_json
 from isthmus.privacy.ledger import Ledger
-from isthmus.round.state import pack, unpack
 from isthmus.round.torch_loop import TorchDriver
 
 RESTORED = "restored:"
-FORMAT = "isthmus-checkpoint-1"
+FORMAT = storage.Format("isthmus-checkpoint-2", "save_checkpoint", unsealed=("isthmus-checkpoint-1",))
 
 
 def terms(event: Any, sampler: Any, sketch: Any, **choices: Any) -> dict[str, Any]:
@@ -60,23 +57,17 @@ def save(
     seeded: bool,
 ) -> None:
     """Write one file, whole or not at all; `seeded` says that noise which can be subtracted is in what it holds."""
-    tensors: dict[str, torch.Tensor] = {}
     state = driver.state
     tree = {
-        "module": pack(dict(module.state_dict()), "module", tensors),
-        "optimizer": None if optimizer is None else pack(optimizer.state_dict(), "optimizer", tensors),
-        "driver": pack(
-            {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes}, "driver", tensors
-        ),
+        "module": module.state_dict(),
+        "optimizer": None if optimizer is None else optimizer.state_dict(),
+        "driver": {"t": state.t, "parts": state.parts, "dims": state.dims, "bytes": state.bytes},
         "terms": agreed,
         "spent": spent_by_run(ledger),
         "seeded": seeded,
-        "extra": pack(extra or {}, "extra", tensors),
+        "extra": extra or {},
     }
-    target = Path(path)
-    partial = target.with_name(target.name + ".part")
-    save_file(tensors, partial, metadata={"format": FORMAT, "tree": json.dumps(tree)})
-    partial.replace(target)
+    FORMAT.write(path, tree)
 
 
 def load(
@@ -88,7 +79,7 @@ def load(
     optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
-    tree = _read(path)
+    tree = FORMAT.read(path, dict)
     validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
@@ -96,7 +87,7 @@ def load(
     module.load_state_dict(tree["module"])
     if optimizer is not None:
         validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
-        optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"], optimizer))
+        optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"]))
     driver.forget()
     kept = tree["driver"]
     device = next(driver.layers.parameters()).device
@@ -126,26 +117,9 @@ def _charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
                 ledger.pay(f"{RESTORED}{run}", json.loads(event), missing)
 
 
-def _read(path: str | Path) -> dict[str, Any]:
-    remedy = "give a file written by save_checkpoint; this one is missing, cut short or of another kind"
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        return unpack(json.loads(header["tree"]), tensors)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
-
-
-def _as_torch_has_it(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimiser's state dict: JSON made the numbers of parameters strings, and pairs such as betas lists."""
-    pairs = {key for group in optimizer.param_groups for key, value in group.items() if isinstance(value, tuple)}
-    groups = [
-        {key: tuple(value) if key in pairs else value for key, value in group.items()}
-        for group in state["param_groups"]
-    ]
-    return {"state": {int(key): value for key, value in state["state"].items()}, "param_groups": groups}
+def _as_torch_has_it(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state dict: format 1 had the numbers of parameters as strings."""
+    return {**state, "state": {int(key): value for key, value in state["state"].items()}}
 
 
 def _moved(tree: Any, device: torch.device) -> Any:
@@ -153,4 +127,4 @@ def _moved(tree: Any, device: torch.device) -> Any:
         return tree.to(device)
     if isinstance(tree, dict):
         return {key: _moved(value, device) for key, value in tree.items()}
-    return [_moved(value, device) for value in tree] if isinstance(tree, list) else tree
+    return type(tree)(_moved(value, device) for value in tree) if isinstance(tree, (list, tuple)) else tree

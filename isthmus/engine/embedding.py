@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from isthmus.base import validate
 from isthmus.geometry.sketches import Encoder
+from isthmus.privacy.budget import split
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,4 +36,5 @@ class GradientEmbedding:
 
     def multipliers(self, z: float) -> tuple[float, float]:
         """The noise multipliers of code and residual."""
-        return z / math.sqrt(self.share), z / math.sqrt(1 - self.share)
+        first, second = split(z, self.share, 1 - self.share)
+        return first, second

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from isthmus.base import validate
+from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, modules, options
-from isthmus.engine.accountant import Accountant, Limited
+from isthmus.engine.accountant import Accountant
+from isthmus.engine.claims import FIXED, KEPT, claims
 from isthmus.engine.filling import Filling, Norm, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
@@ -27,40 +31,27 @@ from isthmus.gradients.layers import Layers
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.leaks import warn_of_large_delta
+from isthmus.privacy.ledger import Limit
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
-from isthmus.privacy.statement import PrivacyStatement
-from isthmus.round.pipeline import Pipeline, Promise, Stage
+from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.round.spending import stopped
 from isthmus.round.torch_loop import Ticket, TorchDriver
 
-ASSUMPTIONS = (
-    "one record belongs to one person",
-    "no code between the layers mixes the examples of a batch (tested on first and on random batches, not proven), and "
-    "the loss is a mean (or sum) over them",
-    "whether a step is taken does not depend on the private data beyond what was released",
-    "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
-)
-RANDOM = (
-    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
-    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
-)
-FIXED = (
-    "the number of steps was fixed before training, whatever was released: stopping on results costs a planned budget"
-)
-MEAN = (
-    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss "
-    "divides by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
-)
-SHAPES = (
-    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
-    "how the tensor library multiplies matrices"
-)
-KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
-NORMALISER = "the number of records is public: it sets the sampling rate"
-PUBLIC = "the public examples are not private records, and were chosen without looking at those"
-
 Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
+
+
+@dataclass
+class Training:
+    """What was made private: its driver and noise, the terms it goes on with, its sampler, and its planned steps."""
+
+    driver: TorchDriver
+    noise: Any
+    terms: dict[str, Any]
+    sampler: str
+    planned: int | None = None
+    attached: bool = True
 
 
 class PrivacyEngine:
@@ -105,14 +96,9 @@ class PrivacyEngine:
         self._kind, self._given = accountant, ledger
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
-        self._budget: tuple[float, float] | None = None
-        self._runs: list[tuple[TorchDriver, dict[str, Any]]] = []
-        """Every training that was made private, with its terms."""
-        self._plans: list[tuple[TorchDriver, int | None]] = []
-        """Every training that was ever made private, with its planned steps."""
-        self._sources: list[Any] = []
-        self._drivers: list[TorchDriver] = []
-        self._samplers: list[str] = []
+        self._limit: Limit | None = None
+        self._trainings: list[Training] = []
+        """Every training that was ever made private."""
 
     # ------------------------------------------------------------ making things private
 
@@ -172,43 +158,18 @@ class PrivacyEngine:
             sketch, clipping, max_grad_norm, micro_batch_size, **extra, constraint=product_of(sets, layers)
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
-        stage = Stage(sampler, filling.releases(noise_multiplier, layers.space))
-        for release in stage.releases:
-            scale = release.mechanism.multiplier * release.clip.total(release.clip.init())  # type: ignore[attr-defined]
-            check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
+        stage = _stage(sampler, filling.releases(noise_multiplier, layers.space), layers)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
-        claims = (
-            *ASSUMPTIONS,
-            *([] if noise.seeded else [RANDOM]),
-            *([MEAN] if loss_reduction == "mean" else []),
-            SHAPES,
-            NORMALISER,
-            *([PUBLIC] if public is not None or looks_at_public(sketch) else []),
-        )
-        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, claims)
-        event = stage.event(promise.adjacency)
-        driver = self.driver = TorchDriver(
-            Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise),
-            module,
-            optimizer,
-            n=n,
-            loss=criterion,
-            public=public,
-            reduction=loss_reduction,
-            seed=self.seed,
-            noise=noise,
-            ledger=ledger.run({stage.name: event}, seeded=noise.seeded),
-            layers=layers,
-        )
-        driver.begin(Ticket(0))  # only batches of the private loader go through the module from now on
-        driver.rest()
+        looked = public is not None or looks_at_public(sketch)
+        told = claims(seeded=noise.seeded, mean=loss_reduction == "mean", public=looked)
+        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
+        own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": noise}
+        driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
-        agreed = checkpoint.terms(event, sampler, sketch, noise_multiplier=noise_multiplier, **numbers)
-        self._runs.append((driver, agreed))
-        self._plans.append((driver, None))
-        self._sources.append(noise)
-        self._drivers.append(driver)
-        self._samplers.append(sampler.describe())
+        terms = checkpoint.terms(
+            stage.event(ledger.adjacency), sampler, sketch, noise_multiplier=noise_multiplier, **numbers
+        )
+        self._trainings.append(Training(driver, noise, terms, sampler.describe()))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
@@ -242,7 +203,7 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, None, 1)
         rounds, budget = max(1, round(epochs * sampler.rounds(n))), (target_epsilon, target_delta)
         scratch = Accountant(Ledger(adjacency=self._needed(poisson_sampling)), self._kind)
-        self._budget = budget
+        self._limit = scratch.limit(rounds, *budget)
         try:
             triple = self.make_private(
                 module=module,
@@ -254,10 +215,8 @@ class PrivacyEngine:
                 **rest,
             )
         finally:
-            self._budget = None
-        driver = self._require_driver()
-        driver.ledger = Limited(driver.ledger, driver.stage.event(self.ledger.adjacency), rounds, budget, self._kind)
-        self._plans[-1] = driver, rounds
+            self._limit = None
+        self._trainings[-1].planned = rounds
         return triple
 
     def detach(self) -> None:
@@ -266,11 +225,12 @@ class PrivacyEngine:
         A module can be pickled, trained without privacy or made private again then; ledger and statement stay.
         (Copies made with `copy.deepcopy` at any time are free of the engine by themselves.)
         """
-        for driver, _ in self._runs:
-            driver.forget()  # what was not released yet, or was refused, never is
-            driver.detach()
-            restore_steps(driver.optimizer)
-        self._runs = []
+        for training in self._trainings:
+            if training.attached:
+                training.driver.forget()  # what was not released yet, or was refused, never is
+                training.driver.detach()
+                restore_steps(training.driver.optimizer)
+            training.attached = False
 
     # ------------------------------------------------------------ what was spent
 
@@ -305,25 +265,19 @@ class PrivacyEngine:
         assert promise is not None
         warn_of_large_delta(delta, promise.n)
         event, told = self._planned()
-        kept = dict.fromkeys(name for each in self._drivers for name in each.guard.kept)
+        kept = dict.fromkeys(name for each in self._trainings for name in each.driver.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        return PrivacyStatement.of(
-            event,
-            delta,
-            promise.adjacency,
-            seeded=self._seeded,
-            n=promise.n,
-            sampler="; ".join(dict.fromkeys(self._samplers)),
-            assumptions=(*promise.assumptions, *told),
-            leaks=leaks,
-            noise="; ".join(dict.fromkeys(source.describe() for source in self._sources)),
-        )
+        account = Account(delta, promise.adjacency, promise.n, self._seeded, (*promise.assumptions, *told), leaks)
+        account.samplers = [each.sampler for each in self._trainings]
+        account.sources = [each.noise.describe() for each in self._trainings]
+        account.add(event)
+        return account.statement()
 
     def _planned(self) -> tuple[Any, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
         events, told = [self.ledger.event()], []
-        for driver, planned in self._plans:
-            done = driver.state.t
+        for training in self._trainings:
+            driver, planned, done = training.driver, training.planned, training.driver.state.t
             told += [FIXED] if planned is None else stopped(planned, done)
             if planned is not None and done < planned:
                 events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
@@ -334,8 +288,6 @@ class PrivacyEngine:
 
         It reads released values only, so it costs nothing.
         """
-        from isthmus.diagnostics import Tracker
-
         driver, tracker = self._require_driver(), Tracker() if tracker is None else tracker
 
         def observe(round: Any) -> None:
@@ -352,12 +304,7 @@ class PrivacyEngine:
 
     def public_rows(self, public: Any = None) -> Any:
         """Per-example gradients of public examples at the present weights, for `isthmus.diagnostics`."""
-        driver = self._require_driver()
-        driver._busy = True
-        try:
-            return driver._public_rows(torch.empty(0), public)
-        finally:
-            driver._busy = False
+        return self._require_driver().public_rows(public)
 
     # ------------------------------------------------------------ modules and checkpoints
 
@@ -385,8 +332,8 @@ class PrivacyEngine:
         checkpoint_dict: dict[str, Any] | None = None,
     ) -> None:
         """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
-        driver, agreed = self._run_of(module)
-        checkpoint.save(path, driver, self.ledger, agreed, module, optimizer, checkpoint_dict, self._seeded)
+        own = self._training_of(module)
+        checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, self._seeded)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -396,10 +343,30 @@ class PrivacyEngine:
         What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls, and training
         that was not private (seeded noise) never becomes so.
         """
-        driver, agreed = self._run_of(module)
-        return checkpoint.load(path, driver, self.ledger, agreed, module, optimizer)
+        own = self._training_of(module)
+        return checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
 
     # ------------------------------------------------------------ helpers
+
+    def _drive(
+        self,
+        stage: Stage,
+        promise: Promise,
+        ledger: Ledger,
+        layers: Layers,
+        optimizer: torch.optim.Optimizer,
+        **own: Any,
+    ) -> TorchDriver:
+        """The driver of a training; only batches of the private loader go through the module from now on."""
+        pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
+        charged = ledger.run(
+            {stage.name: stage.event(promise.adjacency)}, seeded=own["noise"].seeded, limit=self._limit
+        )
+        same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
+        self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
+        self.driver.begin(Ticket(0))
+        self.driver.rest()
+        return self.driver
 
     def _sampler(self, poisson: bool, n: int, batch: int, normaliser: float | None, micro: int) -> Poisson | FixedSize:
         if normaliser is not None:
@@ -427,7 +394,8 @@ class PrivacyEngine:
         needed = self._needed(poisson)
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
-            self._ledger = Ledger(path, self._budget, adjacency=needed)
+            budget = None if self._limit is None else self._limit.budget
+            self._ledger = Ledger(path, budget, adjacency=needed)
         validate.check(
             self._ledger.adjacency is needed,
             "poisson_sampling",
@@ -440,11 +408,11 @@ class PrivacyEngine:
     @property
     def _seeded(self) -> bool:
         """Whether any noise can be subtracted: of this engine, or of anything else that its ledger holds."""
-        return any(source.seeded for source in self._sources) or self.ledger.seeded
+        return any(training.noise.seeded for training in self._trainings) or self.ledger.seeded
 
-    def _run_of(self, module: nn.Module) -> tuple[TorchDriver, dict[str, Any]]:
+    def _training_of(self, module: nn.Module) -> Training:
         self._require_driver()
-        found = [run for run in self._runs if run[0].module is module]
+        found = [each for each in self._trainings if each.attached and each.driver.module is module]
         validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
         return found[-1]
 
@@ -452,3 +420,12 @@ class PrivacyEngine:
         if self.driver is None:
             raise RuntimeError("nothing was made private yet: call make_private or make_private_with_epsilon first")
         return self.driver
+
+
+def _stage(sampler: Poisson | FixedSize, releases: Sequence[Release], layers: Layers) -> Stage:
+    """The one stage of a round; noise too coarse or too fine for the dtype of the weights is refused."""
+    stage = Stage(sampler, releases)
+    for release in stage.releases:
+        scale = release.mechanism.multiplier * release.clip.total(release.clip.init())  # type: ignore[attr-defined]
+        check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
+    return stage

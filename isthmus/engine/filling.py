@@ -15,19 +15,9 @@ from isthmus.base.space import Space
 from isthmus.engine.embedding import GradientEmbedding
 from isthmus.geometry.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.geometry.sets import ConvexSet
-from isthmus.geometry.sketches import (
-    Encoder,
-    Identity,
-    Kronecker,
-    KroneckerSubspace,
-    PerLeaf,
-    Progressive,
-    PublicSubspace,
-    Residual,
-    Sketch,
-)
-from isthmus.geometry.sketches.selection import SelectionMap
+from isthmus.geometry.sketches import Encoder, Identity, Residual, Sketch
 from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
+from isthmus.privacy.budget import split
 from isthmus.privacy.clips import GroupClip
 from isthmus.round.pipeline import Release
 
@@ -43,7 +33,7 @@ class ModuleLift:
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Any) -> Lifted:
         """Lift a code."""
-        lift: Any = unbiased if isinstance(sketch, SelectionMap) else pinv if sketch.tight else adjoint
+        lift: Any = unbiased if sketch.selects else pinv if sketch.tight else adjoint
         return lift(sketch, y, w, eta)
 
 
@@ -99,48 +89,33 @@ class Filling:
     def _clip(self, encode: Encoder, space: Space) -> Any:
         if self.clipping == "per_layer":
             remedy = "its code mixes layers: clip flat, or take Kronecker, KroneckerSubspace, PerLeaf or no sketch"
-            validate.check(keeps_layers(encode), "sketch", encode, remedy)
+            validate.check(encode.keeps_layers, "sketch", encode, remedy)
             bounds = _shares(self.max_grad_norm, [leaf.name for leaf in space.leaves])
             return PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
         bound = float(self.max_grad_norm)  # type: ignore[arg-type]
-        before = clips_before(encode)
-        return GroupClip(bound, before=before) if self.micro > 1 else Clip(bound, before=before)
+        clip = GroupClip if self.micro > 1 else Clip
+        return clip(bound, before=encode.clips_before)
 
     def _adaptive(self, encode: Encoder, z: float, lift: Any) -> list[Release]:
         """The gradient, and the count of norms within the bound that moves the bound; both are paid for."""
-        clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=clips_before(encode))  # type: ignore[arg-type]
+        clip = AdaptiveClip(float(self.max_grad_norm), self.quantile, self.rate, before=encode.clips_before)  # type: ignore[arg-type]
         count = Below(encode, clip, "main/gradient")
+        first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
         return [
-            Release(encode=encode, clip=clip, mechanism=Gaussian(z / math.sqrt(1 - COUNT_SHARE)), lift=lift),
-            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(z / math.sqrt(COUNT_SHARE)), lift=discard),
+            Release(encode=encode, clip=clip, mechanism=Gaussian(first), lift=lift),
+            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(second), lift=discard),
         ]
 
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
         validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
         validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
-        validate.check(not clips_before(sketch.encoder), "sketch", sketch.encoder, 'here the code is clipped: "after"')
+        validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, 'here the code is clipped: "after"')
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip
         return [
             Release("code", sketch.encoder, clip(float(self.max_grad_norm)), mechanism=Gaussian(first), lift=pinv),  # type: ignore[arg-type]
             Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=Gaussian(second), lift=pinv),
         ]
-
-
-def clips_before(encode: Encoder) -> bool:
-    """Whether a sketch asks for clipping before the projection (as PDP-SGD was published)."""
-    if isinstance(encode, Progressive):
-        asked = {clips_before(each) for _, each in encode.schedule}
-        validate.check(len(asked) == 1, "sketch", encode, "clip after, or before, in every part of the schedule")
-        return asked.pop()
-    return isinstance(encode, PublicSubspace) and encode.clip == "before"
-
-
-def keeps_layers(encode: Encoder) -> bool:
-    """Whether a code has a part for every layer."""
-    if isinstance(encode, Progressive):
-        return all(keeps_layers(each) for _, each in encode.schedule)
-    return isinstance(encode, (Identity, Kronecker, KroneckerSubspace, PerLeaf))
 
 
 def _shares(given: Norm, names: list[str]) -> dict[str, float]:
@@ -155,8 +130,7 @@ def _shares(given: Norm, names: list[str]) -> dict[str, float]:
     return dict(zip(names, (float(value) for value in given), strict=True))
 
 
-def looks_at_public(sketch: Any) -> bool:
+def looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:
     """Whether a sketch, or a part of it, is learned from public examples."""
-    if isinstance(sketch, Progressive):
-        return any(looks_at_public(each) for _, each in sketch.schedule)
-    return isinstance(getattr(sketch, "encoder", sketch), (PublicSubspace, KroneckerSubspace))
+    encoder = sketch.encoder if isinstance(sketch, GradientEmbedding) else sketch
+    return isinstance(encoder, Encoder) and encoder.public

@@ -33,11 +33,11 @@ from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.estimators.parameters import Parameters
 from isthmus.estimators.stored import save
 from isthmus.planner import Choice, Plan, plan
-from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json, noise_multiplier
+from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
+from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
-from isthmus.privacy.pair import RunLedgers
 from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import Binding, Recipe, minimize
@@ -201,7 +201,7 @@ class PrivateLinear(Parameters):
         ledger = self._opened_ledger()
         if self._tallied:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
-            ledger = RunLedgers(own, shared=ledger, label=label, adjacency=self._adjacency)
+            ledger = Ledger(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
@@ -285,7 +285,7 @@ class PrivateLinear(Parameters):
         if not free or not (self._asked is None or self._asked.direct):
             return self.scale
         n = self._records(X.shape[0])
-        mu = 1 / noise_multiplier(epsilon=self.epsilon, delta=self._delta(n), adjacency=self._adjacency)
+        mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
         told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
         return "public" if told else self.scale
 
@@ -341,7 +341,10 @@ class PrivateLinear(Parameters):
     @property
     def _tallied(self) -> bool:
         """Whether the run keeps a ledger of its own beside its checkpoint."""
-        plain = self.ledger is None or isinstance(self.ledger, (str, os.PathLike)) or type(self.ledger) is Ledger
+        given = self.ledger
+        plain = (
+            given is None or isinstance(given, (str, os.PathLike)) or (type(given) is Ledger and given.label is None)
+        )
         return self.checkpoint is not None and plain
 
     def _margins(self, X: Any) -> np.ndarray:

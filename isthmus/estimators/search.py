@@ -51,13 +51,12 @@ from isthmus.privacy import (
     SecretSource,
     SeededSource,
     Source,
-    compose,
     epsilon_of,
-    event_json,
     joint,
-    noise_multiplier,
 )
+from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
+from isthmus.privacy.statement import Account
 from isthmus.problems.objectives.linear import CLASSES_READ
 from isthmus.round.aggregators import Local
 from isthmus.round.pipeline import Promise, Release, Stage
@@ -223,7 +222,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                estimator.set_params(ledger=_Dry(self._adjacency)).fit(X, y, sample_weight=weight)
+                estimator.set_params(ledger=_Dry(adjacency=self._adjacency)).fit(X, y, sample_weight=weight)
         except _Planned as planned:
             cost = joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
@@ -252,17 +251,12 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             f"the choice saw it, counted together as one Gaussian release; the last fit: {last.sampler}"
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
-        made = PrivacyStatement.of(
-            compose([Gaussian(split.multiplier).event(), event_json.from_json(last.event)]),
-            split.delta,
-            self._adjacency,
-            seeded=self.noise_seed is not None,
-            n=last.n,
-            sampler=how,
-            assumptions=dict.fromkeys((*(each for one in every for each in one.assumptions), apart)),
-            noise=last.noise,
-            leaks=(*leaks, *(each for one in every for each in one.leaks)),
-        )
+        account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
+        account.assumptions = (*(each for one in every for each in one.assumptions), apart)
+        account.leaks = (*leaks, *(each for one in every for each in one.leaks))
+        account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
+        account.add(last.event)
+        made = account.statement()
         return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
 
     @property
@@ -274,7 +268,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         return self.estimator._adjacency
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+        return default_delta(n) if self.delta is None else self.delta
 
     def _opened_ledger(self) -> Any:
         if isinstance(self.ledger, (str, os.PathLike)):
@@ -359,8 +353,7 @@ class Split:
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
         remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
         validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
-        whole = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency)
-        first, last = whole / math.sqrt(share), whole / math.sqrt(1 - share)
+        first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))
         return Split(candidates, validation, records, checks, epsilon, delta, adjacency, first, last, trial, rest)
 
@@ -371,7 +364,7 @@ class Split:
 
     def total(self) -> Any:
         """What everything together costs, as one release."""
-        return Gaussian(noise_multiplier(epsilon=self.epsilon, delta=self.delta, adjacency=self.adjacency)).event()
+        return Gaussian(1 / mu_of(self.epsilon, self.delta, self.adjacency)).event()
 
     def parts(self, n: int, noise: Any) -> np.ndarray:
         """The part of each record: 0 .. K - 1 train, K chooses."""
@@ -431,12 +424,9 @@ class _Planned(Exception):
         self.event = event
 
 
-class _Dry:
+class _Dry(Ledger):
     """A ledger that stops a fit where it is planned and nothing has been looked at."""
 
-    def __init__(self, adjacency: Adjacency) -> None:
-        self.adjacency = adjacency
-
-    def require(self, event: Any) -> None:
+    def require(self, event: Any, what: str = "run") -> None:
         """Stop."""
         raise _Planned(event)

@@ -69,8 +69,8 @@ def bounds(a: Tensor, b: Tensor, ord: float, work: torch.dtype, limit: int = CHU
 
 def _magnitude(a: Tensor, b: Tensor, ord: float) -> Tensor:
     """An upper bound of sum_t ||a_t||_ord ||b_t||_ord, float64."""
-    norms = (torch.linalg.vector_norm(x, ord, dim=-1).to(torch.float64) for x in (a, b))
-    first, second = norms
+    first: Tensor = torch.linalg.vector_norm(a, ord, dim=-1).to(torch.float64)
+    second: Tensor = torch.linalg.vector_norm(b, ord, dim=-1).to(torch.float64)
     slack = gamma(a.shape[2] + b.shape[2] + 8, a.dtype)
     tiny = math.sqrt(torch.finfo(a.dtype).tiny) * (a.shape[2] + b.shape[2])
     return (first * second).sum(1) * (1 + 2 * slack) + 4 * a.shape[1] * tiny

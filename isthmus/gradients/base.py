@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,13 +18,12 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch, TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
-if TYPE_CHECKING:
-    from isthmus.gradients.residual import ResidualRows
-    from isthmus.gradients.stack import Stack
+KINDS: dict[str, Callable[..., Rows]] = {}
+"""What makes the kinds that methods of all rows return: each is added by its own file, which imports this one."""
 
 
 class Rows(ABC):
@@ -45,6 +43,8 @@ class Rows(ABC):
     device: torch.device
     exact: bool = False
     """Whether sums of whole rows are exact, as counts are."""
+    positions: int = 1
+    """How many terms a row is the sum of."""
 
     @abstractmethod
     def norm_bounds(self, ord: float = 2) -> Bounds:
@@ -123,7 +123,15 @@ class Rows(ABC):
         codes = [sketch.rows(self.part(*span).dense(), lo) for span in self.spans()]
         return Dense(torch.cat(codes) if codes else self._zeros(0, sketch.m))
 
-    def inner(self, other: Rows) -> Tensor:
+    def outer_form(self) -> OuterForm | None:
+        """The factors of rows that are held as sums of outer products; None where they are not."""
+        return None
+
+    def table_form(self) -> TableForm | None:
+        """The places and values of rows of a table; None where they are not."""
+        return None
+
+    def inner(self, other: Mate) -> Tensor:
         """<g_i, h_j> with m rows of the same space (or what holds their factors): n x m, never an n x d matrix.
 
         The products are done in the wider dtype of both, float32 at least; here from blocks of dense rows.
@@ -195,25 +203,19 @@ class Rows(ABC):
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
 
-    def residual(self, codes: Rows, sketch: Sketch) -> ResidualRows:
+    def residual(self, codes: Rows, sketch: Sketch) -> Rows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
-        from isthmus.gradients.residual import ResidualRows
-
-        return ResidualRows(self, codes, sketch)
+        return KINDS["residual"](self, codes, sketch)
 
     @staticmethod
-    def stack(items: Sequence[tuple[str, Rows]]) -> Stack:
+    def stack(items: Sequence[tuple[str, Rows]]) -> Rows:
         """Named rows side by side."""
-        from isthmus.gradients.stack import Stack
-
-        return Stack(items)
+        return KINDS["stack"](items)
 
     @staticmethod
-    def with_factors(a: Any, b: Tensor) -> Rows:
+    def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
-        from isthmus.gradients.outer import Outer
-
-        return Outer(a, b).compact()
+        return KINDS["factors"](a, b)
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""

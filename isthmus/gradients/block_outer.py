@@ -11,7 +11,7 @@ from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import adding, rounding
-from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
@@ -109,7 +109,7 @@ class BlockOuter(Rows):
     def grouped(self, size: int) -> Rows:
         validate.positive_int(size=size)
         folded = Outer(self.inputs.flatten(2), self.outputs.flatten(2)).grouped(size)
-        assert isinstance(folded, Outer)
+        assert isinstance(folded, Outer) and isinstance(folded.a, Tensor)
         a, b = (x.unflatten(2, (self.blocks, -1)) for x in (folded.a, folded.b))
         return BlockOuter(a, b, self.ones)
 
@@ -130,9 +130,7 @@ class BlockOuter(Rows):
         return Dense(self.dense()) if smaller and self.n * self.d * self.dtype.itemsize <= CHUNK_BYTES else self
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        from isthmus.gradients.tied import total
-
-        return total([self, *others])
+        return KINDS["sum"]([self, *others])
 
     def _shown(self) -> Tensor:
         """The inputs with their column of ones."""
@@ -147,8 +145,5 @@ class BlockOuter(Rows):
 
 def one_leaf_factors(sketch: Sketch, shape: tuple[int, int]) -> tuple[Tensor, Tensor, float] | None:
     """(P_out, P_in, scale) of a sketch that is scale * P_out (x) P_in on one leaf of this shape, else None."""
-    factors = getattr(sketch, "factors", None)
-    if not isinstance(factors, dict) or len(factors) != 1:
-        return None
-    ((left, right),) = factors.values()
-    return (left, right, getattr(sketch, "scale", 1.0)) if (left.shape[1], right.shape[1]) == shape else None
+    found = sketch.sides_of_leaf()
+    return found if found is not None and (found[0].shape[1], found[1].shape[1]) == shape else None

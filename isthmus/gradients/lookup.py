@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
-from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.base import Mate, Sketch, TableForm
 from isthmus.gradients import adding, rounding
-from isthmus.gradients.base import Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
@@ -139,24 +138,25 @@ class Lookup(Rows):
             codes = values @ right.to(values).T
         return Rows.with_factors(codes, (scale * left).to(values).T[self.index])
 
-    def inner(self, other: Rows) -> Tensor:
+    def table_form(self) -> TableForm:
+        return TableForm(self.index, self.values, self.vocabulary)
+
+    def inner(self, other: Mate) -> Tensor:
         """The products of what two examples hold at equal places; places that many share go by a matrix product."""
-        mate: Any = other
-        if getattr(mate, "vocabulary", None) != self.vocabulary or mate.d != self.d:
+        mate = other.table_form()
+        if mate is None or mate.vocabulary != self.vocabulary or other.d != self.d:
             return super().inner(other)
-        dtype = rounding.working(self.dtype, mate.dtype)
-        theirs = _entries(mate.index, mate.values.to(dtype))
-        parts = [torch.zeros(0, mate.n, dtype=dtype, device=self.device)]
+        dtype = rounding.working(self.dtype, other.dtype)
+        theirs = _entries(mate.places, mate.values.to(dtype))
+        parts = [torch.zeros(0, other.n, dtype=dtype, device=self.device)]
         with exact_products(self.device):
             for lo, hi in row_spans(self.n, 4 * dtype.itemsize * self.positions * self.width):
                 mine = _entries(self.index[lo:hi], self.values[lo:hi].to(dtype))
-                parts.append(_matched(mine, theirs, (hi - lo, mate.n)))
+                parts.append(_matched(mine, theirs, (hi - lo, other.n)))
         return torch.cat(parts)
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        from isthmus.gradients.tied import total
-
-        return total([self, *others])
+        return KINDS["sum"]([self, *others])
 
     def _bounds(self, lo: int, hi: int, ord: float) -> Bounds:
         values = self.values[lo:hi].to(torch.float64)

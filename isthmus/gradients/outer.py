@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -11,11 +10,24 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, dtype_of, exact_products, is_lazy, is_sparse, matmul, rmatmul, to_dense
-from isthmus.geometry.sketches.base import Sketch
-from isthmus.geometry.sketches.kronecker import is_outer
+from isthmus.base.matrix import (
+    Csr,
+    Matrix,
+    Stored,
+    View,
+    as_dtype,
+    dtype_of,
+    exact_products,
+    is_lazy,
+    is_sparse,
+    matmul,
+    rmatmul,
+    to_dense,
+    with_data,
+)
+from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch
 from isthmus.gradients import _products, adding, rounding
-from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
@@ -49,7 +61,8 @@ class Outer(Rows):
             f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
         )
         validate.check(not (ones and is_sparse(a)), "ones", ones, "a CSR factor carries its own column of ones")
-        self.a, self.b, self.ones = a if is_sparse(a) else a.detach(), b.detach(), ones
+        self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
+        self.b, self.ones = b.detach(), ones
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]
         self.positions = 1 if a.ndim == 2 else a.shape[1]
         self.d = self.p * self.q
@@ -61,20 +74,21 @@ class Outer(Rows):
         if self.positions == 1:
             factor = self._factor_bounds(ord)
             self._known[ord] = factor[1]
-            return rounding.product(factor, rounding.matrix_bounds(self._flat(self.b), ord))
+            return rounding.product(factor, rounding.matrix_bounds(_flat(self.b), ord))
         work = self.dtype  # that of `sum`, which adds a rounded to it
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
-        parts = [_products.bounds(self._shown(self.a[lo:hi]), self.b[lo:hi], ord, work) for lo, hi in spans]
+        a = self._dense_a()
+        parts = [_products.bounds(self._shown(a[lo:hi]), self.b[lo:hi], ord, work) for lo, hi in spans]
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.positions > 1 or self.ones or is_sparse(self.a) or is_lazy(self.a):
+        if self.positions > 1 or self.ones or not isinstance(self.a, Tensor):
             return super().norm_upper(ord)
         if self.device.type != "cuda" and not rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
         rounding.check_ord(ord)
-        return self._sizes(ord) * rounding.device_upper(self._flat(self.b), ord) * (1 + 2.0**-50)
+        return self._sizes(ord) * rounding.device_upper(_flat(self.b), ord) * (1 + 2.0**-50)
 
     def underflow(self) -> Tensor:
         """What c b loses is multiplied by a: a long a beside a short b loses much."""
@@ -86,9 +100,9 @@ class Outer(Rows):
         if weights is not None:
             b = b * self._weights(weights).view(-1, *[1] * (b.ndim - 1))
         with exact_products(self.device):
-            if is_sparse(self.a) or is_lazy(self.a):
+            if not isinstance(self.a, Tensor):
                 return self._into(out, rmatmul(self.a, b).T.reshape(-1))
-            a, b = self._flat(self.a).to(self.dtype), self._flat(b)
+            a, b = _flat(self.a).to(self.dtype), _flat(b)
             total = self._empty(self.d) if out is None else out
             matrix = total.view(self.q, self.p)
             torch.mm(b.T, a, out=matrix[:, : a.shape[1]])
@@ -103,17 +117,17 @@ class Outer(Rows):
             if size is None:
                 return None
             size = size * (self.p**0.5 if ord == 1 else 1.0)
-            return size * rounding.matrix_bounds(self._flat(self.b), ord)[1] * (1 + 2.0**-40)
+            return size * rounding.matrix_bounds(_flat(self.b), ord)[1] * (1 + 2.0**-40)
         if self.positions == 1:
             return None
-        sizes = self._sizes(ord) * rounding.matrix_bounds(self._flat(self.b), ord)[1]
+        sizes = self._sizes(ord) * rounding.matrix_bounds(_flat(self.b), ord)[1]
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        if is_sparse(self.a) or is_lazy(self.a):
-            return self._seen_sum(weights, rho, out)
+        if not isinstance(self.a, Tensor):
+            return self._seen_sum(self.a, weights, rho, out)
         b = self._wide(self.b) * self._weights(weights).view(-1, *[1] * (self.b.ndim - 1))
-        a, b = self._flat(self.a).to(self.dtype), self._flat(b)
+        a, b = _flat(self.a).to(self.dtype), _flat(b)
         room = self._room(rho, out)
         matrix = room.view(self.q, self.p)
         adding.outer_sum(a, b, rho, matrix[:, : a.shape[1]])
@@ -121,16 +135,16 @@ class Outer(Rows):
             adding.row_sum(b, rho, matrix[:, -1])
         return room
 
-    def _seen_sum(self, weights: Tensor, rho: float, out: Tensor | None) -> Tensor:
+    def _seen_sum(self, whole: Csr | View, weights: Tensor, rho: float, out: Tensor | None) -> Tensor:
         """The same for sparse and mapped factors: in float64 unless they are few."""
-        if is_lazy(self.a):  # a map has roundings of its own
-            rho = max(0.0, rho - rounding.gamma(2 * self.a.U.shape[1] + 16, torch.float64))
-        if not is_lazy(self.a) and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
+        if is_lazy(whole):  # a map has roundings of its own
+            rho = max(0.0, rho - rounding.gamma(whole.roundings, torch.float64))
+        elif self.n <= adding.roundings(rho, self.dtype) - adding.SPARE:
             return self._room(rho, out).copy_(self.sum(weights))
         b = self.b.to(torch.float64) * weights.to(self.b.device, torch.float64)[:, None]
 
         def add(lo: int, hi: int) -> Tensor:
-            a = self.a if (lo, hi) == (0, self.n) else self.a[lo:hi]
+            a = whole if (lo, hi) == (0, self.n) else whole[lo:hi]
             return rmatmul(a, b[lo:hi]).T.reshape(-1)
 
         value = adding.in_float64(self.n, rho, (self.d,), self.device, add, max(1, self.n))
@@ -140,7 +154,7 @@ class Outer(Rows):
         return Outer(self.a[lo:hi], self.b[lo:hi], self.ones)
 
     def finite(self) -> Rows:
-        if is_lazy(self.a) or is_sparse(self.a):
+        if not isinstance(self.a, Tensor):
             return super().finite()
         a, b = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (self.a, self.b))
         return Outer(a, b, self.ones)
@@ -148,10 +162,9 @@ class Outer(Rows):
     def masked(self, keep: Tensor) -> Rows:
         if is_lazy(self.a):
             return super().masked(keep)
-        shape = (-1, *[1] * (self.b.ndim - 1))
-        kept = [x for x in (self.a, self.b) if not is_sparse(x)]
-        *a, b = (torch.where(keep.view(shape), x, torch.zeros((), dtype=x.dtype, device=x.device)) for x in kept)
-        return Outer(_kept_rows(self.a, keep) if is_sparse(self.a) else a[0], b, self.ones)
+        rows = keep.view(-1, *[1] * (self.b.ndim - 1))
+        a = _kept_rows(self.a, keep) if is_sparse(self.a) else _zero_unless(rows, self.a)
+        return Outer(a, _zero_unless(rows, self.b), self.ones)
 
     def dense(self) -> Tensor:
         a, b = self._shown(to_dense(self.a)).to(self.dtype), self._wide(self.b)
@@ -162,29 +175,33 @@ class Outer(Rows):
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
         if is_lazy(self.a):
             return super().through(sketch, lo)
-        a = self.a if is_sparse(self.a) else self.a.to(rounding.working(self.a.dtype))
-        a = self._shown(a)
+        a = self.a if is_sparse(self.a) else self._shown(self.a.to(rounding.working(self.a.dtype)))
         if self.q == 1 and self.positions == 1:
-            return Outer(sketch.rows(self._flat(a), lo), self._flat(self.b))
+            return Outer(sketch.rows(a if is_sparse(a) else _flat(a), lo), _flat(self.b))
         return Dense(sketch.outer(a, self._wide(self.b), lo))
 
-    def inner(self, other: Rows) -> Tensor:
+    def outer_form(self) -> OuterForm | None:
+        return None if is_lazy(self.a) else OuterForm(self.a, self.b, self.ones)
+
+    def inner(self, other: Mate) -> Tensor:
         """sum_{s,t} (a_is'a_jt)(b_is'b_jt): two products of factors, where that is cheaper than the q x p matrices."""
-        mate: Any = other
-        if not is_outer(mate) or (mate.q, mate.p) != (self.q, self.p):
+        mate = other.outer_form()
+        if mate is None or is_lazy(self.a):
             return super().inner(other)
-        pairs, m = self.positions * mate.positions, mate.n
+        shown = mate.shown()
+        if (mate.b.shape[-1], shown.shape[-1]) != (self.q, self.p):
+            return super().inner(other)
+        pairs, m = self.positions * (1 if mate.b.ndim == 2 else mate.b.shape[1]), other.n
         if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
             return super().inner(other)
-        dtype = rounding.working(self.dtype, mate.dtype)
-        shown = mate.a if not mate.ones else torch.cat([mate.a, mate.a.new_ones(*mate.a.shape[:-1], 1)], -1)
-        inputs, outputs = self._flat(shown), self._flat(mate.b)
+        dtype = rounding.working(self.dtype, other.dtype)
+        inputs, outputs = shown if is_sparse(shown) else _flat(shown), _flat(mate.b)
         width = self.positions * (self.p + self.q) + 3 * pairs * m
         parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
         with exact_products(self.device):
             for lo, hi in row_spans(self.n, width * dtype.itemsize):
-                a = self.a[lo:hi] if is_sparse(self.a) else self._flat(self._shown(self.a[lo:hi]))
-                terms = _cross(a, inputs, dtype).to(self.device) * _cross(self._flat(self.b[lo:hi]), outputs, dtype)
+                a = self.a[lo:hi] if is_sparse(self.a) else _flat(self._shown(self.a[lo:hi]))
+                terms = _cross(a, inputs, dtype).to(self.device) * _cross(_flat(self.b[lo:hi]), outputs, dtype)
                 parts.append(terms if pairs == 1 else terms.view(hi - lo, self.positions, m, -1).sum((1, 3)))
         return torch.cat(parts)
 
@@ -196,11 +213,9 @@ class Outer(Rows):
     def plus(self, others: Sequence[Rows]) -> Rows:
         mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
         if len(mates) <= len(others):
-            from isthmus.gradients.tied import total
-
-            return total([self, *others])
+            return KINDS["sum"]([self, *others])
         positions = sum(rows.positions for rows in mates)
-        if positions * (self.p + self.q) >= self.d or any(is_sparse(r.a) or is_lazy(r.a) for r in mates):
+        if positions * (self.p + self.q) >= self.d or not all(isinstance(r.a, Tensor) for r in mates):
             return super().plus(others)
         return _joined(mates)
 
@@ -212,7 +227,7 @@ class Outer(Rows):
             return super().minus(other)
         if _same(self.a, other.a):
             return Outer(self.a, self._wide(self.b) - other.b, self.ones)
-        if not is_sparse(self.a) and not is_sparse(other.a):
+        if isinstance(self.a, Tensor) and isinstance(other.a, Tensor):
             return _joined([self, other.scaled(-1.0)])
         if is_sparse(self.a) and is_sparse(other.a):
             return _sparse_rows(self._times(1) - other._times(1), self)
@@ -233,7 +248,7 @@ class Outer(Rows):
         return Outer(_fold(self.a, size, groups), _fold(b, size, groups), self.ones)
 
     def take(self, index: Tensor, factors: Tensor) -> Rows:
-        if is_sparse(self.a) or is_lazy(self.a):
+        if not isinstance(self.a, Tensor):
             return super().take(index, factors)
         index, shape = index.to(self.device), (-1, *[1] * (self.b.ndim - 1))
         return Outer(
@@ -247,12 +262,12 @@ class Outer(Rows):
         """Upper bounds of the norms of all a_t, computed once."""
         if ord not in self._known:
             quick = isinstance(self.a, Tensor) and not self.ones and (self.a.is_cuda or rounding.narrow(self.a))
-            upper = rounding.device_upper(self._flat(self.a), ord) if quick else self._factor_bounds(ord)[1]
+            upper = rounding.device_upper(_flat(self._dense_a()), ord) if quick else self._factor_bounds(ord)[1]
             self._known[ord] = upper
         return self._known[ord]
 
     def _factor_bounds(self, ord: float) -> Bounds:
-        low, high = rounding.matrix_bounds(self.a if is_sparse(self.a) else self._flat(self.a), ord)
+        low, high = rounding.matrix_bounds(_flat(self.a) if isinstance(self.a, Tensor) else self.a, ord)
         if self.ones:
             one = torch.ones_like(low)
             low, high = rounding.combine([(low, high), (one, one)], ord)
@@ -265,20 +280,23 @@ class Outer(Rows):
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(self.dtype)
 
-    def _flat(self, x: Any) -> Any:
-        return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    def _dense_a(self) -> Tensor:
+        """The factor of rows with several terms, which is always a tensor."""
+        assert isinstance(self.a, Tensor)
+        return self.a
 
     def _same_shape(self, other: Outer) -> bool:
         return (other.n, other.p, other.q, other.ones) == (self.n, self.p, self.q, self.ones)
 
-    def _times(self, size: int) -> sp.csr_array:
+    def _times(self, size: int) -> Csr:
         """The sums of `size` consecutive sparse rows, as a CSR matrix with q p columns."""
         groups = -(-self.n // size)
         rows = (np.arange(self.n) // size)[:, None] * self.q + np.arange(self.q)
         examples = np.repeat(np.arange(self.n), self.q)
         values = self._wide(self.b).cpu().numpy().ravel()
         mix = sp.csr_array((values, (rows.ravel(), examples)), shape=(groups * self.q, self.n))
-        return sp.csr_array((mix @ self.a).tocoo().reshape((groups, self.d)).tocsr())
+        sums: Csr = sp.csr_array((mix @ self.a).tocoo().reshape((groups, self.d)).tocsr())
+        return sums
 
 
 def Glm(r: Tensor, X: Matrix) -> Outer:
@@ -291,19 +309,26 @@ def Glm(r: Tensor, X: Matrix) -> Outer:
     return Outer(X, r[:, None])
 
 
-def _cross(x: Matrix, y: Matrix, dtype: torch.dtype) -> Tensor:
+def _flat(x: Tensor) -> Tensor:
+    """(n, p), or (n, T, p) with every position as a row of its own."""
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+
+
+def _zero_unless(keep: Tensor, x: Tensor) -> Tensor:
+    return torch.where(keep, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _cross(x: Stored, y: Stored, dtype: torch.dtype) -> Tensor:
     """x y' in a dtype, for dense or CSR factors with as many columns."""
-    if is_sparse(x) and is_sparse(y):
-        return to_dense(x.astype(str(dtype).removeprefix("torch.")) @ y.T, dtype)
     if is_sparse(y):
-        return _cross(y, x, dtype).T
+        return to_dense(as_dtype(x, dtype) @ y.T, dtype) if is_sparse(x) else _cross(y, x, dtype).T
     return matmul(x if is_sparse(x) else x.to(dtype), y.to(dtype).T)
 
 
 def _joined(rows: Sequence[Outer]) -> Outer:
     """The row-wise sum of factored rows, by laying their positions one after the other."""
-    dtype = rounding.working(*(r.a.dtype for r in rows))
-    a = [r.a.to(dtype).reshape(r.n, r.positions, r.p - r.ones) for r in rows]
+    dtype = rounding.working(*(r._dense_a().dtype for r in rows))
+    a = [r._dense_a().to(dtype).reshape(r.n, r.positions, r.p - r.ones) for r in rows]
     b = [r._wide(r.b).reshape(r.n, r.positions, r.q) for r in rows]
     return Outer(torch.cat(a, dim=1), torch.cat(b, dim=1), rows[0].ones)
 
@@ -316,13 +341,12 @@ def _fold(x: Tensor, size: int, groups: int) -> Tensor:
     return x.reshape(groups, positions, x.shape[-1])
 
 
-def _kept_rows(a: sp.csr_array, keep: Tensor) -> sp.csr_array:
+def _kept_rows(a: Csr, keep: Tensor) -> Csr:
     """A CSR matrix with zeros for the numbers of every row that is not kept."""
-    data = np.where(np.repeat(keep.cpu().numpy(), np.diff(a.indptr)), a.data, a.data.dtype.type(0))
-    return sp.csr_array((data, a.indices, a.indptr), shape=a.shape)
+    return with_data(a, np.where(np.repeat(keep.cpu().numpy(), np.diff(a.indptr)), a.data, a.data.dtype.type(0)))
 
 
-def _sparse_rows(values: sp.csr_array, like: Outer) -> Outer:
+def _sparse_rows(values: Csr, like: Outer) -> Outer:
     """Rows held as a CSR matrix: one factor is 1."""
     return Outer(values, torch.ones(values.shape[0], 1, dtype=like.dtype, device=like.device))
 
@@ -331,8 +355,14 @@ def _same(x: Matrix, y: Matrix) -> bool:
     """Whether two factors hold the same numbers."""
     if x is y:
         return True
-    if is_sparse(x) != is_sparse(y) or tuple(x.shape) != tuple(y.shape) or dtype_of(x) != dtype_of(y):
+    if tuple(x.shape) != tuple(y.shape) or dtype_of(x) != dtype_of(y):
         return False
-    if not is_sparse(x):
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
         return torch.equal(x, y)
-    return all(np.array_equal(getattr(x, k), getattr(y, k)) for k in ("indptr", "indices", "data"))
+    if not is_sparse(x) or not is_sparse(y):
+        return False
+    pairs = ((x.indptr, y.indptr), (x.indices, y.indices), (x.data, y.data))
+    return all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+KINDS["factors"] = lambda a, b: Outer(a, b).compact()

@@ -10,7 +10,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Rows
+from isthmus.gradients.base import KINDS, Rows
 from isthmus.gradients.rounding import Bounds
 
 
@@ -119,3 +119,6 @@ class ResidualRows(Rows):
 def _left(share: Tensor, guard: float) -> Tensor:
     """sqrt(1 - share^2 + guard), the part of a unit vector outside the captured share, not below 0."""
     return ((1 - share) * (1 + share) + guard).clamp_min(0.0).sqrt()
+
+
+KINDS["residual"] = ResidualRows

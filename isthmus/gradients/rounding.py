@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, is_lazy, is_sparse, row_norms
+from isthmus.base.matrix import Matrix, View, is_lazy, is_sparse, row_norms
 
 Bounds = tuple[Tensor, Tensor]
 
@@ -115,7 +115,7 @@ def matrix_bounds(x: Matrix, ord: float) -> Bounds:
     return widen(value, relative)
 
 
-def _seen_bounds(x: Matrix, ord: float) -> Bounds:
+def _seen_bounds(x: View, ord: float) -> Bounds:
     """A matrix seen through a map knows a bound of its rows' l2 norms; other norms are those of its chunks."""
     if ord == 2 or not x.shape[0]:
         return torch.zeros_like(x.upper), x.upper
@@ -201,7 +201,8 @@ def device_upper(x: Tensor, ord: float) -> Tensor:
     """The upper bound alone, in two kernels where the numbers are float32 or less."""
     if x.dtype == torch.float64 or x.shape[1] == 0:
         return matrix_bounds(x, ord)[1]
-    return torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64) * (1 + 2 * gamma(x.shape[1] + 8, torch.float64))
+    norms: Tensor = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
+    return norms * (1 + 2 * gamma(x.shape[1] + 8, torch.float64))
 
 
 def _extreme(value: Tensor, k: int, work: torch.dtype) -> Tensor:
@@ -214,4 +215,5 @@ def _extreme(value: Tensor, k: int, work: torch.dtype) -> Tensor:
 def _scaled_norms(x: Tensor, ord: float) -> Tensor:
     """Norms of rows in float64 after division by a power of two near their largest entry."""
     _, scale = power_of_two(x, 1000)
-    return scale * torch.linalg.vector_norm(x.to(torch.float64) / scale[:, None], ord, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(x.to(torch.float64) / scale[:, None], ord, dim=1)
+    return scale * norms

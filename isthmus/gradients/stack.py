@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.gradients import rounding
-from isthmus.gradients.base import Rows
+from isthmus.gradients.base import KINDS, Rows
 from isthmus.gradients.rounding import Bounds
 
 
@@ -39,7 +39,8 @@ class Stack(Rows):
         if self.device.type != "cuda" and self.dtype == torch.float64:  # whose squares may leave the range
             return super().norm_upper(ord)
         pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
-        return torch.linalg.vector_norm(pieces, ord, dim=0) * (1 + 2 * len(pieces) * 2.0**-52)
+        norms: Tensor = torch.linalg.vector_norm(pieces, ord, dim=0)
+        return norms * (1 + 2 * len(pieces) * 2.0**-52)
 
     def underflow(self) -> Tensor:
         return torch.stack([piece.underflow() for _, piece in self.items]).sum(0)
@@ -86,7 +87,7 @@ class Stack(Rows):
             lo += piece.d
         return codes[0].plus(codes[1:]) if len(codes) > 1 else codes[0]
 
-    def inner(self, other: Rows) -> Tensor:
+    def inner(self, other: Mate) -> Tensor:
         """The sum over leaves of the same name."""
         theirs = dict(other.leaves())
         if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
@@ -112,3 +113,6 @@ class Stack(Rows):
 
     def _each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items])
+
+
+KINDS["stack"] = Stack

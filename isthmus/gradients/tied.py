@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import exact_products, is_sparse
+from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import _products, adding, rounding
-from isthmus.gradients.base import Dense, Rows, join_bounds, row_spans
+from isthmus.gradients.base import KINDS, Dense, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
@@ -117,7 +117,8 @@ class Sum(Rows):
         """The sum of the codes; a sketch of this leaf alone takes the pieces as it takes leaves, factored."""
         whole = len(sketch.space.leaves) == 1 and sketch.d == self.d
         name = sketch.space.leaves[0].name
-        first, *rest = (sketch.leaf(name, r) if whole else r.through(sketch, lo) for r in self.pieces)
+        codes = [sketch.leaf(name, r) if whole else r.through(sketch, lo) for r in self.pieces]
+        first, *rest = (code for code in codes if code is not None)
         return first.plus(rest) if rest else first
 
     def plus(self, others: Sequence[Rows]) -> Rows:
@@ -131,7 +132,7 @@ class Sum(Rows):
         if len(self.pieces) != 2:
             return None
         for one, two in (self.pieces, self.pieces[::-1]):
-            if isinstance(one, Outer) and isinstance(two, Lookup) and not is_sparse(one.a):
+            if isinstance(one, Outer) and isinstance(two, Lookup) and isinstance(one.a, Tensor):
                 same = (one.q, one.p, one.ones) == (two.vocabulary, two.width, False)
                 return (one, two) if same else None
         return None
@@ -157,7 +158,7 @@ def total(pieces: Sequence[Rows]) -> Rows:
 
 def _kind(piece: Rows) -> object:
     """Pieces with the same answer are joined."""
-    if isinstance(piece, Outer) and not is_sparse(piece.a):
+    if isinstance(piece, Outer) and isinstance(piece.a, Tensor):
         return Outer, piece.q, piece.p, piece.ones
     if isinstance(piece, Lookup):
         return Lookup, piece.vocabulary, piece.width
@@ -187,6 +188,7 @@ def _ghost(outer: Outer, lookup: Lookup) -> Bounds:
 
     Factors are divided by powers of two first: nothing of a row underflows but what is below tiny times its largest.
     """
+    assert isinstance(outer.a, Tensor)
     n, s, p, q = outer.n, outer.positions, outer.p, outer.q
     (_, scale_a), (_, scale_b) = (rounding.power_of_two(x, 500) for x in (outer.a, outer.b))
     scale = scale_a * scale_b
@@ -223,7 +225,7 @@ def _direct(pieces: Sequence[Rows], ord: float) -> Bounds:
         part, most = piece.dense().to(torch.float64), _absolute(piece)
         whole = part if whole is None else whole.add_(part)
         size = most if size is None else size.add_(most)
-        positions += getattr(piece, "positions", 1)
+        positions += piece.positions
     assert whole is not None and size is not None
     low, high = rounding.matrix_bounds(whole, ord)
     work = rounding.working(*(piece.dtype for piece in pieces))
@@ -236,7 +238,7 @@ def _direct(pieces: Sequence[Rows], ord: float) -> Bounds:
 
 def _wide(piece: Rows) -> Rows:
     """The same rows with float64 factors."""
-    if isinstance(piece, Outer) and not is_sparse(piece.a):
+    if isinstance(piece, Outer) and isinstance(piece.a, Tensor):
         return Outer(piece.a.double(), piece.b.double(), piece.ones)
     if isinstance(piece, BlockOuter):
         return BlockOuter(piece.inputs.double(), piece.outputs.double(), piece.ones)
@@ -245,10 +247,13 @@ def _wide(piece: Rows) -> Rows:
 
 def _absolute(piece: Rows) -> Tensor:
     """sum_t |b_t||a_t|' and the like: what the terms of every entry add up to without their signs, float64."""
-    if isinstance(piece, Outer) and not is_sparse(piece.a):
+    if isinstance(piece, Outer) and isinstance(piece.a, Tensor):
         return Outer(piece.a.abs(), piece.b.abs(), piece.ones).dense()
     if isinstance(piece, BlockOuter):
         return BlockOuter(piece.inputs.abs(), piece.outputs.abs(), piece.ones).dense()
     if isinstance(piece, Lookup):
         return Lookup(piece.index, piece.values.abs(), piece.vocabulary).dense()
     return piece.dense().to(torch.float64).abs()
+
+
+KINDS["sum"] = total

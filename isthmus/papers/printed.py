@@ -14,14 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix
+from isthmus.base.matrix import Stored
 from isthmus.geometry.lifts import Lifted
 from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
-from isthmus.privacy import Clip, Gaussian
+from isthmus.privacy import Clip, Gaussian, Mechanism
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import dpa
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.noise import Noise
 from isthmus.round.pipeline import Release
 
 Sum = tuple[Tensor, float, float]
@@ -29,7 +30,7 @@ Sum = tuple[Tensor, float, float]
 
 
 @dataclass(frozen=True)
-class Printed:
+class Printed(Mechanism):
     """A mechanism with the noise that a paper prints; `guarantee` says what it really gives.
 
     Where that is nothing (`sound=False`) its event is that of a release without noise, so that epsilon is infinite.
@@ -38,28 +39,26 @@ class Printed:
     NonPrivateDpEvent()
     """
 
-    inner: Any
-    guarantee: str
+    inner: Mechanism
+    guarantee: str = ""
     sound: bool = True
-    private: ClassVar[bool] = True
 
     @property
-    def ords(self) -> tuple[float, ...]:
+    def ords(self) -> tuple[float, ...]:  # type: ignore[override]
         """Those of the mechanism itself."""
         return tuple(self.inner.ords)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The noisy value."""
-        value: Tensor = self.inner.release(bounded, noise)
-        return value
+        return self.inner.release(bounded, noise)
 
-    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
         """What it costs where it is sound."""
         return self.inner.event(adjacency) if self.sound else dpa.NonPrivateDpEvent()
 
     def describe(self) -> str:
         """The release in words."""
-        return str(self.inner.describe())
+        return self.inner.describe()
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class _SumMap(Sketch):
         """That of the sketch."""
         return self.inner.norm
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Those of the sketch."""
         return self.inner.rows(x, lo)
 

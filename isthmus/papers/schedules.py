@@ -1,4 +1,7 @@
-"""Steps, distortions, batches and round counts of paper 001, as rules of the round t = 0, 1, ... (its t - 1)."""
+"""What a theorem prescribes, round by round: rules for steps, batches and dimensions, which recipes take.
+
+Rounds are counted from 0 here; the papers' t is t + 1.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,66 @@ import math
 from dataclasses import dataclass, field
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import narrow_dimension, round_up
+from isthmus.papers.given import given
+
+
+def round_up(x: float) -> int:
+    """The least integer that is at least x, up to a relative rounding error of 1e-12.
+
+    >>> round_up(3 * 1.1 / 1.1), round_up(3.01)
+    (3, 4)
+    """
+    return math.ceil(x * (1 - 1e-12))
+
+
+def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -> int:
+    """The dimension of a compressed gradient, m = min(d, c w(C)^2 / beta^2), up to a constant.
+
+    Algorithm CompSGD (paper 001), step 2a, rounded up.  Its section 2.2 prints max{d, t^2 log d}, which is min.
+
+    Lemma 2.2 derives ||Phi v||^2 >= (1 - beta) ||v||^2 for v = w_{t+1} - w from this m by Gordon's theorem, but
+    applies that to the *normalised* directions of C - C: when C has an interior these fill the sphere, whose width
+    is `direction_width(d)`, about sqrt(d), and not w(C).  The step is right for the tangent cone at a fixed w*: give
+    `sparse_cone_width(d, k)` as the width for a k-sparse w* on the boundary of an l1 ball.
+
+    >>> narrow_dimension(10_000, 3.0, 0.1), narrow_dimension(500, 3.0, 0.1)
+    (900, 500)
+    """
+    given(locals())
+    wanted = constant * (width / beta) ** 2
+    return d if wanted >= d else max(1, round_up(wanted))
+
+
+def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
+    """m_t of round t = 0, 1, ...: `narrow_dimension` at beta_t = 1 / (floor(t / every) + offset).
+
+    every   rounds between two dimensions: 1 counts steps, the rounds of an epoch count epochs (section 2.2 of
+            paper 001: m = t^2 log d with t the epoch)
+    offset  1 for beta_t = 1/t of paper 001 (Theorem 2.3), 2 for beta_t = 1/(t + 1) of paper 000
+
+    >>> [dimension_at(t, 100, 2.0) for t in range(6)]
+    [4, 16, 36, 64, 100, 100]
+    >>> [dimension_at(t, 100, 2.0, every=2) for t in range(6)]
+    [4, 4, 16, 16, 36, 36]
+    """
+    validate.non_negative_int(t=t)
+    validate.positive_int(every=every, offset=offset)
+    return narrow_dimension(d, width, 1 / (t // every + offset), constant)
+
+
+def rounds_until_full(d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
+    """How many rounds are narrower than d: the first t with m_t = d, about every * sqrt(d / c) / w(C).
+
+    With t the step and w(C)^2 = log d this is 32 rounds at d = 10^4: m_33 = d in the papers' count.
+
+    >>> rounds_until_full(10_000, math.log(10_000) ** 0.5)
+    32
+    """
+    given(locals())
+    epoch = max(0, math.floor(math.sqrt((d - 1) / constant) / width) - offset - 1)
+    while dimension_at(epoch * every, d, width, every=every, offset=offset, constant=constant) < d:
+        epoch += 1
+    return epoch * every
 
 
 @dataclass(frozen=True)
@@ -46,7 +108,7 @@ class Schedule:
     rounds     T, where the theorem fixes it
     threshold  stop when a round moves the iterate by no more than this, where the theorem stops
 
-    >>> plan = strongly_convex_schedule(0.5)
+    >>> plan = Schedule(step=Rule(4.0, power=1.0), beta=Rule(1.0, power=1.0))
     >>> plan.step(0), plan.step(3), plan.beta(3), plan.batch_size(3), plan.dimension(3, 1000, 2.0)
     (4.0, 1.0, 0.25, 1, 64)
     """
@@ -64,225 +126,3 @@ class Schedule:
     def dimension(self, t: int, d: int, width: float, constant: float = 1.0) -> int:
         """m_t = min(d, c w(C)^2 / beta_t^2); d when nothing is compressed."""
         return d if self.beta is None else narrow_dimension(d, width, self.beta(t), constant)
-
-
-# ---------------------------------------------------------------- convex
-
-
-def strongly_convex_schedule(strong_convexity: float) -> Schedule:
-    """eta_t = 2 / (lambda t), beta_t = 1/t: Theorem 2.3, parts 1 and 2 (B.7, B.8; D.2, parts 1 and 2), paper 001.
-
-    Section 1.1 prints eta_t = 1 / (lambda t); the theorems and their proofs use 2 / (lambda t).  At t = 1 the
-    distortion is 1 and Lemma 2.2 says nothing; the induction of Lemma B.6 does not need it there.
-
-    >>> strongly_convex_schedule(2.0).step(1)
-    0.5
-    """
-    validate.positive(strong_convexity=strong_convexity)
-    return Schedule(Rule(2 / strong_convexity, power=1.0), Rule(1.0, power=1.0))
-
-
-def convex_schedule(diameter: float, gradient_bound: float) -> Schedule:
-    """eta_t = phi / sqrt(t) with phi = ||C|| / G, beta_t = 1/t: Theorem 2.3, part 3 (B.9), paper 001.
-
-    >>> convex_schedule(6.0, 2.0).step(8)
-    1.0
-    """
-    validate.positive(diameter=diameter, gradient_bound=gradient_bound)
-    return Schedule(Rule(diameter / gradient_bound, power=0.5), Rule(1.0, power=1.0))
-
-
-# ---------------------------------------------------------------- nonconvex: first-order stationary points
-
-
-def stationary_threshold(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """The move below which w_t is an alpha-FOSP: alpha / (G + mu ||C||), Theorem 2.4 (B.4), paper 001.
-
-    >>> stationary_threshold(0.75, smoothness=1.0, diameter=2.0, gradient_bound=1.0)
-    0.25
-    """
-    validate.positive(accuracy=accuracy)
-    return accuracy / _speed(smoothness, diameter, gradient_bound)
-
-
-def compressed_threshold(threshold: float, d: int, m: int) -> float:
-    """The threshold for the move of a compressed round, sqrt(m / d) times that of Theorem 2.4 (paper 001).
-
-    A round lifted nearest to w_t moves it by about sqrt(m / d) of what the gradient would, so the rule as printed
-    fires early unless m meets the theorem.  Equivalently, multiply the move by sqrt(d / m_t).
-
-    >>> compressed_threshold(0.25, d=400, m=100)
-    0.125
-    """
-    validate.positive(threshold=threshold)
-    validate.positive_int(d=d, m=m)
-    validate.at_most(d, "d", m=m)
-    return threshold * math.sqrt(m / d)
-
-
-def stationary_beta(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    code_bound: float | None = None,
-) -> float:
-    """beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2)): Theorem 2.4 (B.4), paper 001.
-
-    code_bound  the G' of Corollary D.2, part 4, which takes the place of the first G
-
-    >>> stationary_beta(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0)
-    0.015625
-    """
-    validate.positive(accuracy=accuracy)
-    speed = _speed(smoothness, diameter, gradient_bound)
-    bound = gradient_bound if code_bound is None else code_bound
-    validate.positive(code_bound=bound)
-    return min(0.25, smoothness * accuracy**2 / (64 * bound * diameter * speed**2))
-
-
-def stationary_batch(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    failure: float,
-    constant: float = 1.0,
-) -> float:
-    """b = (1/rho) max(1, (||C|| zeta (G + mu ||C||)^2 / (alpha^2 mu))^2), up to a constant: Theorem 2.4, paper 001.
-
-    Before rounding up.  `constant` is at least (64/7)^2 rho for the proof's inequality (10) at its own beta.
-
-    >>> stationary_batch(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=3.0, failure=0.1)
-    90.0
-    """
-    validate.positive(accuracy=accuracy, constant=constant)
-    validate.non_negative(noise=noise)
-    validate.open_unit(failure=failure)
-    speed = _speed(smoothness, diameter, gradient_bound)
-    needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
-    return constant * max(1.0, needed**2) / failure
-
-
-def stationary_rounds(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    gap: float,
-    failure: float,
-    constant: float = 1.0,
-) -> int:
-    """T = (F(w_1) - F*) (G + mu ||C||)^2 / (mu alpha^2 rho), up to a constant: Theorem 2.4 (B.4), paper 001.
-
-    The proof gives the constant 8 (its line on E[T] inverts mu alpha^2 / 8; the next line is right).
-
-    >>> stationary_rounds(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, gap=0.5, failure=0.1)
-    20
-    """
-    validate.positive(accuracy=accuracy, gap=gap, constant=constant)
-    validate.open_unit(failure=failure)
-    speed = _speed(smoothness, diameter, gradient_bound)
-    return max(1, round_up(constant * gap * speed**2 / (smoothness * accuracy**2 * failure)))
-
-
-def stationary_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    failure: float = 0.1,
-    constant: float = 1.0,
-) -> Schedule:
-    """eta = 1/mu with the beta, batch, T and threshold of Theorem 2.4 (B.4), paper 001; batch and T up to a constant.
-
-    The first w_t that moves by no more than the threshold is an alpha-FOSP with probability (1 - rho)^2.
-
-    >>> plan = stationary_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0, gap=0.5)
-    >>> plan.step(5), plan.beta(5), plan.batch_size(), plan.rounds, plan.threshold
-    (1.0, 0.00390625, 10, 20, 0.5)
-    """
-    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem)),
-        batch=Rule(stationary_batch(accuracy, **problem, noise=noise, failure=failure, constant=constant)),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
-
-
-# ---------------------------------------------------------------- nonconvex: gradient mapping
-
-
-def mapping_beta(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """beta = min(1/4, alpha^2 / (mu G ||C||)): Theorem B.5, paper 001 (with G' for G: Corollary D.2, part 5).
-
-    >>> mapping_beta(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0)
-    0.1
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return min(0.25, accuracy**2 / (smoothness * gradient_bound * diameter))
-
-
-def mapping_batch(accuracy: float, *, smoothness: float, diameter: float, noise: float, constant: float = 1.0) -> float:
-    """b = max(1, zeta^2 / alpha^2, zeta^2 ||C||^2 mu^2 / alpha^4), up to a constant: Theorem B.5, paper 001.
-
-    >>> mapping_batch(0.5, smoothness=1.0, diameter=2.0, noise=1.0)
-    64.0
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, constant=constant)
-    validate.non_negative(noise=noise)
-    plain = (noise / accuracy) ** 2
-    return constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
-
-
-def mapping_rounds(accuracy: float, *, smoothness: float, gap: float, constant: float = 1.0) -> int:
-    """T = mu (F(w_1) - F*) / alpha^2, up to a constant: Theorem B.5, paper 001.
-
-    >>> mapping_rounds(0.5, smoothness=2.0, gap=3.0)
-    24
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, gap=gap, constant=constant)
-    return max(1, round_up(constant * smoothness * gap / accuracy**2))
-
-
-def mapping_schedule(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    noise: float,
-    gap: float,
-    constant: float = 1.0,
-) -> Schedule:
-    """eta = 1/(2 mu) with the beta, batch and T of Theorem B.5, paper 001; batch and T up to a constant.
-
-    The output is one of w_1..w_T at random; its compressed gradient mapping is at most alpha in expectation.
-
-    >>> plan = mapping_schedule(1.0, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0)
-    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
-    (0.25, 0.1, 1, 8)
-    """
-    beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    batch = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=noise, constant=constant)
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(beta),
-        batch=Rule(batch),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
-
-
-def _speed(smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """G + mu ||C||."""
-    validate.positive(smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return gradient_bound + smoothness * diameter

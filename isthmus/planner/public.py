@@ -10,7 +10,7 @@ import torch
 
 from isthmus.algorithms.facts import PublicFacts
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take
+from isthmus.base.matrix import Matrix, as_matrix, is_sparse, take, to_dense
 from isthmus.diagnostics import captured_energy
 from isthmus.gradients import Glm, Outer, Rows
 from isthmus.problems.objectives.known import Loss, loss_of
@@ -52,7 +52,7 @@ def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | No
 
 
 def _moments(X: Matrix) -> tuple[float, ...]:
-    squares = X.multiply(X).mean(0) if is_sparse(X) else X.double().square().mean(0)
+    squares = X.multiply(X).mean(0) if is_sparse(X) else to_dense(X).double().square().mean(0)
     return tuple(np.asarray(squares, dtype=float).reshape(-1).tolist())
 
 

@@ -29,17 +29,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.calibrate import solve
 from isthmus.privacy.curves import exact, interval, renyi
-from isthmus.privacy.library import dpa
+from isthmus.privacy.library import DpEvent, dpa
 
 _ADD = Adjacency.ADD_REMOVE
-Leaves = Mapping[Any, int]
-Key = tuple[tuple[Any, int], ...]
+Leaves = Mapping[DpEvent, int]
+Key = tuple[tuple[DpEvent, int], ...]
 
 
 class UnsupportedEvent(validate.InvalidInput):
@@ -49,23 +48,23 @@ class UnsupportedEvent(validate.InvalidInput):
 # ---------------------------------------------------------------- events
 
 
-def compose(events: Iterable[Any]) -> Any:
+def compose(events: Iterable[DpEvent]) -> DpEvent:
     """One event for all of them, equal ones counted: what a ledger holds.
 
     >>> from isthmus.privacy import Gaussian
     >>> compose([Gaussian(2.0).event()] * 3)
     SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=2.0), count=3)
     """
-    counts: Counter[Any] = Counter()
+    counts: Counter[DpEvent] = Counter()
     for event in events:
-        counts.update(_leaves(event))
+        counts.update(leaves_of(event))
     parts = [leaf if count == 1 else dpa.SelfComposedDpEvent(leaf, count) for leaf, count in counts.items()]
     if not parts:
         return dpa.NoOpDpEvent()
     return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
 
-def joint(events: Iterable[Any]) -> Any:
+def joint(events: Iterable[DpEvent]) -> DpEvent:
     """Releases that look at the same sample, as one event that a sampler can wrap.
 
     Gaussians merge exactly, `1 / z^2 = sum 1 / z_i^2`; anything else is composed, which no sampler takes.
@@ -74,9 +73,9 @@ def joint(events: Iterable[Any]) -> Any:
     >>> round(joint([Gaussian(6.0).event(), Gaussian(6.0).event()]).noise_multiplier, 4)
     4.2426
     """
-    counts: Counter[Any] = Counter()
+    counts: Counter[DpEvent] = Counter()
     for event in events:
-        counts.update(_leaves(event))
+        counts.update(leaves_of(event))
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in counts):
         return dpa.NonPrivateDpEvent()
     gaussian, rest = _split(counts)
@@ -84,7 +83,7 @@ def joint(events: Iterable[Any]) -> Any:
     return compose(merged + [dpa.SelfComposedDpEvent(leaf, count) for leaf, count in rest.items()])
 
 
-def sampled(kind: str, event: Any, allowed: tuple[type, ...], wrap: Any) -> Any:
+def sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable[[DpEvent], DpEvent]) -> DpEvent:
     """`wrap(event)` where amplification by this sampling is known for the event; refused by name where not."""
     if isinstance(event, (dpa.NonPrivateDpEvent, dpa.NoOpDpEvent)):
         return event
@@ -96,38 +95,39 @@ def sampled(kind: str, event: Any, allowed: tuple[type, ...], wrap: Any) -> Any:
     return wrap(event)
 
 
-def _leaves(event: Any, count: int = 1) -> Counter[Any]:
+def leaves_of(event: DpEvent, count: int = 1) -> Counter[DpEvent]:
     """The parts of a composition with their counts."""
     mixture = dpa.dp_event.MixtureOfGaussiansDpEvent
     if isinstance(event, dpa.ComposedDpEvent):
-        total: Counter[Any] = Counter()
+        total: Counter[DpEvent] = Counter()
         for part in event.events:
-            total.update(_leaves(part, count))
+            total.update(leaves_of(part, count))
         return total
     if isinstance(event, dpa.SelfComposedDpEvent):
-        return _leaves(event.event, count * event.count)
+        return leaves_of(event.event, count * event.count)
     if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability == 1:
-        return _leaves(event.event, count)
+        return leaves_of(event.event, count)
     if isinstance(event, mixture) and not isinstance(event.sensitivities, tuple):  # lists cannot be counted
         event = mixture(event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs))
     return Counter() if isinstance(event, dpa.NoOpDpEvent) or count == 0 else Counter({event: count})
 
 
-def _split(leaves: Leaves) -> tuple[float, dict[Any, int]]:
+def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
     """The multiplier of all unsampled Gaussians together (inf for none), and the rest."""
     gaussians = {leaf: count for leaf, count in leaves.items() if isinstance(leaf, dpa.GaussianDpEvent)}
-    if any(map(_noiseless, gaussians)):
+    if any(map(noiseless, gaussians)):
         return 0.0, {}
     weight = math.fsum(count / leaf.noise_multiplier**2 for leaf, count in gaussians.items())
     rest = {leaf: count for leaf, count in leaves.items() if leaf not in gaussians}
     return (1 / math.sqrt(weight) if weight else math.inf), rest
 
 
-def _noiseless(leaf: Any) -> bool:
+def noiseless(leaf: DpEvent) -> bool:
+    """Whether it is a release with noise of scale 0."""
     return getattr(getattr(leaf, "event", leaf), "noise_multiplier", None) == 0
 
 
-def _name(event: Any) -> str:
+def _name(event: DpEvent) -> str:
     inner = getattr(event, "event", None)
     name = type(event).__name__.removesuffix("DpEvent")
     return f"{name}({_name(inner)})" if inner is not None else name
@@ -136,7 +136,7 @@ def _name(event: Any) -> str:
 # ---------------------------------------------------------------- routes
 
 
-def _convert(leaf: Any, adjacency: Adjacency, route: str) -> Any:
+def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
     """The leaf as the route's accountant reads it, or None: the one place where adjacency meets an event."""
     replaced, sampled_leaf = adjacency is Adjacency.REPLACE_ONE, hasattr(leaf, "event")
     base = leaf.event if sampled_leaf else leaf
@@ -163,7 +163,7 @@ def _convert(leaf: Any, adjacency: Adjacency, route: str) -> Any:
 _ROUTES = ("pld", "pair", "rdp")
 
 
-def _route(leaves: Leaves, adjacency: Adjacency) -> str:
+def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     """The first route that takes every part; else `UnsupportedEvent` names the part."""
     open_routes = list(_ROUTES)
     for leaf in leaves:
@@ -182,7 +182,7 @@ def _route(leaves: Leaves, adjacency: Adjacency) -> str:
     return open_routes[0]
 
 
-def supports(event: Any, adjacency: Adjacency = _ADD) -> bool:
+def supports(event: DpEvent, adjacency: Adjacency = _ADD) -> bool:
     """Whether some accountant composes the event: asked before a run starts.
 
     >>> from isthmus.privacy import NoisyMax
@@ -196,7 +196,7 @@ def supports(event: Any, adjacency: Adjacency = _ADD) -> bool:
     return True
 
 
-def check(event: Any, adjacency: Adjacency = _ADD) -> None:
+def check(event: DpEvent, adjacency: Adjacency = _ADD) -> None:
     """Refuse by name what no accountant composes.
 
     >>> from isthmus.privacy import FixedSize, Gaussian
@@ -205,13 +205,13 @@ def check(event: Any, adjacency: Adjacency = _ADD) -> None:
     isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
     """
     validate.one_of(Adjacency, adjacency=adjacency)
-    _route({leaf: 1 for leaf in _leaves(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
+    route_of({leaf: 1 for leaf in leaves_of(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
 
 
 # ---------------------------------------------------------------- costs
 
 
-def epsilon_of(event: Any, delta: float, adjacency: Adjacency = _ADD) -> float:
+def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency = _ADD) -> float:
     """The smallest epsilon the accountant can vouch for at `delta`.
 
     >>> from isthmus.privacy import Gaussian
@@ -224,29 +224,29 @@ def epsilon_of(event: Any, delta: float, adjacency: Adjacency = _ADD) -> float:
     return _cost(_key(event), adjacency, "epsilon", delta)
 
 
-def delta_of(event: Any, epsilon: float, adjacency: Adjacency = _ADD) -> float:
+def delta_of(event: DpEvent, epsilon: float, adjacency: Adjacency = _ADD) -> float:
     """The smallest delta the accountant can vouch for at `epsilon`."""
     validate.non_negative(epsilon=epsilon)
     check(event, adjacency)
     return _cost(_key(event), adjacency, "delta", epsilon)
 
 
-def _key(event: Any) -> Key:
-    return tuple(_leaves(event).items())
+def _key(event: DpEvent) -> Key:
+    return tuple(leaves_of(event).items())
 
 
 @lru_cache(maxsize=4096)
 def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
     leaves = dict(key)
-    if any(isinstance(leaf, dpa.NonPrivateDpEvent) or _noiseless(leaf) for leaf in leaves):
+    if any(isinstance(leaf, dpa.NonPrivateDpEvent) or noiseless(leaf) for leaf in leaves):
         return math.inf if asked == "epsilon" else 1.0
     gaussian, rest = _split(leaves)
     if not rest:
         return exact(gaussian / adjacency.factor, asked, given)
     if gaussian < math.inf:
         rest[dpa.GaussianDpEvent(gaussian)] = 1
-    route = _route(rest, adjacency)
+    route = route_of(rest, adjacency)
     if haste == 2 and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
         route = "rdp"
     parts = {_convert(leaf, adjacency, route): count for leaf, count in rest.items()}
@@ -323,7 +323,7 @@ def _noise_multiplier(
 
 
 def calibrate(
-    event_at: Callable[[float], Any], epsilon: float, delta: float, adjacency: Adjacency = _ADD, guess: float = 1.0
+    event_at: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: Adjacency = _ADD, guess: float = 1.0
 ) -> float:
     """The scale at which `event_at(scale)` costs `epsilon` at `delta`, from below; cost must fall with the scale.
 
@@ -348,7 +348,7 @@ def calibrate(
     return guess
 
 
-def _front(mechanism: str, multiplier: float, rate: float, steps: int) -> Any:
+def _front(mechanism: str, multiplier: float, rate: float, steps: int) -> DpEvent:
     validate.one_of(("gaussian", "laplace"), mechanism=mechanism)
     validate.positive(noise_multiplier=multiplier)
     validate.probability(sampling_rate=rate)

@@ -27,9 +27,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from isthmus.privacy.event_json import Json, canonical, flatten, refuse
+from isthmus.base.validate import refuse
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 
-ADJACENCIES = ("add-remove", "replace-one")
 _FORMAT = 1
 _SILENT = ("begin", "ran", "refund", "close", "seeded")  # a torn record of these kinds has charged nothing
 START = "0" * 64
@@ -50,35 +51,6 @@ class Store(Protocol):
     def append(self, data: bytes) -> None: ...
     def mark(self) -> tuple[int, str]: ...
     def set_mark(self, number: int, digest: str) -> None: ...
-
-
-class MemoryStore:
-    """A ledger that lives and dies with its process."""
-
-    name = "the ledger in memory"
-
-    def __init__(self) -> None:
-        self._data, self._mark, self._lock = bytearray(), (0, START), threading.Lock()
-
-    def locked(self) -> contextlib.AbstractContextManager[Any]:
-        """One thread at a time."""
-        return self._lock
-
-    def read(self, offset: int) -> bytes:
-        """Everything from `offset` on."""
-        return bytes(self._data[offset:])
-
-    def append(self, data: bytes) -> None:
-        """Keep `data`."""
-        self._data += data
-
-    def mark(self) -> tuple[int, str]:
-        """Number and hash of the last record."""
-        return self._mark
-
-    def set_mark(self, number: int, digest: str) -> None:
-        """Remember the last record."""
-        self._mark = (number, digest)
 
 
 class FileStore:
@@ -177,7 +149,7 @@ class Chain:
 
     def __init__(self, store: Store, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
         self.store, self._apply, self._mend = store, apply, mend
-        self.number, self._head, self._offset = 0, START, 0
+        self.number, self.first, self._head, self._offset = 0, "", START, 0
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -226,6 +198,7 @@ class Chain:
     def _take(self, line: bytes) -> None:
         record = self._check(line)
         self._apply(record)
+        self.first = self.first or record["hash"]
         self.number, self._head, self._offset = record["number"], record["hash"], self._offset + len(line) + 1
 
     def _check(self, line: bytes) -> Json:
@@ -249,7 +222,8 @@ class Chain:
             raise LedgerCorrupt(f"{self._line()} does not continue the line before it: one of the two was altered")
         if (record.get("torn") != _digest(junk)) if tab else ("torn" in record):
             raise LedgerCorrupt(f"{self._line()} was altered: the torn piece it begins with is not the one recorded")
-        return record | {"hash": sealed}
+        found: Json = record | {"hash": sealed}
+        return found
 
     def _line(self, ahead: int = 1) -> str:
         return f"{self.store.name}: line {self.number + ahead}"
@@ -282,22 +256,29 @@ def _is_json(text: bytes) -> bool:
 
 
 @dataclass
-class _Run:
+class Announced:
+    """What a run said of its stages when it began, and what it was charged for since."""
+
     announced: Json
     charged: Counter[str] = field(default_factory=Counter)
     closed: bool = False
+    keys: dict[str, Keyed] = field(init=False)
+    """The releases of one round of each stage."""
+
+    def __post_init__(self) -> None:
+        self.keys = {what: keyed(offer["event"]) for what, offer in self.announced.items()}
 
 
 @dataclass
-class Account:
+class Tally:
     """Running totals of a chain: rounds by event (canonical JSON) and by name."""
 
     budget: tuple[float, float] | None = None
-    adjacency: str = ADJACENCIES[0]
+    adjacency: str = Adjacency.ADD_REMOVE.value
     dataset: str = ""
     totals: Counter[str] = field(default_factory=Counter)
     rounds: Counter[str] = field(default_factory=Counter)
-    runs: dict[str, _Run] = field(default_factory=dict)
+    runs: dict[str, Announced] = field(default_factory=dict)
     opened: bool = False
     seeded: bool = False
     """Whether any charge was made for noise that can be subtracted: never forgotten."""
@@ -320,15 +301,15 @@ class Account:
             self.adjacency, self.dataset, self.opened = record["adjacency"], record["dataset"], True
         elif kind == "torn":
             for charge in record["charges"]:
-                self._count(charge, charge["rounds"])
+                self._count(charge["what"], keyed(charge["event"]), charge["rounds"])
         elif kind == "seeded":
             self.seeded = True
         elif kind == "begin":
-            self.runs[record["run"]] = _Run(record["announced"])
+            self.runs[record["run"]] = Announced(record["announced"])
         else:
             self._apply_to_run(kind, self.runs[record["run"]], record)
 
-    def _apply_to_run(self, kind: str, run: _Run, record: Json) -> None:
+    def _apply_to_run(self, kind: str, run: Announced, record: Json) -> None:
         if run.closed or kind not in ("charge", "ran", "refund", "close"):
             raise ValueError(f"{kind!r} here")
         if kind == "close":
@@ -339,12 +320,12 @@ class Account:
             run.charged[record["what"]] += change
             if not known or record["rounds"] < 1 or run.charged[record["what"]] < 0:
                 raise ValueError("a charge or refund that was never announced or made")
-            self._count(record, change)
+            self._count(record["what"], run.keys[record["what"]], change)
 
-    def _count(self, charge: Json, rounds: int) -> None:
-        for each, count in flatten(charge["event"], rounds):
-            self.totals[canonical(each)] += count
-        self.rounds[charge["what"]] += rounds
+    def _count(self, what: str, event: Keyed, rounds: int) -> None:
+        for key, count in event:
+            self.totals[key] += count * rounds
+        self.rounds[what] += rounds
 
 
 def opening(given: Mapping[str, Any]) -> Json:
@@ -354,21 +335,21 @@ def opening(given: Mapping[str, Any]) -> Json:
         "run": "",
         "format": _FORMAT,
         "budget": given["budget"] and list(given["budget"]),
-        "adjacency": given["adjacency"] or ADJACENCIES[0],
+        "adjacency": given["adjacency"] or Adjacency.ADD_REMOVE.value,
         "dataset": given["dataset"] or "",
     }
 
 
-def mended(account: Account, junk: bytes, given: Mapping[str, Any], name: str) -> Json:
+def mended(tally: Tally, junk: bytes, given: Mapping[str, Any], name: str) -> Json:
     """The record that takes the place of a torn one: it charges the most that the torn one may have charged."""
     head = junk.split(b"\t")[0]  # later pieces are recoveries that were killed in their turn
-    if not account.opened:
+    if not tally.opened:
         if _may_be(head, '{"kind":"open",'):
             return opening(given)
         raise LedgerCorrupt(f"{name}: line 1 is not a record: this is not a ledger")
     live = [
         (f'{{"kind":"charge","run":"{run}","what":{json.dumps(what)},', {"what": what, **offer})
-        for run, state in account.runs.items()
+        for run, state in tally.runs.items()
         if not state.closed
         for what, offer in state.announced.items()
     ]
@@ -403,12 +384,15 @@ def checked_budget(budget: Any) -> tuple[float, float] | None:
     return epsilon, delta
 
 
-def adjacency_value(adjacency: Any) -> str | None:
-    """The text of an `Adjacency`, without loading it."""
-    value = getattr(adjacency, "value", adjacency)
-    if value not in (None, *ADJACENCIES):
-        refuse("adjacency", adjacency, f"choose one of {list(ADJACENCIES)}")
-    return value
+def adjacency_value(adjacency: Adjacency | str | None) -> str | None:
+    """The text of an `Adjacency`, checked."""
+    if adjacency is None:
+        return None
+    known = {member.value for member in Adjacency}
+    value = adjacency.value if isinstance(adjacency, Adjacency) else adjacency
+    if value not in known:
+        refuse("adjacency", adjacency, f"choose one of {sorted(known)}")
+    return str(value)
 
 
 def check_rounds(**arguments: Any) -> None:

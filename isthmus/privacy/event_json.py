@@ -2,7 +2,7 @@
 
 An event is written as `{"event": kind, field: value, ...}` with the kinds and field names of
 `dp_accounting.dp_event`; an event inside another one is written in its place.  Objects are recognised by the
-name of their class, so that a process that only writes never imports `dp_accounting`.
+name of their class, so that a process that only writes never loads `dp_accounting`.
 
 >>> from dp_accounting import dp_event
 >>> data = to_json(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)))
@@ -18,9 +18,13 @@ import json
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
+
+from isthmus.base.validate import refuse
+from isthmus.privacy.library import DpEvent, dpa
 
 Json = dict[str, Any]
+Keyed = list[tuple[str, int]]
 
 _KINDS: dict[str, dict[str, str]] = {
     "NoOp": {},
@@ -37,19 +41,12 @@ _KINDS: dict[str, dict[str, str]] = {
 _RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
 
 
-def refuse(argument: str, value: Any, remedy: str) -> NoReturn:
-    """`validate.refuse`, loaded only when there is something to refuse: that module imports torch."""
-    from isthmus.base import validate
-
-    validate.refuse(argument, value, remedy)
-
-
 def canonical(data: Any) -> str:
     """The one text of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def to_json(event: Any) -> Json:
+def to_json(event: DpEvent | Mapping[str, Any]) -> Json:
     """The JSON form of an event, or of its JSON form (checked again); unknown kinds are refused by name."""
     if isinstance(event, Mapping):
         kind = event.get("event")
@@ -68,10 +65,8 @@ def to_json(event: Any) -> Json:
     return {"event": kind} | {_RENAMED.get(n, n): _plain(n, _KINDS[kind][n], value) for n, value in values.items()}
 
 
-def from_json(data: Mapping[str, Any]) -> Any:
+def from_json(data: Mapping[str, Any]) -> DpEvent:
     """The `dp_accounting` event of a JSON form."""
-    from dp_accounting import dp_event
-
     checked = to_json(data)
     kind = checked.pop("event")
     values = {name: checked[_RENAMED.get(name, name)] for name in _KINDS[kind]}
@@ -82,7 +77,7 @@ def from_json(data: Mapping[str, Any]) -> Any:
             values[name] = [from_json(each) for each in values[name]]
         elif form in ("scales", "rates"):
             values[name] = tuple(values[name])  # accountants hash events
-    return getattr(dp_event, f"{kind}DpEvent")(**values)
+    return getattr(dpa.dp_event, f"{kind}DpEvent")(**values)
 
 
 def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
@@ -96,18 +91,50 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
         yield data, count
 
 
-def composed(totals: Iterable[tuple[Json, int]]) -> Any:
-    """One `dp_accounting` event of all the releases, equal ones counted together."""
-    from dp_accounting import dp_event
+def keyed(data: Json) -> Keyed:
+    """The releases of a composition by their canonical text, with how often each was made."""
+    return [(canonical(each), count) for each, count in flatten(data)]
 
+
+def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
+    """One `dp_accounting` event of all the releases, equal ones counted together."""
     events = [
-        from_json(data) if count == 1 else dp_event.SelfComposedDpEvent(from_json(data), count)
+        from_json(data) if count == 1 else dpa.SelfComposedDpEvent(from_json(data), count)
         for data, count in totals
         if count
     ]
     if len(events) == 1:
         return events[0]
-    return dp_event.ComposedDpEvent(events) if events else dp_event.NoOpDpEvent()
+    return dpa.ComposedDpEvent(events) if events else dpa.NoOpDpEvent()
+
+
+def words(leaf: Json) -> str:
+    """A single release in words: an event knows what it cost, not what it was.
+
+    >>> words({"event": "Laplace", "noise_multiplier": 2.0})
+    'Laplace noise of 2 times the bound of one record'
+    """
+    kind = leaf["event"]
+    if "inner" in leaf:
+        return f"a sampled sum with {words(leaf['inner'])}"
+    if kind in ("Gaussian", "Laplace"):
+        return f"{kind} noise of {leaf['noise_multiplier']:.4g} times the bound of one record"
+    if kind == "ZC":
+        return f"a release of {leaf['rho']:.4g}-zCDP"
+    if kind == "MixtureOfGaussians":
+        return f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}"
+    return "a value without noise" if kind == "NonPrivate" else f"a composition ({kind})"
+
+
+def sampling_words(leaf: Json) -> str:
+    """How a single release took its records."""
+    if leaf["event"] == "PoissonSampled":
+        return f"Poisson sampling, each record independently with probability {leaf['sampling_probability']:g}"
+    if leaf["event"] == "SampledWithoutReplacement":
+        return f"{leaf['sample_size']} of {leaf['source_dataset_size']} records without replacement"
+    if leaf["event"] == "MixtureOfGaussians":
+        return "random sampling, its multiplicities part of the event"
+    return "all records every time"
 
 
 def _plain(name: str, form: str, value: Any) -> Any:

@@ -44,31 +44,62 @@ import math
 import os
 import secrets
 import threading
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, TypeAlias
 
+from isthmus.base.validate import refuse
 from isthmus.privacy import event_json
+from isthmus.privacy.accounting import compose
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.book import Book, FileBook, MemoryBook
 from isthmus.privacy.chain import (
-    Account,
-    Chain,
     FileStore,
     LedgerCorrupt,
-    MemoryStore,
     Store,
     adjacency_value,
     check_rounds,
     checked_budget,
-    mended,
     opening,
 )
-from isthmus.privacy.event_json import Json, refuse
+from isthmus.privacy.event_json import Json
+from isthmus.privacy.library import DpEvent
+from isthmus.privacy.meter import Meter, plus
 
-__all__ = ["BudgetExceeded", "Ledger", "LedgerCorrupt", "RunLedger"]
+__all__ = ["BudgetExceeded", "Budgeted", "Ledger", "LedgerCorrupt", "Limit", "Purse", "RunLedger"]
 
-Totals = Mapping[str, int]
+Event: TypeAlias = "DpEvent | Mapping[str, Any]"
+"""An event of `dp_accounting`, or its JSON form."""
+
+
+class Named(Protocol):
+    """Whatever has a name, as the stage of a pipeline has."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Purse(Protocol):
+    """What a pipeline needs: it is charged before anything private is released."""
+
+    def charge(self, stage: Any, t: int) -> None:
+        """Pay for round t of a stage, or raise."""
+        ...
+
+
+class Budgeted(Protocol):
+    """What a run needs: a purse for its rounds, payments beside them, and a refusal before anything is looked at."""
+
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def budget(self) -> tuple[float, float] | None: ...
+    def require(self, event: Event, what: str = "run") -> None: ...
+    def pay(self, what: str, event: Event, rounds: int = 1, *, seeded: bool = False) -> None: ...
+    def run(
+        self, events: Mapping[str, Event], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
+    ) -> Purse: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -87,12 +118,34 @@ class BudgetExceeded(RuntimeError):
         )
 
 
+@dataclass(frozen=True)
+class Limit:
+    """The rounds of a run that its target (epsilon, delta) pays for, whatever the ledger it is charged to has left.
+
+    `cost(event, delta)` is epsilon by the accountant that the target was set with.
+    """
+
+    rounds: int
+    budget: tuple[float, float]
+    cost: Callable[[DpEvent, float], float]
+
+    def refusal(self, what: str, held: DpEvent, event: Json) -> BudgetExceeded:
+        """Why one more round is refused."""
+        more = compose([held, event_json.from_json(event)])
+        spent, asked = (self.cost(each, self.budget[1]) for each in (held, more))
+        return BudgetExceeded(what, 1, spent, asked, self.budget)
+
+
 class Ledger:
     """Everything released from one dataset, kept in a file or, with `path=None`, in memory.
 
     `budget` is `(epsilon, delta)`, or None for a record without a limit; `adjacency` is an `Adjacency` or its value
     (add-remove unless said otherwise); `dataset` is a public name.  An existing ledger is continued: what is left
     out is taken from it, and what is given must agree with it.
+
+    With `shared`, the ledger is one run's own beside one that it shares with others: every charge goes to both, first
+    to the shared one, under the run's `label`.  `planned` are events that the run will release after its training;
+    they count when it asks whether it will fit.
 
     >>> import tempfile, pathlib
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "census.ledger"
@@ -102,6 +155,10 @@ class Ledger:
     >>> Ledger.open(path, budget=(3.0, 1e-6))
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: budget=(3.0, 1e-06) is not allowed: this ledger was opened with (2.0, 1e-06)
+    >>> own = Ledger(shared=first, label="census-1")
+    >>> own.pay("test", {"event": "Gaussian", "noise_multiplier": 5.0})
+    >>> own.rounds(), first.rounds()
+    ({'test': 1}, {'census-1/test': 1})
     """
 
     def __init__(
@@ -109,25 +166,31 @@ class Ledger:
         path: str | os.PathLike[str] | None = None,
         budget: tuple[float, float] | None = None,
         *,
-        adjacency: Any = None,
+        adjacency: Adjacency | str | None = None,
         dataset: str | None = None,
+        shared: Ledger | None = None,
+        label: str | None = None,
+        planned: Sequence[Event] = (),
     ) -> None:
         if not isinstance(dataset, str | None):
             refuse("dataset", dataset, "give a public name, as a string")
         given = {"budget": checked_budget(budget), "adjacency": adjacency_value(adjacency), "dataset": dataset}
-        self._store = self._make_store(path)
-        self._pid = os.getpid()
-        self._account = Account()
-        mend = partial(mended, self._account, given=given, name=self._store.name)
-        self._chain = Chain(self._store, self._account.apply, mend)
-        with self._chain.locked():
-            if not self._chain.number:
-                self._chain.append(opening(given))
+        self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), given)
+        tally = self._book.tally
+        with self._book.locked():
+            if not tally.opened:
+                self._book.append(opening(given))
         for name, value in given.items():
-            kept = getattr(self._account, name)
+            kept = getattr(tally, name)
             if value is not None and value != kept:
                 refuse(name, value, f"this ledger was opened with {kept!r}")
-        self._meter = _Meter(self._account.budget, self._account.adjacency)
+        self._meter = Meter(tally.budget, Adjacency(tally.adjacency))
+        self.shared, self.label, self.planned = shared, label, tuple(planned)
+        if shared is not None and shared.adjacency is not self.adjacency:
+            remedy = f"the shared budget counts {shared.adjacency.value}: give the same --adjacency"
+            refuse("adjacency", self.adjacency.value, remedy)
+        if shared is not None and self.budget is not None:  # a refusal by the second would come after a charge
+            refuse("budget", self.budget, "leave it out: the shared ledger has the budget")
 
     @classmethod
     def open(
@@ -135,30 +198,35 @@ class Ledger:
         path: str | os.PathLike[str],
         budget: tuple[float, float] | None = None,
         *,
-        adjacency: Any = None,
+        adjacency: Adjacency | str | None = None,
         dataset: str | None = None,
     ) -> Ledger:
         """Continue the ledger at `path`, or create it."""
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
     @staticmethod
-    def _make_store(path: str | os.PathLike[str] | None) -> Store:
-        return MemoryStore() if path is None else FileStore(path)
+    def _make_store(path: str | os.PathLike[str]) -> Store:
+        return FileStore(path)
 
     @property
     def budget(self) -> tuple[float, float] | None:
         """Epsilon and delta that all charges together must not exceed, or None."""
-        return self._account.budget
+        return self._book.tally.budget
 
     @property
-    def adjacency(self) -> Any:
+    def adjacency(self) -> Adjacency:
         """The `Adjacency` that the events are counted for."""
         return self._meter.adjacency
 
     @property
     def dataset(self) -> str:
         """The public name of the data."""
-        return self._account.dataset
+        return self._book.tally.dataset
+
+    @property
+    def identity(self) -> str:
+        """What tells this ledger from every other, wherever it is opened: the seal of a file's first record."""
+        return self._book.identity
 
     @property
     def seeded(self) -> bool:
@@ -166,8 +234,8 @@ class Ledger:
 
         `spent` is the epsilon that the same releases would have with secret noise.
         """
-        with self._locked():
-            return self._account.seeded
+        with self._book.locked():
+            return self._book.tally.seeded
 
     def taint(self) -> None:
         """Write down, for good, that noise of a seed was released about this data.
@@ -177,20 +245,27 @@ class Ledger:
         >>> ledger.seeded
         True
         """
-        with self._locked():
-            if not self._account.seeded:
-                self._chain.append(*self._tainting(True))
+        if self.shared is not None:
+            self.shared.taint()
+        with self._book.locked():
+            self._book.append(*self._tainting(True))
 
     def run(
-        self, events: Mapping[str, Any], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
+        self,
+        events: Mapping[str, Event],
+        reserve: int | Mapping[str, int] = 1,
+        *,
+        seeded: bool = False,
+        limit: Limit | None = None,
     ) -> RunLedger:
         """Begin a run whose stage `name` costs `events[name]` a round, reserving `reserve` rounds at a time.
 
-        `seeded` says that the run's noise can be subtracted: its first charge marks the ledger for good.
+        `seeded` says that the run's noise can be subtracted: its first charge marks the ledger for good.  Rounds beyond
+        a `limit` are refused.
         """
-        return RunLedger(self, events, reserve, seeded=seeded)
+        return RunLedger(self, events, reserve, seeded=seeded, limit=limit)
 
-    def pay(self, what: str, event: Any, rounds: int = 1, *, seeded: bool = False) -> None:
+    def pay(self, what: str, event: Event, rounds: int = 1, *, seeded: bool = False) -> None:
         """Charge something that is released outside a run, such as a tuned constant: all its rounds or none.
 
         >>> ledger = Ledger()
@@ -203,21 +278,25 @@ class Ledger:
             for t in range(rounds):
                 run.charge(what, t)
 
-    def require(self, event: Any, what: str = "run") -> None:
+    def require(self, event: Event, what: str = "run") -> None:
         """Raise `BudgetExceeded` where the budget does not hold this event on top of what is spent; charges nothing.
+
+        A shared budget must hold it together with what the run has planned for afterwards.
 
         >>> from dp_accounting import dp_event
         >>> Ledger(budget=(1.0, 1e-5)).require(dp_event.GaussianDpEvent(1.0))
         Traceback (most recent call last):
         isthmus.privacy.ledger.BudgetExceeded: 'run' is refused: ... is left of the budget epsilon=1 at delta=1e-05
         """
+        if self.shared is not None:
+            all_of_it = [event_json.to_json(each) for each in (event, *self.planned)]
+            self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
         if self.budget is None:
             return
         data = event_json.to_json(event)
         self._meter.check_supported([data])
-        with self._locked():
-            totals = dict(self._account.totals)
-        asked = self._meter.epsilon(_plus(totals, data, 1), self.budget[1])
+        totals = self._totals()
+        asked = self._meter.epsilon(plus(totals, event_json.keyed(data)), self.budget[1])
         if asked > self.budget[0] * (1 + 1e-9):
             raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), asked, self.budget)
 
@@ -238,33 +317,22 @@ class Ledger:
             refuse("delta", delta, f"the budget is one at delta={self.budget[1]:g}")
         return max(0.0, self.budget[0] - self.spent())
 
-    def event(self) -> Any:
+    def event(self) -> DpEvent:
         """All charges as one `dp_accounting` event, equal ones counted together."""
         return event_json.composed((json.loads(key), count) for key, count in self._totals().items())
 
     def rounds(self) -> dict[str, int]:
         """How many rounds each stage or release was charged for, by name."""
-        with self._locked():
-            return {what: count for what, count in self._account.rounds.items() if count}
+        with self._book.locked():
+            return {what: count for what, count in self._book.tally.rounds.items() if count}
 
     def records(self) -> list[Json]:
-        """Every record, read and verified anew from the first line."""
-        records: list[Json] = []
-        with self._locked():  # what was torn is mended now
-            Chain(self._store, records.append, lambda junk: {}).sync()
-        return records
+        """Every record, those of a file read and verified anew from the first line."""
+        return self._book.records()
 
     def _totals(self) -> dict[str, int]:
-        with self._locked():
-            return {key: count for key, count in self._account.totals.items() if count}
-
-    def _locked(self) -> Any:
-        self._require_owner()
-        return self._chain.locked()
-
-    def _require_owner(self) -> None:
-        if isinstance(self._store, MemoryStore) and os.getpid() != self._pid:
-            refuse("ledger", "in memory of another process", "share a ledger between processes through a path")
+        with self._book.locked():
+            return {key: count for key, count in self._book.tally.totals.items() if count}
 
     def _delta(self, delta: float | None) -> float:
         if delta is None and self.budget is not None:
@@ -274,27 +342,45 @@ class Ledger:
         return float(delta)
 
     def _begin(self, run: str, announced: Json) -> None:
+        if self.shared is not None:
+            self.shared._begin(run, {self._labelled(what): offer for what, offer in announced.items()})
         if self.budget is not None:
             self._meter.check_supported(offer["event"] for offer in announced.values())
-        with self._locked():
-            self._chain.append({"kind": "begin", "run": run, "announced": announced})
+        with self._book.locked():
+            self._book.append({"kind": "begin", "run": run, "announced": announced})
 
     def _reserve(self, run: str, what: str, t: int, event: Json, rounds: int, least: int, seeded: bool = False) -> int:
         """Charge as many of `rounds` as the budget allows, or refuse if not even `least`; durable on return."""
-        with self._locked():
+        if self.shared is not None:
+            rounds = self.shared._reserve(run, self._labelled(what), t, event, rounds, least, seeded)
+        with self._book.locked():
             if self.budget is not None:
-                rounds = self._meter.affordable(what, self._account.totals, event, rounds, least)
+                rounds = self._affordable(run, what, rounds, least, self.budget)
             charge = {"kind": "charge", "run": run, "what": what, "rounds": rounds, "event": event, "t": t}
-            self._chain.append(*self._tainting(seeded), charge)
+            self._book.append(*self._tainting(seeded), charge)
         return rounds
+
+    def _affordable(self, run: str, what: str, rounds: int, least: int, budget: tuple[float, float]) -> int:
+        totals, event = self._book.tally.totals, self._book.tally.runs[run].keys[what]
+        found = self._meter.affordable(totals, event, rounds, least)
+        if not found:
+            spent, asked = (self._meter.epsilon(plus(totals, event, more), budget[1]) for more in (0, least))
+            raise BudgetExceeded(what, least, spent, asked, budget)
+        return found
 
     def _tainting(self, seeded: bool) -> list[Json]:
         """The record that says so, where it was not said before; older versions refuse a ledger that has it."""
-        return [{"kind": "seeded", "run": ""}] if seeded and not self._account.seeded else []
+        return [{"kind": "seeded", "run": ""}] if seeded and not self._book.tally.seeded else []
 
     def _write(self, bodies: list[Json]) -> None:
-        with self._locked():
-            self._chain.append(*bodies)
+        with self._book.locked():
+            self._book.append(*bodies)
+        if self.shared is not None:  # after its own, unlike a charge: a refund that is lost in between is no loss
+            named = [body | {"what": self._labelled(body["what"])} if "what" in body else body for body in bodies]
+            self.shared._write(named)
+
+    def _labelled(self, what: str) -> str:
+        return what if self.label is None else f"{self.label}/{what}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Ledger is not copied or pickled: open it by its path where it is needed")
@@ -312,7 +398,8 @@ class RunLedger:
     | killed | all reserved rounds stay charged | |
 
     A run belongs to the process that began it: a fork or a copy would spend the same reservation twice and is
-    refused.  Use it as a context manager, or call `close`.  `whole` refuses a reservation that fits only in part.
+    refused.  Use it as a context manager, or call `close`.  `whole` refuses a reservation that fits only in part,
+    `limit` rounds beyond what a target pays for.
 
     >>> run = Ledger().run({"main": {"event": "Gaussian", "noise_multiplier": 2.0}}, reserve=5)
     >>> run.charge("main", 0)
@@ -326,11 +413,12 @@ class RunLedger:
     def __init__(
         self,
         ledger: Ledger,
-        events: Mapping[str, Any],
+        events: Mapping[str, Event],
         reserve: int | Mapping[str, int] = 1,
         *,
         whole: bool = False,
         seeded: bool = False,
+        limit: Limit | None = None,
     ) -> None:
         if not events or not all(isinstance(name, str) and name for name in events):
             refuse("events", events, "give the event of a round for each stage, by its name")
@@ -342,17 +430,20 @@ class RunLedger:
             name: {"event": event_json.to_json(event), "rounds": int(sizes[name])} for name, event in events.items()
         }
         self.ledger, self.id, self._whole, self.seeded = ledger, secrets.token_hex(8), whole, seeded
+        self.limit = limit
         self._pid, self._lock, self._closed = os.getpid(), threading.Lock(), False
         self._left, self._used = dict.fromkeys(events, 0), dict.fromkeys(events, 0)
         ledger._begin(self.id, self._offers)
 
-    def charge(self, stage: Any, t: int = 0) -> None:
+    def charge(self, stage: Named | str, t: int = 0) -> None:
         """Pay for one round of a stage (or its name): when this returns, the release may be made."""
         name = stage if isinstance(stage, str) else stage.name
         with self._lock:
             self._require_open()
             if name not in self._offers:
                 refuse("stage", name, f"this run announced {sorted(self._offers)}")
+            if self.limit is not None and max(int(t), self._used[name]) >= self.limit.rounds:
+                raise self.limit.refusal(name, self.ledger.event(), self._offers[name]["event"])
             if not self._left[name]:
                 event, rounds = self._offers[name]["event"], self._offers[name]["rounds"]
                 least = rounds if self._whole else 1
@@ -407,99 +498,3 @@ class RunLedger:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a RunLedger is not copied or pickled: its reservation would be spent twice")
-
-
-# ---------------------------------------------------------------- what it costs
-
-
-class _Meter:
-    """Epsilon of totals, computed seldom.
-
-    Epsilon grows with every count, so totals found within the budget vouch for all smaller ones.  A check looks
-    ahead, to totals grown by a factor that doubles with success and halves with failure: a run of T
-    reservations asks the accountant about log T times.
-    """
-
-    def __init__(self, budget: tuple[float, float] | None, adjacency: str) -> None:
-        self.budget, self._adjacency = budget, adjacency
-        self._cache: dict[tuple[frozenset[tuple[str, int]], float], float] = {}
-        self._within: Totals = {}
-        self._beyond: Totals | None = None
-        self._ahead = 1.0
-
-    @property
-    def adjacency(self) -> Any:
-        """The enum member."""
-        from isthmus.privacy.adjacency import Adjacency
-
-        return Adjacency(self._adjacency)
-
-    def check_supported(self, events: Iterable[Json]) -> None:
-        """Refuse events the accountant cannot compose, before a run begins."""
-        from isthmus.privacy import accounting
-
-        for event in events:
-            if not accounting.supports(event_json.from_json(event), self.adjacency):
-                refuse("event", event, f"no accountant composes it for {self._adjacency}")
-
-    def epsilon(self, totals: Totals, delta: float) -> float:
-        """By the accountant, remembered."""
-        from isthmus.privacy import accounting
-
-        if not any(totals.values()):
-            return 0.0
-        key = (frozenset(totals.items()), delta)
-        if key not in self._cache:
-            if len(self._cache) >= 256:
-                self._cache.clear()
-            event = event_json.composed((json.loads(each), count) for each, count in totals.items())
-            self._cache[key] = float(accounting.epsilon_of(event, delta, self.adjacency))
-        return self._cache[key]
-
-    def affordable(self, what: str, totals: Totals, event: Json, rounds: int, least: int) -> int:
-        """The most of `rounds` that fit into the budget on top of `totals`; `BudgetExceeded` below `least`."""
-        assert self.budget is not None
-        if self._affords(_plus(totals, event, rounds)):
-            return rounds
-        if rounds == least or not self._affords(_plus(totals, event, least)):
-            spent, asked = (self.epsilon(_plus(totals, event, more), self.budget[1]) for more in (0, least))
-            raise BudgetExceeded(what, least, spent, asked, self.budget)
-        low, high = least, rounds
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._affords(_plus(totals, event, middle)) else (low, middle)
-        return low
-
-    def _affords(self, totals: Totals) -> bool:
-        if _covers(self._within, totals):
-            return True
-        if self._beyond is not None and _covers(totals, self._beyond):
-            return False
-        ahead = {key: count + int(count * self._ahead) for key, count in totals.items()}
-        if self._try(ahead):
-            self._ahead = min(1.0, 2 * self._ahead)
-            return True
-        self._ahead = max(1e-4, self._ahead / 2)
-        return self._try(totals)
-
-    def _try(self, totals: Totals) -> bool:
-        assert self.budget is not None
-        if self._beyond is not None and _covers(totals, self._beyond):
-            return False
-        fits = self.epsilon(totals, self.budget[1]) <= self.budget[0]
-        if fits:
-            self._within = totals
-        else:
-            self._beyond = totals
-        return fits
-
-
-def _plus(totals: Totals, event: Json, rounds: int) -> dict[str, int]:
-    new = Counter(totals)
-    for each, count in event_json.flatten(event, rounds):
-        new[event_json.canonical(each)] += count
-    return {key: count for key, count in new.items() if count}
-
-
-def _covers(large: Totals, small: Totals) -> bool:
-    return all(large.get(key, 0) >= count for key, count in small.items())

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent as DpEvent
+else:
+    DpEvent = object
+    """What was released, in the accountant's terms: `dp_accounting.dp_event.DpEvent`, which is not loaded for types."""
 
 
-class Lazy:
+class LateModule:
     """A module that is imported at its first attribute."""
 
     def __init__(self, name: str) -> None:
@@ -34,4 +40,4 @@ def _quiet() -> None:
     logging.getLogger("absl").addFilter(_FILTER)
 
 
-dpa: Any = Lazy("dp_accounting")
+dpa: Any = LateModule("dp_accounting")

@@ -1,62 +1,143 @@
 """Mechanisms: what stands between a bounded sum and the world.
 
 A mechanism's noise is always `multiplier * bound`: relative to the bound C of one record, whatever the adjacency.
-`isthmus.privacy.accounting` is the one place that turns an adjacency into a sensitivity.
+`isthmus.privacy.accounting` is the one place that turns an adjacency into a sensitivity.  A mechanism brings all that
+is known of it: how it releases, its event, its words, and how a budget sets its noise.  Adding one is one class.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.privacy import event_json
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
-from isthmus.privacy.library import dpa
-from isthmus.privacy.noise import check_scale, pieces
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.noise import Noise, check_scale, pieces
 
 _ADD = Adjacency.ADD_REMOVE
 
 
-class Mechanism(Protocol):
+class Mechanism(ABC):
     """Releases a bounded value; its noise scale is always a multiplier times the value's bound.
 
-    For the privacy statement one may bring `describe()`, a release in words (an event knows what it cost, not what it
-    was), and `source`, where its noise comes from if not from the run's own.
+    A mechanism of one's own is a frozen dataclass of this class with `release` and `event`; a field `multiplier` is
+    what a plan sets.  Objects that have `private`, `ords`, `release` and `event` and are no subclass run too.
+
+    ords       the norms in which it takes sums clipped
+    private    whether it hides its data behind noise
+    kind       a short name for it in a `Charge`
+    dial       the field with the one number that says how much noise
+    selects    whether it chooses coordinates: its number is then an epsilon, larger for less noise
+    source     where its noise comes from, if not from the run's own source
+    guarantee  for a mechanism run as it was published: what it really gives
+
+    >>> @dataclass(frozen=True)
+    ... class Twice(Mechanism):
+    ...     multiplier: float
+    ...     def release(self, bounded, noise):
+    ...         return Gaussian(2 * self.multiplier).release(bounded, noise)
+    ...     def event(self, adjacency=_ADD):
+    ...         return Gaussian(2 * self.multiplier).event(adjacency)
+    >>> Twice(1.0).spending(0.5), Twice(1.0).describe()
+    (Twice(multiplier=2.0), 'Gaussian noise of 2 times the bound of one record')
     """
 
-    @property
-    def ords(self) -> tuple[float, ...]:
-        """The norms in which it takes clipped sums."""
-        ...
+    ords: ClassVar[tuple[float, ...]] = (2.0,)
+    private: ClassVar[bool] = True
+    kind: ClassVar[str] = ""
+    dial: ClassVar[str] = "multiplier"
+    selects: ClassVar[bool] = False
+    source: str | None = None
+    guarantee: str = ""
 
-    @property
-    def private(self) -> bool:
-        """Whether it hides what it releases."""
-        ...
-
-    @property
-    def guarantee(self) -> str:
-        """What it really gives, where it runs as a paper prints it; else nothing."""
-        ...
-
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    @abstractmethod
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The value the world may see; `noise` is the run's secret source of randomness."""
-        ...
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    @abstractmethod
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """What was released, for the accountant: relative to C, so the same for every adjacency."""
-        ...
+
+    def describe(self) -> str:
+        """The release in words, here those of its event (which knows what it cost, not what it was)."""
+        return ", ".join(event_json.words(leaf) for leaf, _ in event_json.flatten(event_json.to_json(self.event())))
+
+    @property
+    def number(self) -> float:
+        """How much noise: the multiplier, or the epsilon of a selection."""
+        value = getattr(self, self.dial, None)
+        remedy = f"a plan cannot set its noise: give it a field {self.dial!r}, or `number` and `with_number`"
+        if value is None:
+            validate.refuse("mechanism", self, remedy)
+        return float(value)
+
+    def with_number(self, number: float) -> Self:
+        """The same mechanism with another number."""
+        made: Any = self
+        remedy = "a plan cannot set its noise: make it a frozen dataclass, or override `with_number`"
+        validate.check(is_dataclass(made), "mechanism", self, remedy)
+        changed: Self = replace(made, **{self.dial: number})
+        return changed
+
+    def spending(self, mu: float, rate: float = 1.0) -> Self:
+        """The same mechanism with the noise at which a round at sampling rate `rate` spends mu^2, to first order."""
+        return self.with_number(rate / mu)
+
+    def check(self, bounded: Bounded, noise: Noise | None) -> Noise:
+        """Refuse a value without a bound, a bound in another norm, and a missing source of noise; the source."""
+        name, known = type(self).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
+        validate.check(known, "bound", bounded.bound, f"{name} noises clipped sums only")
+        remedy = f"{name} takes sums clipped in one of {self.ords}"
+        validate.check(bounded.ord in self.ords, "ord", bounded.ord, remedy)
+        if noise is None:
+            remedy = f"{name} has no default generator: give a SecretSource as the run's noise"
+            validate.refuse("noise", noise, remedy)
+        return noise
+
+    @classmethod
+    def known(cls) -> Iterator[type[Mechanism]]:
+        """Every mechanism that was defined in this process."""
+        for each in cls.__subclasses__():
+            yield each
+            yield from each.known()
+
+
+def named(kind: str) -> type[Mechanism]:
+    """The class that a `Charge` means by a short name.
+
+    >>> named("top-k").__name__
+    'TopK'
+    """
+    found = {vars(each).get("kind") or "": each for each in reversed([*Mechanism.known()])}
+    validate.one_of(sorted(found.keys() - {""}), mechanism=kind)
+    return found[kind]
+
+
+def words_of(mechanism: Any) -> tuple[str, str | None, str]:
+    """Release, source of noise and guarantee of a mechanism, in words; of one that is no subclass, what it says.
+
+    >>> words_of(Gaussian(2.0))
+    ('Gaussian noise of 2 times the bound of one record', None, '')
+    """
+    if isinstance(mechanism, Mechanism):
+        return mechanism.describe(), mechanism.source, mechanism.guarantee
+    describe = getattr(mechanism, "describe", None)
+    words = Mechanism.describe(mechanism) if describe is None else str(describe())
+    return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Mechanism):
     """No noise: the sum as it is.  Not private.
 
     >>> import torch
@@ -65,24 +146,19 @@ class Exact:
     """
 
     private: ClassVar[bool] = False
-    guarantee: ClassVar[str] = ""
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The value itself."""
         return bounded.value
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """A release without any guarantee."""
         return dpa.NonPrivateDpEvent()
 
-    def describe(self) -> str:
-        """The release in words."""
-        return "a value without noise"
-
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Mechanism):
     """`value + N(0, (multiplier * C)^2 I)` for sums whose records have l2 norm at most C.
 
     Guarantee of one release: `1 / (2 multiplier^2)`-zCDP for add/remove, four times that for replace-one, for
@@ -95,33 +171,27 @@ class Gaussian:
     """
 
     multiplier: float
-    private: ClassVar[bool] = True
-    guarantee: ClassVar[str] = ""
-    ords: ClassVar[tuple[float, ...]] = (2.0,)
+    kind: ClassVar[str] = "gaussian"
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
-        _check(self, bounded, noise)
+        noise = self.check(bounded, noise)
         check_scale(self.multiplier * bounded.bound, bounded.dtype or bounded.value.dtype)
         own = bounded.spare and bounded.value.is_contiguous()
         out = bounded.value if own else bounded.value.detach().clone(memory_format=torch.contiguous_format)
         noise.add_normal(out, self.multiplier * bounded.bound)
         return out
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """`GaussianDpEvent(sigma / C)`."""
         return dpa.GaussianDpEvent(float(self.multiplier))
 
-    def describe(self) -> str:
-        """The release in words."""
-        return f"Gaussian noise of {self.multiplier:.4g} times the bound of one record"
-
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Mechanism):
     """`value + Lap(multiplier * C)` in each coordinate, for sums whose records have l1 norm at most C.
 
     Guarantee of one release: pure `1 / multiplier` differential privacy (add/remove), twice that (replace-one), so
@@ -133,29 +203,24 @@ class Laplace:
     """
 
     multiplier: float
-    private: ClassVar[bool] = True
-    guarantee: ClassVar[str] = ""
+    kind: ClassVar[str] = "laplace"
     ords: ClassVar[tuple[float, ...]] = (1.0,)
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The noisy value, added in float64 and rounded to the value's dtype last."""
-        _check(self, bounded, noise)
+        noise = self.check(bounded, noise)
         return _noisy(bounded.value, self.multiplier * bounded.bound, noise.laplace)
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """`LaplaceDpEvent(b / C)`."""
         return dpa.LaplaceDpEvent(float(self.multiplier))
 
-    def describe(self) -> str:
-        """The release in words."""
-        return f"Laplace noise of {self.multiplier:.4g} times the bound of one record"
-
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMax(Mechanism):
     """One coordinate, and its sign, chosen by the exponential mechanism; the magnitude is not released.
 
     Of the 2d candidates `+s_j, -s_j` (of the d candidates `s_j` with `signed=False`) the largest after Gumbel noise
@@ -171,16 +236,17 @@ class NoisyMax:
 
     epsilon: float
     signed: bool = True
-    private: ClassVar[bool] = True
-    guarantee: ClassVar[str] = ""
+    kind: ClassVar[str] = "noisy-max"
+    dial: ClassVar[str] = "epsilon"
+    selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
         validate.positive(epsilon=self.epsilon)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """A signed one-hot tensor of the value's shape."""
-        _check(self, bounded, noise)
+        noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1)
         candidates = torch.cat([scores, -scores]) if self.signed else scores
         winner = int(_noisy(candidates, 2 * bounded.bound / self.epsilon, noise.gumbel).argmax())
@@ -188,9 +254,13 @@ class NoisyMax:
         chosen[winner % len(scores)] = 1.0 if winner < len(scores) else -1.0
         return chosen.reshape(bounded.value.shape)
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """`ZCDpEvent(epsilon^2 / 8)`."""
         return dpa.ZCDpEvent(rho=self.epsilon**2 / 8, xi=0.0)
+
+    def spending(self, mu: float, rate: float = 1.0) -> Self:
+        """`epsilon = 2 mu`: a choice spends `epsilon^2 / 4` of mu^2, sampled or not."""
+        return self.with_number(2 * mu)
 
     def describe(self) -> str:
         """The release in words."""
@@ -198,7 +268,7 @@ class NoisyMax:
 
 
 @dataclass(frozen=True)
-class TopK:
+class TopK(Mechanism):
     """The places of the k largest `|s_j|`, chosen one after the other by the exponential mechanism; no values.
 
     One-shot: Gumbel noise of scale `2 C / epsilon` on every `|s_j|`, the k largest win, which is k exponential
@@ -213,17 +283,18 @@ class TopK:
 
     k: int
     epsilon: float
-    private: ClassVar[bool] = True
-    guarantee: ClassVar[str] = ""
+    kind: ClassVar[str] = "top-k"
+    dial: ClassVar[str] = "epsilon"
+    selects: ClassVar[bool] = True
     ords: ClassVar[tuple[float, ...]] = (math.inf,)
 
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k)
         validate.positive(epsilon=self.epsilon)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """A 0/1 tensor of the value's shape with k ones."""
-        _check(self, bounded, noise)
+        noise = self.check(bounded, noise)
         scores = bounded.value.detach().double().cpu().reshape(-1).abs()
         validate.at_most(len(scores), "the number of coordinates", k=self.k)
         noisy = _noisy(scores, 2 * bounded.bound / self.epsilon, noise.gumbel)
@@ -231,9 +302,13 @@ class TopK:
         chosen[noisy.topk(self.k).indices.to(chosen.device)] = 1.0
         return chosen.reshape(bounded.value.shape)
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """`ZCDpEvent(k epsilon^2 / 8)`."""
         return dpa.ZCDpEvent(rho=self.k * self.epsilon**2 / 8, xi=0.0)
+
+    def spending(self, mu: float, rate: float = 1.0) -> Self:
+        """`epsilon = 2 mu / sqrt(k)`: k choices spend `k epsilon^2 / 4` of mu^2, sampled or not."""
+        return self.with_number(2 * mu / math.sqrt(self.k))
 
     def describe(self) -> str:
         """The release in words."""
@@ -241,7 +316,7 @@ class TopK:
 
 
 @dataclass(frozen=True)
-class DiscreteGaussian:
+class DiscreteGaussian(Mechanism):
     """Integer discrete Gaussian noise on a grid: exact noise, whose low bits can betray nothing about the value.
 
     The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
@@ -255,17 +330,15 @@ class DiscreteGaussian:
 
     multiplier: float
     grid: float
-    source: ClassVar[str] = "secret noise from opendp's own cryptographic generator"
-    private: ClassVar[bool] = True
-    guarantee: ClassVar[str] = ""
-    ords: ClassVar[tuple[float, ...]] = (2.0,)
+    kind: ClassVar[str] = "discrete-gaussian"
+    source = "secret noise from opendp's own cryptographic generator"
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
 
-    def release(self, bounded: Bounded, noise: Any) -> Tensor:
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
-        _check(self, bounded, noise)
+        noise = self.check(bounded, noise)
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
         scale = self.scale(bounded.bound, len(steps)) / self.grid
         reach = 2.0**53 - 40 * scale
@@ -280,7 +353,7 @@ class DiscreteGaussian:
         """The noise scale for m numbers of bound C."""
         return self.multiplier * (bound + math.sqrt(m) * self.grid)
 
-    def event(self, adjacency: Adjacency = _ADD) -> Any:
+    def event(self, adjacency: Adjacency = _ADD) -> DpEvent:
         """`ZCDpEvent(1 / (2 multiplier^2))`."""
         return dpa.ZCDpEvent(rho=0.5 / self.multiplier**2, xi=0.0)
 
@@ -288,29 +361,6 @@ class DiscreteGaussian:
         """The release in words."""
         much = f"{self.multiplier:.4g} times the bound of one record"
         return f"discrete Gaussian noise of {much}, on multiples of {self.grid:g}"
-
-
-def guarantee_of(mechanism: Any) -> str:
-    """What a mechanism that runs as its paper prints it says that it really gives; nothing of others.
-
-    >>> guarantee_of(Gaussian(1.0))
-    ''
-    """
-    return str(getattr(mechanism, "guarantee", ""))
-
-
-def _check(mechanism: Any, bounded: Bounded, noise: Any) -> None:
-    """Refuse a value without a bound, a bound in another norm, and a missing source of noise."""
-    name = type(mechanism).__name__
-    validate.check(
-        math.isfinite(bounded.bound) and bounded.bound > 0, "bound", bounded.bound, f"{name} noises clipped sums only"
-    )
-    validate.check(
-        bounded.ord in mechanism.ords, "ord", bounded.ord, f"{name} takes sums clipped in one of {mechanism.ords}"
-    )
-    validate.check(
-        noise is not None, "noise", noise, f"{name} has no default generator: give a SecretSource as the run's noise"
-    )
 
 
 def _noisy(value: Tensor, scale: float, draw: Callable[..., Tensor]) -> Tensor:

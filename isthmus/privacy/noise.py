@@ -19,8 +19,8 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor
 from isthmus.base import validate
 
 Shape = int | Sequence[int]
+Device = torch.device | str | None
 SECRET = "secret noise from the operating system's generator"
 FAST = (
     "fast noise of generators that the operating system starts afresh again and again: "
@@ -46,6 +47,44 @@ CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
 _BUFFER = 1 << 16
+
+
+class Noise(Protocol):
+    """What mechanisms and samplers draw from: `Source` and whoever offers the same."""
+
+    seeded: bool
+
+    def describe(self) -> str:
+        """The noise in words, for the privacy statement."""
+        ...
+
+    def uniform(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
+        """Uniform on (0, 1)."""
+        ...
+
+    def normal(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
+        """Standard normal."""
+        ...
+
+    def add_normal(self, out: Tensor, scale: float) -> None:
+        """out += scale times standard normals, in place."""
+        ...
+
+    def laplace(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
+        """Standard Laplace."""
+        ...
+
+    def gumbel(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
+        """Standard Gumbel."""
+        ...
+
+    def mask(self, n: int, q: float, device: Device = ...) -> Tensor:
+        """Poisson membership."""
+        ...
+
+    def subset(self, n: int, k: int) -> Tensor:
+        """k different indices below n."""
+        ...
 
 
 class Source:
@@ -68,11 +107,11 @@ class Source:
         """`count` uniform 64-bit words."""
         return np.frombuffer(self.bytes(8 * count), dtype=np.uint64)
 
-    def uniform(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def uniform(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Uniform on (0, 1): multiples of 2^-53 (2^-54 in place of 0), never 0 or 1."""
         return _tensor(lambda size: self._uniform(size), shape, dtype, device)
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard normal, each the half sum of four independent ones."""
         return _tensor(lambda size: ndtri(self._uniform(4, size)).sum(axis=0) / 2, shape, dtype, device)
 
@@ -81,7 +120,7 @@ class Source:
         for part in pieces(out):
             part.copy_(self.normal(len(part), device=part.device).mul_(scale).add_(part))
 
-    def laplace(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def laplace(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard Laplace (scale 1): `log(u1) cos(pi u2) + log(u3) cos(pi u4)` has its characteristic function."""
 
         def draw(size: int) -> NDArray[np.float64]:
@@ -90,11 +129,11 @@ class Source:
 
         return _tensor(draw, shape, dtype, device)
 
-    def gumbel(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def gumbel(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard Gumbel, `-log(-log(u))`."""
         return _tensor(lambda size: -np.log(-np.log(self._uniform(size))), shape, dtype, device)
 
-    def mask(self, n: int, q: float, device: Any = None) -> Tensor:
+    def mask(self, n: int, q: float, device: Device = None) -> Tensor:
         """Poisson membership: n independent booleans, each true with probability q."""
         validate.non_negative_int(n=n)
         validate.probability(q=q)
@@ -183,7 +222,7 @@ class FastSource(SecretSource):
         """The noise in words."""
         return FAST
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
         place = torch.device("cpu" if device is None else device)
         if place.type != "cpu":
@@ -253,7 +292,7 @@ class GeneratorSource(Source):
         """The noise in words."""
         return SEEDED
 
-    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Any = None) -> Tensor:
+    def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard normal, drawn on the generator's device."""
         return _torch_normal(self._generator, shape).to(dtype=dtype, device="cpu" if device is None else device)
 
@@ -315,7 +354,7 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-def _tensor(draw: Any, shape: Shape, dtype: torch.dtype, device: Any) -> Tensor:
+def _tensor(draw: Callable[[int], NDArray[np.float64]], shape: Shape, dtype: torch.dtype, device: Device) -> Tensor:
     """A tensor filled by `draw(size)` in chunks that stay in cache."""
     sizes = _sizes(shape)
     out = np.empty(int(np.prod(sizes)))

@@ -9,33 +9,37 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.adjacency import Adjacency
-from isthmus.privacy.library import dpa
-from isthmus.privacy.mechanisms import DiscreteGaussian, Gaussian, Laplace, NoisyMax, TopK
+from isthmus.privacy.budget import default_delta, mu_of
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.mechanisms import Mechanism, named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
-KINDS = ("gaussian", "laplace", "discrete-gaussian", "noisy-max", "top-k")
-_SAMPLERS = {"FullBatch": FullBatch, "Poisson": Poisson, "FixedSize": FixedSize}
+_SAMPLERS: dict[str, type[FullBatch | Poisson | FixedSize]] = {
+    each.__name__: each for each in (FullBatch, Poisson, FixedSize)
+}
 
 
 @dataclass(frozen=True)
 class Charge:
     """One thing that is released again and again: its mechanism, its sampler, how often, its share of the budget.
 
-    `share` is a share of `mu^2`, the budget in which costs add up; shares of a plan sum to 1.  Charges of one
-    `stage` look at the same sample and are accounted jointly.  `k` belongs to "top-k", `grid` to "discrete-gaussian".
+    `mechanism` is a mechanism whose noise the plan sets, its class, or a short name ("gaussian", "laplace",
+    "discrete-gaussian" with `grid`, "noisy-max", "top-k" with `k`).  `share` is a share of `mu^2`, the budget in which
+    costs add up; shares of a plan sum to 1.  Charges of one `stage` look at the same sample and are accounted jointly.
 
     >>> Charge("gradient", rounds=100, sampler=Poisson(0.1)).mechanism_at(2.0)
     Gaussian(multiplier=2.0)
     """
 
     name: str
-    mechanism: str = "gaussian"
+    mechanism: Mechanism | type[Mechanism] | str = "gaussian"
     rounds: int = 1
     share: float = 1.0
     sampler: FullBatch | Poisson | FixedSize = field(default_factory=FullBatch)
@@ -44,40 +48,46 @@ class Charge:
     grid: float | None = None
 
     def __post_init__(self) -> None:
-        validate.one_of(KINDS, mechanism=self.mechanism)
         validate.positive_int(rounds=self.rounds, k=self.k)
         validate.probability(share=self.share)
-        validate.check(
-            isinstance(self.sampler, tuple(_SAMPLERS.values())),
-            "sampler",
-            self.sampler,
-            f"choose one of {sorted(_SAMPLERS)}",
-        )
-        if self.mechanism == "discrete-gaussian":
-            validate.check(self.grid is not None, "grid", self.grid, "a discrete Gaussian needs its grid")
-        validate.check(self.mechanism == "top-k" or self.k == 1, "k", self.k, "only top-k takes a k")
+        known = isinstance(self.sampler, tuple(_SAMPLERS.values()))
+        validate.check(known, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
+        made = self.template
+        validate.check(made.private, "mechanism", made, "it adds no noise: nothing of a budget is spent on it")
+        validate.check(type(made).__hash__ is not None, "mechanism", made, "make it a frozen dataclass")
+        self.mechanism_at(made.number)
+
+    @cached_property
+    def template(self) -> Mechanism:
+        """The mechanism, its noise yet to be set."""
+        given = self.mechanism
+        if isinstance(given, Mechanism):
+            return given
+        kind = named(given) if isinstance(given, str) else given
+        subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
+        validate.check(subclass, "mechanism", given, "give a Mechanism, its class or its name")
+        options = {each.name for each in _fields(kind)}
+        validate.check("k" in options or self.k == 1, "k", self.k, "only top-k takes a k")
+        needed = "grid" not in options or self.grid is not None
+        validate.check(needed, "grid", self.grid, "a discrete Gaussian needs its grid")
+        own = {name: value for name, value in (("k", self.k), ("grid", self.grid)) if name in options}
+        return kind(**{kind.dial: 1.0, **own})
 
     @property
     def selects(self) -> bool:
         """Whether it chooses coordinates (its number is an epsilon) rather than adds noise (a multiplier)."""
-        return self.mechanism in ("noisy-max", "top-k")
+        return self.template.selects
 
     def number_at(self, scale: float) -> float:
         """The multiplier, or a selection's epsilon, that spends `share / scale^2` of `mu^2` in all its rounds.
 
         A round at rate q and multiplier z spends `(q / z)^2` to first order, a selection `k epsilon^2 / 4`.
         """
-        mu = math.sqrt(self.share / self.rounds) / scale
-        return 2 * mu / math.sqrt(self.k) if self.selects else self.sampler.rate / mu
+        return self.template.spending(math.sqrt(self.share / self.rounds) / scale, self.sampler.rate).number
 
-    def mechanism_at(self, number: float) -> Any:
+    def mechanism_at(self, number: float) -> Mechanism:
         """The mechanism with this multiplier (a selection: this epsilon)."""
-        if self.mechanism == "discrete-gaussian":
-            assert self.grid is not None
-            return DiscreteGaussian(number, self.grid)
-        if self.mechanism == "top-k":
-            return TopK(self.k, number)
-        return {"gaussian": Gaussian, "laplace": Laplace, "noisy-max": NoisyMax}[self.mechanism](number)
+        return self.template.with_number(number)
 
 
 @dataclass(frozen=True)
@@ -139,15 +149,20 @@ class PrivacyPlan:
         spent = accounting.epsilon_of(_total(items, numbers), _delta(delta, n_public), adjacency)
         return cls(spent, delta, adjacency, n_public, items, numbers)
 
+    @property
+    def mu(self) -> float:
+        """The Gaussian-DP parameter of the whole budget."""
+        return mu_of(self.epsilon, self._delta, self.adjacency)
+
     def multiplier(self, name: str) -> float:
         """The noise multiplier of an item; of a selection, the epsilon of one round."""
         return self._numbers[self.item(name).name]
 
-    def mechanism(self, name: str) -> Any:
+    def mechanism(self, name: str) -> Mechanism:
         """The mechanism that runs."""
         return self.item(name).mechanism_at(self.multiplier(name))
 
-    def event(self, name: str, rounds: int | None = None) -> Any:
+    def event(self, name: str, rounds: int | None = None) -> DpEvent:
         """The event of that many rounds of an item (all its rounds by default), on its own."""
         item = self.item(name)
         rounds = item.rounds if rounds is None else rounds
@@ -156,7 +171,7 @@ class PrivacyPlan:
             return dpa.NoOpDpEvent()
         return dpa.SelfComposedDpEvent(item.sampler.event(self.mechanism(name).event()), rounds)
 
-    def total(self) -> Any:
+    def total(self) -> DpEvent:
         """The event of the whole run, the items of one stage jointly."""
         return _total(self.items, self._numbers)
 
@@ -167,9 +182,9 @@ class PrivacyPlan:
         return found[0]
 
     def to_json(self) -> str:
-        """The plan as text: what `from_json` reads."""
+        """The plan as text: what `from_json` reads, where the mechanisms of one's own are imported."""
         items = [
-            {**asdict(item), "sampler": {"kind": type(item.sampler).__name__, **asdict(item.sampler)}}
+            {**_shown(item), "mechanism": _written(item.mechanism), "sampler": _sampler_written(item.sampler)}
             for item in self.items
         ]
         record = {**{key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}, "numbers": self._numbers}
@@ -181,9 +196,9 @@ class PrivacyPlan:
         record = json.loads(text)
         items = []
         for entry in record["items"]:
-            sampler = dict(entry.pop("sampler"))
+            sampler, mechanism = dict(entry.pop("sampler")), _read(entry.pop("mechanism"))
             validate.one_of(_SAMPLERS, sampler=sampler["kind"])
-            items.append(Charge(**entry, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
+            items.append(Charge(**entry, mechanism=mechanism, sampler=_SAMPLERS[sampler.pop("kind")](**sampler)))
         adjacency = Adjacency(record["adjacency"])
         return cls(record["epsilon"], record["delta"], adjacency, record["n_public"], items, record["numbers"])
 
@@ -204,7 +219,7 @@ class PrivacyPlan:
         key = (self.epsilon, self._delta, self.adjacency, tuple(_cost(item) for item in self.items))
         if key in _SCALES:
             return self._numbers_at(_SCALES[key])
-        guess = dpa.get_sigma_gaussian(self.epsilon, self._delta) * self.adjacency.factor
+        guess = 1 / self.mu
         smallest = min((item.number_at(guess) for item in self.items if not item.selects), default=1.0)
         scale = accounting.calibrate(
             lambda s: _total(self.items, self._numbers_at(s)),
@@ -225,11 +240,49 @@ _SCALES: dict[Any, float] = {}
 
 def _cost(item: Charge) -> tuple[Any, ...]:
     """Everything about an item that its price depends on."""
-    sampled = repr(item.sampler.event(dpa.GaussianDpEvent(1.0)))
-    return item.mechanism, item.rounds, item.share, sampled, item.sampler.rate, item.stage, item.k, item.grid
+    sampled, made = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
+    return type(made), made, item.rounds, item.share, sampled, item.sampler.rate, item.stage
 
 
-def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> Any:
+def _fields(kind: Any) -> tuple[Any, ...]:
+    """What a mechanism or its class is made of."""
+    validate.check(is_dataclass(kind), "mechanism", kind, "make it a frozen dataclass, or give an instance")
+    return fields(kind)
+
+
+def _shown(item: Any) -> dict[str, Any]:
+    return {each.name: getattr(item, each.name) for each in fields(item)}
+
+
+def _sampler_written(sampler: FullBatch | Poisson | FixedSize) -> dict[str, Any]:
+    return {"kind": type(sampler).__name__, **_shown(sampler)}
+
+
+def _address(kind: type[Mechanism]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _written(given: Mechanism | type[Mechanism] | str) -> Any:
+    """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, type):
+        return {"class": _address(given)}
+    _fields(given)
+    return {"class": _address(type(given)), "fields": _shown(given)}
+
+
+def _read(data: Any) -> Mechanism | type[Mechanism] | str:
+    """What was written; a class is looked up among those of this process, and nothing is imported for a text."""
+    if isinstance(data, str):
+        return data
+    found = {_address(each): each for each in Mechanism.known()}
+    address = data["class"]
+    validate.check(address in found, "mechanism", address, "import the module that defines it before reading the plan")
+    return found[address](**data["fields"]) if "fields" in data else found[address]
+
+
+def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
     stages: dict[str, list[Charge]] = {}
     for item in items:
         stages.setdefault(item.stage or f"item {item.name}", []).append(item)
@@ -267,6 +320,6 @@ def _delta(delta: float | None, n_public: int | None) -> float:
             n_public is not None, "delta", delta, "give it, or n_public where the number of records is public"
         )
         assert n_public is not None
-        delta = min(1e-5, n_public**-1.1)
+        delta = default_delta(n_public)
     validate.open_unit(delta=delta)
     return delta

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from isthmus.base import validate
@@ -24,6 +24,8 @@ from isthmus.privacy import accounting, event_json
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.mechanisms import words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 
 ROUNDING = (
@@ -95,7 +97,7 @@ class PrivacyStatement:
     @classmethod
     def of(
         cls,
-        event: Any,
+        event: DpEvent | Json,
         delta: float,
         adjacency: Adjacency = Adjacency.ADD_REMOVE,
         *,
@@ -232,6 +234,85 @@ class PrivacyStatement:
         return hash(self.to_json())
 
 
+@dataclass
+class Account:
+    """Everything that one statement is about: releases, added as they are known, and what is to be said of them.
+
+    A mechanism's words, source of noise and guarantee are its own.  One release without a guarantee is all that is
+    left to say of an event: nothing beside it is private.
+
+    seeded    whether any of the noise came from a seed
+    samplers  how records were taken, and `sources`, where the noise came from, in words
+    released  words for all the releases, where they were told before
+
+    >>> from isthmus.privacy import Gaussian
+    >>> account = Account(1e-5, assumptions=["one record per person"])
+    >>> account.add(Gaussian(4.0).event(), Gaussian(4.0), count=2, sampler="every record, twice", noise=SECRET)
+    >>> account.statement().words().split("What was released: ")[1][:87]
+    '2 x Gaussian noise of 4 times the bound of one record. Records were taken as follows: e'
+    """
+
+    delta: float
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    n: int | None = None
+    seeded: bool = False
+    assumptions: Sequence[str] = ()
+    leaks: Sequence[str] = ()
+    samplers: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    guarantees: list[str] = field(default_factory=list)
+    released: str = ""
+    _events: list[tuple[DpEvent, int]] = field(default_factory=list)
+    _said: list[tuple[str, int]] = field(default_factory=list)
+    _told: bool = False
+
+    def add(self, event: DpEvent | Json, *mechanisms: Any, count: int = 1, sampler: str = "", noise: str = "") -> None:
+        """`count` times an event as its sampler sees it: what these mechanisms released of one sample.
+
+        Without mechanisms its words are those of the event; `noise` is what the run's source says of itself.
+        """
+        data = event_json.to_json(event)
+        self._events.append((event_json.from_json(data), count))
+        self.samplers += [sampler] if sampler else []
+        for mechanism in mechanisms:
+            words, source, guarantee = words_of(mechanism)
+            self._said.append((f"a sampled sum with {words}" if "inner" in data else words, count))
+            self.sources.append(source or noise)
+            self.guarantees += [guarantee] if guarantee else []
+        self._told = self._told or bool(mechanisms)
+        if not mechanisms:
+            self._said += [(event_json.words(leaf), count * times) for leaf, times in event_json.flatten(data)]
+            self.sources += [noise] if noise else []
+
+    def event(self) -> DpEvent:
+        """All of it as one event."""
+        total = accounting.compose(dpa.SelfComposedDpEvent(event, count) for event, count in self._events if count)
+        bare = any(isinstance(leaf, dpa.NonPrivateDpEvent) for leaf in accounting.leaves_of(total))
+        return dpa.NonPrivateDpEvent() if bare else total
+
+    def epsilon(self) -> float:
+        """What all of it costs."""
+        return accounting.epsilon_of(self.event(), self.delta, self.adjacency)
+
+    def statement(self) -> PrivacyStatement:
+        """What was promised."""
+        event = self.event()
+        told = self._told and not isinstance(event, dpa.NonPrivateDpEvent)
+        return PrivacyStatement.of(
+            event,
+            self.delta,
+            self.adjacency,
+            seeded=self.seeded,
+            n=self.n,
+            sampler="; ".join(dict.fromkeys(self.samplers)),
+            assumptions=dict.fromkeys(self.assumptions),
+            guarantee=" ".join(dict.fromkeys(self.guarantees)),
+            noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
+            leaks=self.leaks,
+            released=self.released or (_counted(self._said) if told else ""),
+        )
+
+
 def _rounded_up(value: float) -> str:
     """Four digits, never below the value."""
     if value == 0 or math.isinf(value):
@@ -240,75 +321,31 @@ def _rounded_up(value: float) -> str:
     return f"{math.ceil(value / unit) * unit:.4g}"
 
 
-def _leaves(data: Json) -> list[tuple[Json, int]]:
-    return list(event_json.flatten(data))
-
-
 def _sampler_words(data: Json) -> str:
     """How each kind of release took its records."""
-    words = []
-    for leaf, _ in _leaves(data):
-        if leaf["event"] == "PoissonSampled":
-            text = f"Poisson sampling, each record independently with probability {leaf['sampling_probability']:g}"
-        elif leaf["event"] == "SampledWithoutReplacement":
-            size, total = leaf["sample_size"], leaf["source_dataset_size"]
-            text = f"{size} of {total} records without replacement"
-        elif leaf["event"] == "MixtureOfGaussians":
-            text = "random sampling, its multiplicities part of the event"
-        else:
-            text = "all records every time"
-        words += [] if text in words else [text]
+    words = dict.fromkeys(event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data))
     return "; ".join(words) or "no records were used"
 
 
 def _event_words(data: Json) -> str:
     """Each kind of release and how often it was made."""
-    return released_words((_leaf_words(leaf), count) for leaf, count in _leaves(data))
+    return _counted((event_json.words(leaf), count) for leaf, count in event_json.flatten(data))
 
 
-def released_words(made: Iterable[tuple[str, int]]) -> str:
-    """Releases in words with how often each was made, equal ones counted together.
-
-    >>> released_words([("a sum", 1), ("a choice", 2), ("a sum", 3)])
-    '4 x a sum, 2 x a choice'
-    """
+def _counted(made: Iterable[tuple[str, int]]) -> str:
+    """Releases in words with how often each was made, equal ones counted together."""
     counts: Counter[str] = Counter()
     for words, count in made:
         counts[words] += count
     return ", ".join(f"{count} x {words}" for words, count in counts.items() if count) or "nothing"
 
 
-def release_words(mechanism: Any, event: Any) -> str:
-    """One release in the words of the mechanism that made it; those of its event where it brings none.
-
-    `event` is what the release costs as its sampler sees it.
-    """
-    data = event_json.to_json(event)
-    describe = getattr(mechanism, "describe", None)
-    if describe is None:
-        return ", ".join(_leaf_words(leaf) for leaf, _ in _leaves(data))
-    return f"a sampled sum with {describe()}" if "inner" in data else str(describe())
-
-
-def _leaf_words(leaf: Json) -> str:
-    kind = leaf["event"]
-    if "inner" in leaf:
-        return f"a sampled sum with {_leaf_words(leaf['inner'])}"
-    return {
-        "Gaussian": lambda: f"Gaussian noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
-        "Laplace": lambda: f"Laplace noise of {leaf['noise_multiplier']:.4g} times the bound of one record",
-        "ZC": lambda: f"a release of {leaf['rho']:.4g}-zCDP",
-        "MixtureOfGaussians": lambda: f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}",
-        "NonPrivate": lambda: "a value without noise",
-    }.get(kind, lambda: f"a composition ({kind})")()
-
-
 def _sizes(data: Json) -> list[int]:
-    return [leaf["source_dataset_size"] for leaf, _ in _leaves(data) if "source_dataset_size" in leaf]
+    return [leaf["source_dataset_size"] for leaf, _ in event_json.flatten(data) if "source_dataset_size" in leaf]
 
 
-def _accountant_words(event: Any, adjacency: Adjacency) -> str:
-    leaves = accounting._leaves(event)
+def _accountant_words(event: DpEvent, adjacency: Adjacency) -> str:
+    leaves = accounting.leaves_of(event)
     if all(type(leaf).__name__ == "GaussianDpEvent" for leaf in leaves):
         return "the exact curve of the Gaussian mechanism"
-    return _ROUTES[accounting._route(leaves, adjacency)]
+    return _ROUTES[accounting.route_of(leaves, adjacency)]

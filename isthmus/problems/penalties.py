@@ -23,9 +23,14 @@ from isthmus.base import validate
 class Penalty(ABC):
     """R(w) = smooth(w) + rest(w), with rest the part that has no gradient everywhere.
 
-    >>> isinstance(L1Penalty(0.1), Penalty)
-    True
+    >>> isinstance(L1Penalty(0.1), Penalty), L2Penalty(0.1).curvature
+    (True, 0.1)
     """
+
+    @property
+    def curvature(self) -> float:
+        """A Lipschitz constant of the gradient of the smooth part."""
+        return 0.0
 
     @abstractmethod
     def value(self, w: Tensor) -> float:
@@ -58,6 +63,11 @@ class ElasticNet(Penalty):
     def __post_init__(self) -> None:
         validate.non_negative(l1=self.l1, l2=self.l2)
 
+    @property
+    def curvature(self) -> float:
+        """l2."""
+        return self.l2
+
     def value(self, w: Tensor) -> float:
         """R(w)."""
         return float(self.l1 * w.abs().sum() + self.l2 / 2 * w.square().sum())
@@ -87,6 +97,11 @@ class L2Penalty(Penalty):
 
     def __post_init__(self) -> None:
         validate.non_negative(lam=self.lam)
+
+    @property
+    def curvature(self) -> float:
+        """lam."""
+        return self.lam
 
     def value(self, w: Tensor) -> float:
         """R(w)."""

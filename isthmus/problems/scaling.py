@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,8 +21,12 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import (
     CHUNK_BYTES,
+    Array,
+    Csr,
     Matrix,
+    Stored,
     Total,
+    View,
     as_matrix,
     canonical,
     is_lazy,
@@ -33,6 +36,7 @@ from isthmus.base.matrix import (
     row_norms,
     take,
     to_dense,
+    with_data,
 )
 
 CACHE_BYTES = 1 << 21
@@ -45,7 +49,7 @@ FAR = 1e150
 """The square of a longer row is no number any more: such a row counts as zeros, whatever the others are."""
 
 
-class Scaled:
+class Scaled(View):
     """X seen through public maps of its rows; products are done in float64.
 
     `upper` bounds the l2 norm of each row from above, in floating point too; `far` says that rows are small differences
@@ -56,11 +60,9 @@ class Scaled:
     tensor([[0.8944, 0.0000, 0.4472]], dtype=torch.float64)
     """
 
-    lazy, ndim, dtype, device = True, 2, torch.float64, torch.device("cpu")
-
     def __init__(
         self,
-        X: Matrix,
+        X: Stored,
         weight: Tensor,
         r: Tensor,
         U: Tensor,
@@ -70,15 +72,18 @@ class Scaled:
         unit: bool = False,
     ) -> None:
         self.far, self.unit = far, unit
-        self.X, self.weight, self.r, self.U, self.B = canonical(X) if is_sparse(X) else X, weight, r, U, B
+        self.X: Stored = canonical(X) if is_sparse(X) else X
+        self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
 
     @staticmethod
-    def of(X: Any) -> Scaled:
+    def of(X: Matrix) -> Scaled:
         """X itself, seen through no map."""
-        if is_lazy(X):
+        if isinstance(X, Scaled):
             return X
+        if is_lazy(X):
+            validate.refuse("X", X, "give a dense or CSR matrix, or a `Scaled` view of one")
         n, p = X.shape
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
         return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
@@ -98,6 +103,16 @@ class Scaled:
                 self._upper = self._norms() + 1e-150  # squares of what is smaller vanish
         return self._upper
 
+    @property
+    def sparse(self) -> bool:
+        """Whether X is CSR."""
+        return is_sparse(self.X)
+
+    @property
+    def roundings(self) -> int:
+        """How many roundings an entry has of its own, at most."""
+        return 2 * self.U.shape[1] + 16
+
     def mass(self) -> Tensor | None:
         """An upper bound of || |r x * weight| + |U||B| ||, what the terms of a row do to a sum; None: its own norm.
 
@@ -106,7 +121,7 @@ class Scaled:
         p = len(self.weight)
         if self.far or not bool(self.B[:, :p].any()):
             return None
-        return (self.upper + 2 * (self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1))) * (1 + 2.0**-40)
+        return (self.upper + 2 * self._shifts()) * (1 + 2.0**-40)
 
     def times(self, w: Tensor) -> Tensor:
         """S w for a vector or a matrix w."""
@@ -130,17 +145,13 @@ class Scaled:
 
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
-        return Scaled(
-            take(self.X, index), self.weight, self.r[index], self.U[index], self.B, self.upper[index], self.far
-        )
+        X = take(self.X, index)
+        assert not is_lazy(X)
+        return Scaled(X, self.weight, self.r[index], self.U[index], self.B, self.upper[index], self.far)
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
         return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far, self.unit)
-
-    def detach(self) -> Scaled:
-        """Itself: nothing here has a gradient."""
-        return self
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
@@ -170,21 +181,22 @@ class Scaled:
                 rows += U[lo:hi] @ B
             yield lo, hi, torch.from_numpy(rows)
 
-    def plain(self) -> Matrix:
+    def plain(self) -> Stored:
         """A copy: CSR where X is CSR and is not centred, else dense."""
         if not is_sparse(self.X):
             return self.dense()
         p = len(self.weight)
         validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", "a centred copy of sparse data is dense")
         scaled = _weighted(self.X, self.weight, self.r)
-        if self.shape[1] == p:
-            return sp.csr_matrix(scaled)
-        return sp.csr_matrix(sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())]))
+        if self.shape[1] > p:
+            scaled = sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())])
+        copy: Csr = sp.csr_matrix(scaled)
+        return copy
 
     def square_norms(self) -> Tensor:
         """||x_i^2|| of every row."""
-        if self._sparse:
-            squares, rest, factors = self._squares()
+        if (csr := self._csr) is not None:
+            squares, rest, factors = self._squares(csr)
             return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
         parts = [torch.from_numpy(np.sqrt(_lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
@@ -192,14 +204,14 @@ class Scaled:
     def square_sum(self, c: Tensor) -> Tensor:
         """sum_i c_i x_i^2."""
         total = torch.zeros(self.shape[1], dtype=torch.float64)
-        if not self._sparse:
+        if (csr := self._csr) is None:
             for lo, hi, rows in self.chunks():
                 squares = rows.numpy()
                 np.square(squares, out=squares)
                 total += torch.from_numpy(c[lo:hi].numpy() @ squares)
             return total
-        p, (squares, rest, factors) = len(self.weight), self._squares()
-        total[:p] = torch.from_numpy(np.asarray(squares.T @ (c * factors).numpy()))
+        p, (squared, rest, factors) = len(self.weight), self._squares(csr)
+        total[:p] = torch.from_numpy(np.asarray(squared.T @ (c * factors).numpy()))
         total[p:] = c @ rest
         return total
 
@@ -210,29 +222,30 @@ class Scaled:
         2^-11 up to 2^27 rows.
         """
         total = Total((self.shape[1], self.shape[1]), exact=self.shape[0] > MANY)
-        if not self._sparse:
+        if (csr := self._csr) is None:
             for lo, hi, rows in self.chunks():
                 total.add_product(rows if c is None else rows * c[lo:hi, None], rows)
             return total.result()
         for lo in range(0, self.shape[0], STEP):
-            total.add(self[lo : lo + STEP]._sparse_gram(None if c is None else c[lo : lo + STEP]))
+            share = None if c is None else c[lo : lo + STEP]
+            total.add(self[lo : lo + STEP]._sparse_gram(csr[lo : lo + STEP], share))
         return total.result()
 
     @property
-    def _sparse(self) -> bool:
-        """Whether the rows are as sparse as X: no column is centred."""
-        return is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any())
+    def _csr(self) -> Csr | None:
+        """X where the rows are as sparse as it is: CSR, and no column is centred."""
+        return self.X if is_sparse(self.X) and not bool(self.B[:, : len(self.weight)].any()) else None
 
-    def _squares(self) -> tuple[Any, Tensor, Tensor]:
+    def _squares(self, X: Csr) -> tuple[Csr, Tensor, Tensor]:
         """The squares of a sparse view: CSR to be multiplied by factors, and the columns that no entry of X has."""
-        squares = _weighted(self.X, self.weight)
+        squares = _weighted(X, self.weight)
         squares.data **= 2
         return squares, (self.U @ self.B[:, len(self.weight) :]).square(), self.r**2
 
-    def _sparse_gram(self, c: Tensor | None) -> Tensor:
+    def _sparse_gram(self, X: Csr, c: Tensor | None) -> Tensor:
         p, total = len(self.weight), torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
-        inner = _weighted(self.X, self.weight, self.r)
-        shares = inner if c is None else _weighted(self.X, self.weight, self.r * c)
+        inner = _weighted(X, self.weight, self.r)
+        shares = inner if c is None else _weighted(X, self.weight, self.r * c)
         total[:p, :p] = torch.from_numpy((shares.T @ inner) @ np.eye(p))
         cross = torch.from_numpy(shares.T @ self.U.numpy()) @ self.B
         total[:p] += cross
@@ -242,9 +255,9 @@ class Scaled:
     def _norms(self) -> Tensor:
         p = len(self.weight)
         slack = 1 + (self.shape[1] + 64) * 2.0**-52
-        if self._sparse:
+        if (X := self._csr) is not None:
             rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
-            return torch.hypot(self.r * row_norms(_weighted(self.X, self.weight)), rest) * slack
+            return torch.hypot(self.r * row_norms(_weighted(X, self.weight)), rest) * slack
         parts = [np.sqrt(_lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
         found = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
         return found + self._cancelled()
@@ -257,7 +270,12 @@ class Scaled:
         if not bool(self.B[:, :p].any()):
             return torch.zeros_like(self.r)
         # |r x * weight| <= |row| + |U B|: what cancelled is at most twice the second
-        return self.U.abs() @ torch.linalg.vector_norm(self.B, dim=1) * 2.0**-48
+        return self._shifts() * 2.0**-48
+
+    def _shifts(self) -> Tensor:
+        """|U_i| (||B_1||, ..., ||B_k||): what the maps have added to each row, at most."""
+        lengths: Tensor = torch.linalg.vector_norm(self.B, dim=1)
+        return self.U.abs() @ lengths
 
     def __repr__(self) -> str:
         return f"Scaled({self.shape[0]} x {self.shape[1]}, {'CSR' if is_sparse(self.X) else 'dense'})"
@@ -281,9 +299,9 @@ class RowMap:
     limit: float | None = 1.0
     bias: float = 0.0
 
-    def __call__(self, X: Any) -> Scaled:
+    def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through the map."""
-        base = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        base = Scaled.of(as_matrix("X", X))
         base = base if self.low is None else Scaled.of(self._clipped(base))
         n, p = base.shape
         validate.check(
@@ -318,12 +336,12 @@ class RowMap:
     def _width(self, p: int) -> int:
         return p if self.weight is None else len(self.weight)
 
-    def _clipped(self, base: Scaled) -> Matrix:
+    def _clipped(self, base: Scaled) -> Tensor:
         """Entries within [low, high]; the matrix itself where they all are."""
         assert self.low is not None and self.high is not None
-        plain = base.U.shape[1] == 0 and not is_sparse(base.X)
-        validate.check(plain, "bounds", "of CSR data", "give data_norm= for sparse rows: ranges would fill the zeros")
         X = base.X
+        if base.U.shape[1] or is_sparse(X):
+            validate.refuse("bounds", "of CSR data", "give data_norm= for sparse rows: ranges would fill the zeros")
         low, high = self.low.to(X), self.high.to(X)
         inside = all(
             bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
@@ -337,9 +355,9 @@ class RowMaps:
 
     maps: Sequence[RowMap]
 
-    def __call__(self, X: Any) -> Scaled:
+    def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through all of them."""
-        view = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+        view = Scaled.of(as_matrix("X", X))
         for each in self.maps:
             view = each(view)
         return view
@@ -363,33 +381,33 @@ class RowMaps:
         return weight, offset
 
 
-def unit_rows(X: Any) -> Scaled:
+def unit_rows(X: object) -> Scaled:
     """X with rows of norm at most 1: itself where a map made them so, else shortened rows."""
-    view = Scaled.of(X if is_lazy(X) else as_matrix("X", X))
+    view = X if isinstance(X, Scaled) else Scaled.of(as_matrix("X", X))
     return view if view.unit else RowMap()(view)
 
 
-def _lengths(rows: np.ndarray) -> np.ndarray:
+def _lengths(rows: Array) -> Array:
     """Squared norms of rows."""
-    return np.einsum("ij,ij->i", rows, rows)
+    squares: Array = np.einsum("ij,ij->i", rows, rows)
+    return squares
 
 
-def _weighted(X: Any, weight: Tensor, r: Tensor | None = None) -> Any:
+def _weighted(X: Csr, weight: Tensor, r: Tensor | None = None) -> Csr:
     """diag(r) X diag(weight) for CSR: its numbers anew, its pattern shared."""
     data = X.data * weight.numpy()[X.indices]
     if r is not None:
         data *= np.repeat(r.numpy(), np.diff(X.indptr))
-    scaled = type(X)((data, X.indices, X.indptr), shape=X.shape)
+    scaled = with_data(X, data)
     scaled.has_canonical_format = True  # that of X, which was made so
     return scaled
 
 
-def _without(X: Matrix, rows: Tensor) -> Matrix:
+def _without(X: Stored, rows: Tensor) -> Stored:
     """A copy of X with zeros in some rows."""
     if not is_sparse(X):
         return torch.where(rows[:, None], torch.zeros_like(X), X)
-    kept = np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data)
-    return type(X)((kept, X.indices, X.indptr), shape=X.shape)
+    return with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))
 
 
 def _rows(factors: Tensor, values: Tensor) -> Tensor:

@@ -85,12 +85,6 @@ class Stage:
         return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
 
 
-class Ledger(Protocol):
-    """Is charged before anything private is released."""
-
-    def charge(self, stage: Stage, t: int) -> None: ...
-
-
 @dataclass(frozen=True)
 class Promise:
     """What a private pipeline guarantees, and what must hold for it.

@@ -7,7 +7,7 @@ from typing import Any
 from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.library import dpa
-from isthmus.privacy.mechanisms import guarantee_of
+from isthmus.privacy.mechanisms import words_of
 
 
 def claims(pipe: Any) -> bool:
@@ -69,9 +69,9 @@ def check_costs(mechanism: Any, adjacency: Any) -> None:
     """
     event = mechanism.event(adjacency)
     parts = _parts(event)
-    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting._noiseless(part)]
+    open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part)]
     remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
-    honest = not open_parts or bool(guarantee_of(mechanism))
+    honest = not open_parts or bool(words_of(mechanism)[2])
     validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
 
@@ -87,7 +87,7 @@ def assumed(pipe: Any) -> list[str]:
 
 
 def _parts(event: Any) -> list[Any]:
-    return list(accounting._leaves(event))
+    return list(accounting.leaves_of(event))
 
 
 def _check_blind(slot: str, part: Any) -> None:

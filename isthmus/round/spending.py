@@ -12,12 +12,10 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.privacy import event_json
-from isthmus.privacy.accounting import compose, epsilon_of
 from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Ledger
-from isthmus.privacy.mechanisms import guarantee_of
 from isthmus.privacy.noise import SecretSource, SeededSource
-from isthmus.privacy.statement import PrivacyStatement, release_words, released_words
+from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.aggregators import Local
 from isthmus.round.pipeline import Pipeline, Promise, Stage
 from isthmus.round.sound import assumed
@@ -41,9 +39,7 @@ class Spending:
         self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
-        self._before: list[Any] = []
-        self._said: list[str] = []
-        self._sources: list[str] = []
+        self._before: list[Stage] = []
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
         validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
@@ -55,9 +51,11 @@ class Spending:
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
-        before = [item.event(self.promise.adjacency) for item in pipe.before]
         if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
-            self.ledger.require(compose([*before, self._total(pipe, rounds)]))
+            account = self._account(pipe, rounds)
+            for item in pipe.before:
+                account.add(item.event(self.promise.adjacency))
+            self.ledger.require(account.event())
 
     def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
@@ -70,10 +68,7 @@ class Spending:
 
     def recall(self, stage: Stage) -> None:
         """State a look that was taken and charged, now or before an interruption."""
-        event = stage.event(self.promise.adjacency)
-        self._before.append(event)
-        self._said += [release_words(release.mechanism, event) for release in stage.releases]
-        self._sources += [self._source(release.mechanism) for release in stage.releases]
+        self._before.append(stage)
 
     def open(self, pipe: Pipeline, first: int, rounds: int) -> Any:
         """What charges rounds first..rounds-1, as a context: some are reserved at a time, so few wait for the disk.
@@ -88,7 +83,7 @@ class Spending:
         """What was bought, what a round of each stage costs and how many are planned: a run goes on on these terms."""
         rounds = {name: event_json.to_json(event) for name, event in self._events(pipe).items()}
         every = {stage.name: stage.every for stage in pipe.stages}
-        bought = [event_json.to_json(event) for event in self._before]
+        bought = [event_json.to_json(stage.event(self.promise.adjacency)) for stage in self._before]
         told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
         return event_json.canonical({**told, "n": self.promise.n})
 
@@ -98,56 +93,33 @@ class Spending:
         A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
         and then only the plan's epsilon holds (see "Stopping" in docs/privacy.md).
         """
-        promise = self.promise
-        words = "; ".join(dict.fromkeys(stage.sampler.describe() for stage in pipe.stages if stage.private))
-        return PrivacyStatement.of(
-            self._total(pipe, planned),
-            promise.delta,
-            promise.adjacency,
-            seeded=self.seeded,
-            n=promise.n,
-            sampler=words,
-            assumptions=(*promise.assumptions, *assumed(pipe), *stopped(planned, done)),
-            guarantee="; ".join(dict.fromkeys(each for each in self._guarantees(pipe) if each)),
-            noise=self._noise(pipe),
-            leaks=self.leaks,
-            released=self._released(pipe, planned),
-        )
+        account = self._account(pipe, planned)
+        account.assumptions = (*self.promise.assumptions, *assumed(pipe), *stopped(planned, done))
+        return account.statement()
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:
         """What so many rounds cost where their number was fixed beforehand."""
-        promise = self.promise
-        return epsilon_of(self._total(pipe, rounds), promise.delta, promise.adjacency)
+        return self._account(pipe, rounds).epsilon()
 
-    def _guarantees(self, pipe: Pipeline) -> list[str]:
-        """What mechanisms that run as they were published say of themselves."""
-        return [guarantee_of(release.mechanism) for stage in pipe.stages for release in stage.releases]
-
-    def _released(self, pipe: Pipeline, rounds: int) -> str:
-        """What was released, in the words of the mechanisms that ran."""
-        made = [(words, 1) for words in self._said]
-        for stage in (stage for stage in pipe.stages if stage.private):
-            event, looks = stage.event(self.promise.adjacency), -(-rounds // stage.every)
-            made += [(release_words(release.mechanism, event), looks) for release in stage.releases]
-        return released_words(made)
-
-    def _noise(self, pipe: Pipeline) -> str:
-        """Where the noise came from, as the mechanisms say that ran."""
-        found = [self._source(release.mechanism) for stage in pipe.stages for release in stage.releases]
-        return "; ".join(dict.fromkeys([*self._sources, *found]))
-
-    def _source(self, mechanism: Any) -> str:
-        return getattr(mechanism, "source", None) or self.noise.describe()
-
-    def _total(self, pipe: Pipeline, rounds: int) -> Any:
-        looks = {stage.name: -(-rounds // stage.every) for stage in pipe.stages}
-        return compose([*self._before, *(e for name, e in self._events(pipe).items() for _ in range(looks[name]))])
+    def _account(self, pipe: Pipeline, rounds: int) -> Account:
+        """Everything that so many rounds release, those before the loop included."""
+        promise, noise = self.promise, self.noise.describe()
+        account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
+        looks = [(stage, 1, "") for stage in self._before]
+        looks += [
+            (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
+        ]
+        for stage, count, sampler in looks:
+            made = [release.mechanism for release in stage.releases]
+            account.add(stage.event(promise.adjacency), *made, count=count, sampler=sampler, noise=noise)
+        return account
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
         """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
         if not hasattr(self.ledger, "run"):
             return closing(self.ledger) if hasattr(self.ledger, "close") else nullcontext(self.ledger)
-        return self.ledger.run(events, **reserve, **({"seeded": True} if self.seeded else {}))
+        marks: dict[str, Any] = {"seeded": True} if self.seeded else {}
+        return self.ledger.run(events, **reserve, **marks)
 
     def _events(self, pipe: Pipeline) -> dict[str, Any]:
         return {stage.name: stage.event(self.promise.adjacency) for stage in pipe.stages if stage.private}

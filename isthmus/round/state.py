@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import storage
 from isthmus.geometry.lifts import Lifted
 
-FORMAT = "isthmus-state-1"
+FORMAT = storage.Format("isthmus-state-2", "State.save", unsealed=("isthmus-state-1",))
 
 
 @dataclass(frozen=True)
@@ -24,6 +20,17 @@ class Held:
 
     w: Tensor | None
     lifted: tuple[Lifted, ...]
+
+
+def _taken(held: Held) -> tuple[None, storage.Fields]:
+    return None, {"w": held.w, "lifted": [{"direction": x.direction, "point": x.point} for x in held.lifted]}
+
+
+def _made(_: str | None, fields: storage.Fields) -> Held:
+    return Held(fields["w"], tuple(Lifted(**each) for each in fields["lifted"]))
+
+
+storage.register("held", Held, _taken, _made)
 
 
 @dataclass(frozen=True)
@@ -54,58 +61,13 @@ class State:
 
     def save(self, path: str | Path) -> None:
         """Write the state to one file, whole or not at all."""
-        tensors: dict[str, Tensor] = {}
-        tree = {item.name: pack(getattr(self, item.name), item.name, tensors) for item in fields(self)}
-        target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        save_file(tensors, partial, metadata={"format": FORMAT, "tree": json.dumps(tree)})
-        partial.replace(target)
+        FORMAT.write(path, storage.fields_of(self))
 
     @staticmethod
     def load(path: str | Path) -> State:
-        """Read a state; a file that is not one, or is cut short, is refused."""
-        remedy = "give a file written by State.save; this one is missing, cut short or of another kind"
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-            validate.check(header.get("format") == FORMAT, "path", str(path), remedy)
-            tree = unpack(json.loads(header["tree"]), tensors)
-        except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
-        return State(**tree)
+        """Read a state; a file that is not one, or is damaged, is refused."""
+        return FORMAT.read(path, lambda tree: State(**tree))
 
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed."""
         return replace(self, **changes)
-
-
-def pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A JSON tree in which tensors are references."""
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().clone().contiguous()
-        return {"@tensor": path}
-    if isinstance(value, Held):
-        lifted = [{"direction": x.direction, "point": x.point} for x in value.lifted]
-        return {"@held": pack({"w": value.w, "lifted": lifted}, path, tensors)}
-    if isinstance(value, Mapping):
-        return {str(key): pack(item, f"{path}/{key}", tensors) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"the state of {path} is a {type(value).__name__}: keep tensors, numbers, strings, lists and dicts")
-
-
-def unpack(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `pack` made a tree of."""
-    if isinstance(tree, list):
-        return [unpack(item, tensors) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if "@tensor" in tree:
-        return tensors[tree["@tensor"]]
-    if "@held" in tree:
-        held = unpack(tree["@held"], tensors)
-        return Held(held["w"], tuple(Lifted(**item) for item in held["lifted"]))
-    return {key: unpack(item, tensors) for key, item in tree.items()}

@@ -19,9 +19,10 @@ from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import Encoder, Sketch
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.ledger import Purse
 from isthmus.problems.queries import Query
 from isthmus.round.aggregators import Aggregator, Client
-from isthmus.round.pipeline import Ledger, Pipeline, Promise, Release, Stage, slots
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage, slots
 from isthmus.round.state import Held, State
 from isthmus.round.wire import Keys, Message
 
@@ -189,7 +190,7 @@ def contribute(
 
 
 def close_stage(
-    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Ledger | None = None
+    round: Round, stage: Stage, message: Message, keys: Keys, ledger: Purse | None = None
 ) -> dict[str, Tensor]:
     """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
     if stage.private:
@@ -254,7 +255,7 @@ class Setting:
     public_rows: Callable[[Tensor, Any], Any] = no_public
     per_epoch: int = 1
     physical: int | None = None
-    ledger: Ledger | None = None
+    ledger: Purse | None = None
     kept: Kept = field(default_factory=dict)
 
 

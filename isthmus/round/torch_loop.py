@@ -30,10 +30,11 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.ledger import Purse
 from isthmus.problems.objectives.module import Layers, captured, merged
 from isthmus.round import passes
 from isthmus.round.averages import Last
-from isthmus.round.pipeline import Ledger, Pipeline, Release, slots
+from isthmus.round.pipeline import Pipeline, Release, slots
 from isthmus.round.sources import current
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
 from isthmus.round.updates import Delegate
@@ -79,7 +80,7 @@ class TorchDriver:
         reduction: str = "mean",
         seed: int = 0,
         noise: Any = None,
-        ledger: Ledger | None = None,
+        ledger: Purse | None = None,
         layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:
@@ -266,7 +267,7 @@ class TorchDriver:
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
-        return layer.training and self.layers._listens() and not self._busy
+        return layer.training and self.layers.listens() and not self._busy
 
     def _check_module(self) -> None:
         """Refuse, before any data is seen, tensors that would get raw gradients and masks that others may know."""
@@ -345,6 +346,14 @@ class TorchDriver:
                 "optimizer.step() was called and no gradient of this batch arrived: call module.train(), then "
                 "backward() on a loss of the module's output"
             )
+
+    def public_rows(self, data: Any = None) -> Stack:
+        """Per-example gradients of public data at the present weights, taken without touching the round."""
+        self._busy = True
+        try:
+            return self._public_rows(torch.empty(0), data)
+        finally:
+            self._busy = False
 
     def _public_rows(self, w: Tensor, data: Any) -> Stack:
         """Per-example gradients on public data; `data` is (x, y), ((x, y), loss), or None for the engine's own."""

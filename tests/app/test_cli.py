@@ -199,7 +199,7 @@ def test_scripts_run_in_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPat
 
 def test_scripts_elsewhere_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tools, "__file__", str(tmp_path / "site-packages" / "isthmus" / "cli" / "tools.py"))
+    monkeypatch.setattr(tools, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "tools.py"))
     for name in ("bench", "reproduce"):
         assert "this needs a checkout of the project" in re.sub(r"\s+", " ", invoke(name, code=2).output)
 

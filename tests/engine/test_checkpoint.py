@@ -154,7 +154,7 @@ def test_the_file_is_tensors_and_json_and_nothing_else(tmp_path: Path) -> None:
     (length,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + length])
     meta = header.pop("__metadata__")
-    assert set(meta) == {"format", "tree"}
+    assert set(meta) == {"format", "tree", "seal"}
     tree = json.loads(meta["tree"])
     assert set(tree) == {"module", "optimizer", "driver", "terms", "spent", "seeded", "extra"}
     spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
@@ -185,7 +185,7 @@ def spoil(path: Path, how: str) -> None:
 
         save_file({"a": torch.ones(2)}, path)
     elif how == "foreign format":
-        path.write_bytes(content.replace(b"isthmus-checkpoint-1", b"isthmus-checkpoint-9"))
+        path.write_bytes(content.replace(b"isthmus-checkpoint-2", b"isthmus-checkpoint-9"))
     else:
         path.write_bytes(content.replace(b"module/0.weight", b"module/0.wEight", 1))
 

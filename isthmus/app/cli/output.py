@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from isthmus.app.cli import parts
+
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json` and `--quiet`."""
@@ -47,9 +49,7 @@ class Out:
 
 def warn_of_plan(out: Out, plan: Any) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    from isthmus.privacy.leaks import large_delta
-
-    told = "" if plan.facts.epsilon == float("inf") else large_delta(plan.facts.delta, plan.facts.n)
+    told = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
     if told:
         out.warn(told)
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
+from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options, warn_of_plan
 
 NO_CHECKOUT = (
@@ -48,17 +50,12 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
     """
     out = Out(as_json, quiet)
     with uncollected():
-        from isthmus.app.runs.config import read_constraint
-        from isthmus.app.runs.tables import read
-        from isthmus.base import validate
-        from isthmus.planner import plan as make
-
         shown = None
         if public is not None:
-            table = read(public)
-            validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
+            table = parts.tables.read(public)
+            parts.validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
             shown = table.x if table.y is None else (table.x, table.y)
-        found = make(constraint=read_constraint(constraint), public=shown, **facts)
+        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=shown, **facts)
     warn_of_plan(out, found)
     out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
 
@@ -86,19 +83,17 @@ def budget(
       isthmus train census.csv --target income --epsilon 1 --budget census.budget
       isthmus budget census.budget
     """
-    from isthmus.app.runs.budget import open_shared, spenders
-    from isthmus.base import validate
-    from isthmus.privacy import Ledger
-
     if (epsilon is None) != (delta is None):
-        validate.refuse("budget", (epsilon, delta), "give both --epsilon and --delta to create one, neither to show it")
+        parts.validate.refuse(
+            "budget", (epsilon, delta), "give both --epsilon and --delta to create one, neither to show it"
+        )
     if epsilon is None or delta is None:
-        ledger = open_shared(file)
+        ledger = parts.budget.open_shared(file)
     else:
-        ledger = Ledger.open(file, budget=(epsilon, delta), adjacency=adjacency, dataset=dataset)
+        ledger = parts.privacy.Ledger.open(file, budget=(epsilon, delta), adjacency=adjacency, dataset=dataset)
     limit = ledger.budget
     assert limit is not None
-    spent, runs = ledger.spent(), spenders(ledger)
+    spent, runs = ledger.spent(), parts.budget.spenders(ledger)
     data = {
         "file": str(file),
         "dataset": ledger.dataset,
@@ -130,9 +125,7 @@ def audit(draws: int, as_json: bool) -> None:
     Prints claimed and empirical epsilon. Exits with 1 when a sound mechanism is caught violating its claim, or a broken
     one is not caught.
     """
-    from isthmus.audit.suite import main as run
-
-    raise SystemExit(run(draws=draws, as_json=as_json))
+    raise SystemExit(parts.audit.main(draws=draws, as_json=as_json))
 
 
 @click.command()
@@ -141,11 +134,8 @@ def audit(draws: int, as_json: bool) -> None:
 @output_options
 def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
-    from isthmus.app.report import Record, write
-
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    record = Record.from_file(run)
-    path = write(record, output or folder / "report.html")
+    path = parts.report.write(parts.report.Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
     Out(as_json, quiet).result({"report": str(path), "bytes": size}, f"report: {path} ({size / 1000:.0f} kB)")
 
@@ -153,9 +143,7 @@ def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
 @click.command()
 def demo() -> None:
     """Train privately on embedded data, compare, write a report."""
-    from isthmus.app.demo import main as run
-
-    run()
+    parts.demo.main()
 
 
 @click.command()
@@ -195,8 +183,6 @@ def completion(ctx: click.Context, shell: str) -> None:
       isthmus completion zsh >> ~/.zshrc
       isthmus completion fish > ~/.config/fish/completions/isthmus.fish
     """
-    from click.shell_completion import get_completion_class
-
     kind = get_completion_class(shell)
     assert kind is not None
     root = ctx.find_root().command
@@ -224,7 +210,7 @@ def uncollected() -> Iterator[None]:
 def checkout() -> Path:
     """The root of the sources: above the working folder, or around the package; a usage error where there is none."""
     here = Path.cwd()
-    for root in (here, *here.parents, Path(__file__).resolve().parents[2]):
+    for root in (here, *here.parents, Path(__file__).resolve().parents[3]):
         project = root / "pyproject.toml"
         if (root / "Makefile").is_file() and (root / "benchmarks").is_dir() and project.is_file():
             if 'name = "isthmus"' in project.read_text(encoding="utf-8"):

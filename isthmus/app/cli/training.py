@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options, warn_of_plan
 
 _FILE = click.Path(dir_okay=False)
@@ -136,22 +137,17 @@ def train(ctx: click.Context, as_json: bool, quiet: bool, resume: str | None, dr
             raise click.UsageError(
                 f"--resume goes on with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
             )
-        from isthmus.app.runs import train as work
-
-        finish(out, work.resume(resume, say=out.say, warn=out.warn, progress=_bar(out)))
+        finish(out, parts.train.resume(resume, say=out.say, warn=out.warn, progress=_bar(out)))
         return
     config = given.pop("config")
     options = options_of(**given)
     if options.get("data") is None and config is None:
         raise click.UsageError("give a file to train on, --config or --resume")
-    from isthmus.app.runs import train as work
-    from isthmus.app.runs.config import load
-
-    settings, declared = load(config, options)
+    settings, declared = parts.config.load(config, options)
     if dry_run:
-        show_plan(out, settings.n, *work.dry_run(settings, declared))
+        show_plan(out, settings.n, *parts.train.dry_run(settings, declared))
         return
-    finish(out, work.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
+    finish(out, parts.train.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
 
 
 def options_of(
@@ -254,16 +250,12 @@ def predict(run: str, data: str, output: str, proba: bool, as_json: bool, quiet:
     Rows are encoded by the run's schema. A prediction tells something about the row it is made for: only the rows the
     model was trained on are protected by its epsilon.
     """
-    from isthmus.app.runs import model, tables
-    from isthmus.app.runs.config import Settings
-    from isthmus.app.runs.folder import RunFolder
-
-    folder = RunFolder.open(run)
-    found = model.load(folder)
-    reading = Settings.from_dict(folder.settings["settings"]).reading
-    table = tables.read(data, part="test", reading=reading)
+    folder = parts.folder.RunFolder.open(run)
+    found = parts.model.load(folder)
+    reading = parts.config.Settings.from_dict(folder.settings["settings"]).reading
+    table = parts.tables.read(data, part="test", reading=reading)
     columns = found.predict(found.encode(table), proba)
-    tables.write(output, columns)
+    parts.tables.write(output, columns)
     rows = len(columns["prediction"])
     Out(as_json, quiet).result(
         {"output": str(Path(output)), "rows": rows, "columns": list(columns)}, f"{rows} predictions: {output}"

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import isthmus
 from isthmus.app.report._shape import need
 
 PACKAGES = ("isthmus", "torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
@@ -124,10 +125,8 @@ def _shared(estimator: Any) -> dict[str, Any] | None:
     """The budget that this run drew on together with others."""
     ledger, file = estimator.ledger, None
     if isinstance(ledger, str | os.PathLike):
-        from isthmus.privacy import Ledger
-
         file = Path(ledger).name
-        ledger = Ledger.open(ledger)
+        ledger = isthmus.privacy.Ledger.open(ledger)
     if ledger is None or ledger.budget is None:
         return None
     return {"file": file, "epsilon": ledger.budget[0], "spent": ledger.spent()}

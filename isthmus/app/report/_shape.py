@@ -1,7 +1,5 @@
 """Checkers for what was read from a file: each takes (where, value) and returns the value, frozen, or refuses it.
 
-The argument checks of the package import torch, which reading a file does not need: they are loaded to refuse.
-
 >>> shape = fields({"name": text}, {"rows": maybe(count)})
 >>> dict(shape("data", {"name": "census"}))
 {'name': 'census', 'rows': None}
@@ -16,25 +14,14 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
+
+from isthmus.base.validate import check as need
 
 Checker = Callable[[str, Any], Any]
 
 # Controls, lone surrogates, and marks that turn the direction of text: a column name could hide or reverse words.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def refuse(where: str, value: Any, remedy: str) -> NoReturn:
-    """Raise `InvalidInput`, in the package's one form."""
-    from isthmus.base import validate
-
-    validate.refuse(where, value, remedy)
-
-
-def need(ok: bool, where: str, value: Any, remedy: str) -> None:
-    """Refuse `value` unless `ok`."""
-    if not ok:
-        refuse(where, value, remedy)
 
 
 def text(where: str, value: Any) -> str:

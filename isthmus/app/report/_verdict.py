@@ -24,7 +24,7 @@ _EXCEPT = "That holds for what was released with noise. It does not hold for wha
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """A key figure: its name, its value, one sentence about it; `wide` where the value is words."""
 
     name: str
@@ -41,7 +41,7 @@ class Verdict:
     headline: str
     summary: str
     cautions: tuple[str, ...]
-    figures: tuple[Figure, ...]
+    figures: tuple[KeyFigure, ...]
     chart: str
 
 
@@ -112,38 +112,38 @@ def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _figures(privacy: Mapping[str, Any]) -> tuple[Figure, ...]:
+def _figures(privacy: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
     figures = _holding(privacy) if privacy["private"] else _void(privacy)
     if privacy["sampler"]:
         said = "How a round chose the records it looked at (the sampler)"
         said += "; epsilon was computed for exactly this." if privacy["private"] else "."
-        figures.append(Figure("records taken", _words.first_up(privacy["sampler"]), said, wide=True))
+        figures.append(KeyFigure("records taken", _words.first_up(privacy["sampler"]), said, wide=True))
     return tuple(figures)
 
 
-def _holding(privacy: Mapping[str, Any]) -> list[Figure]:
+def _holding(privacy: Mapping[str, Any]) -> list[KeyFigure]:
     epsilon, delta = privacy["epsilon"], privacy["delta"]
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
     loss = f"The privacy loss: one record makes no result more than {factor} times as likely. Less is better."
     slack = f"The slack in that promise: roughly a chance of {_words.one_in(delta)} that it fails. Less is better."
     said = "The change of the data that must not show: with one record a person, this protects each person."
     return [
-        Figure("epsilon", rounded_up(epsilon), loss),
-        Figure("delta", _words.decimals(delta), slack),
-        Figure("protected against", _changes(privacy)[0], said, wide=True),
+        KeyFigure("epsilon", rounded_up(epsilon), loss),
+        KeyFigure("delta", _words.decimals(delta), slack),
+        KeyFigure("protected against", _changes(privacy)[0], said, wide=True),
     ]
 
 
-def _void(privacy: Mapping[str, Any]) -> list[Figure]:
+def _void(privacy: Mapping[str, Any]) -> list[KeyFigure]:
     loss = "There is no limit to what the results may reveal about one record."
     if privacy["nominal"] is not None and math.isfinite(privacy["nominal"]):
         loss += f" With secret noise the same releases would have epsilon {rounded_up(privacy['nominal'])}."
     slack = "The slack that the run was planned with: it helps nobody where there is no epsilon."
     said = "The change of the data that the noise was meant to hide, and does not."
     return [
-        Figure("epsilon", "\u221e", loss),
-        Figure("delta", _words.decimals(privacy["delta"]), slack),
-        Figure("not protected against", _changes(privacy)[0], said, wide=True),
+        KeyFigure("epsilon", "\u221e", loss),
+        KeyFigure("delta", _words.decimals(privacy["delta"]), slack),
+        KeyFigure("not protected against", _changes(privacy)[0], said, wide=True),
     ]
 
 

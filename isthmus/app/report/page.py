@@ -8,14 +8,14 @@ import re
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
 from isthmus.app.report import _words, svg
 from isthmus.app.report._verdict import RULE, verdict
 from isthmus.app.report.record import FORMAT, Record, rounded_up
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 _HERE = Path(__file__).parent
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
@@ -27,8 +27,6 @@ def render(record: Record) -> str:
     Every figure in it is a figure of the record, or follows from one by a formula that is named beside it.  What is not
     in the record is left out, and the end of the report says that it is.
     """
-    from markupsafe import Markup
-
     charts = {name: Markup(drawn) for name, drawn in _charts(record).items()}
     curves = [(curve, Markup(drawn)) for curve, drawn in _curves(record)]
     told = verdict(record)
@@ -63,8 +61,6 @@ def write(record: Record, path: str | os.PathLike[str]) -> Path:
 
 @cache
 def _template() -> Template:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.app.report._fitted import described
 from isthmus.app.report._shape import (
     Checker,
     count,
@@ -30,11 +31,11 @@ from isthmus.app.report._shape import (
     pair,
     plain,
     real,
-    refuse,
     text,
     thawed,
     unlimited,
 )
+from isthmus.base.validate import refuse
 
 FORMAT = "isthmus-run-1"
 FILE = "run.json"
@@ -231,8 +232,6 @@ class Record:
         `data` needs a `name`; n is taken from the privacy statement and left out where that keeps it private.
         `metrics` are of records kept out of training; `comparison` has the other runs: the report adds this one.
         """
-        from isthmus.app.report._fitted import described
-
         given: dict[str, Any] = {"metrics": tuple(metrics), "comparison": tuple(comparison), "curves": tuple(curves)}
         return cls(title=title, **given | described(estimator, data, tuple(warnings)))
 

@@ -28,6 +28,7 @@ from typing import Any
 from isthmus.app.runs.schema import TASKS, Schema, known_keys, read_bounds, read_column, read_target, read_words
 from isthmus.app.runs.tables import Reading
 from isthmus.base import validate
+from isthmus.geometry import sets
 
 PATHS = ("data", "public", "test", "budget", "schema", "out")
 SETS = "l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
@@ -199,8 +200,6 @@ def read_constraint(text: str | None) -> Any:
     """
     if text is None:
         return None
-    from isthmus.geometry import sets
-
     kind, _, numbers = text.partition(":")
     try:
         values = [float(each) for each in numbers.split(",")] if numbers else []

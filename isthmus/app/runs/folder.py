@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -17,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.base import validate
+from isthmus.base import storage, validate
 
 SETTINGS, SCHEMA, PLAN, LEDGER, CHECKPOINT = "settings.json", "schema.toml", "plan.json", "ledger", "checkpoint"
 MODEL, METRICS, RUN = "model.safetensors", "metrics.json", "run.json"
@@ -75,7 +74,7 @@ class RunFolder:
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             validate.refuse("out", str(path), f"a run cannot be kept there ({error.strerror or error})")
-        _sync(path.parent)
+        storage.sync(path.parent)
         return RunFolder(path, dict(settings))
 
     @staticmethod
@@ -109,13 +108,8 @@ class RunFolder:
 
     def write(self, name: str, data: bytes) -> None:
         """Replace a file by another, whole or not at all."""
-        partial = self.path / f".{name}.{secrets.token_hex(4)}"
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
-        _sync(self.path)
+        with storage.replaced(self.path / name) as partial:
+            partial.write_bytes(data)
 
     def read_sealed(self, name: str) -> dict[str, Any]:
         """A JSON file with its own digest."""
@@ -136,12 +130,6 @@ class RunFolder:
         """A JSON file that states its own digest."""
         body = {"format": FORMATS[name], **data}
         self.write(name, _json({**body, "sha256": digest(_json(body))}))
-
-    def sync(self, name: str) -> None:
-        """Force a file that something else has written to the disk."""
-        with (self.path / name).open("rb") as file:
-            os.fsync(file.fileno())
-        _sync(self.path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -177,12 +165,3 @@ def digest(data: bytes) -> str:
 
 def _json(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
-
-
-def _sync(folder: Path) -> None:
-    """Force a directory's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from isthmus import estimators
 from isthmus.app.runs.encode import encode
 from isthmus.app.runs.folder import MODEL, SCHEMA, FolderDamaged, RunFolder
 from isthmus.app.runs.schema import Schema
@@ -47,16 +48,11 @@ class Model:
 
 def save(folder: RunFolder, estimator: Any) -> None:
     """Write the model into its folder, whole or not at all."""
-    from isthmus import estimators
-
     estimators.save(estimator, folder.path / MODEL)
-    folder.sync(MODEL)
 
 
 def load(folder: RunFolder) -> Model:
     """The model of a run; a cut or altered one is refused."""
-    from isthmus import estimators
-
     path = folder.path / MODEL
     validate.check(path.exists(), "run", str(folder.path), "it has no model yet: go on with train --resume")
     try:

@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from isthmus.app.report import Record
 from isthmus.app.runs import folder as files
 from isthmus.app.runs import model
 from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Problem
-from isthmus.privacy.pair import RunLedgers
+from isthmus.app.runs.prepare import Prepared
+from isthmus.privacy import Ledger, PrivacyStatement, event_json
+from isthmus.privacy.statement import Account
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,8 @@ class Outcome:
         }
 
 
-def trained(estimator: Any, settings: Settings, problem: Problem) -> dict[str, Any]:
+def trained(estimator: Any, settings: Settings, problem: Prepared) -> dict[str, Any]:
     """What the record needs of the fitted estimator, for the stages after it."""
-    from isthmus.app.report import Record
-
     data = {
         "name": problem.name,
         "n": problem.n if settings.n is None else None,
@@ -81,15 +81,13 @@ def write(
     settings: Settings,
     fitted: Any,
     figures: list[Figure],
-    ledger: RunLedgers | None,
+    ledger: Ledger | None,
     heard: list[str],
 ) -> None:
     """Write `run.json`: the record of the training, the figures, and the statement of everything in the ledger.
 
     The model is written again with that statement: whoever gets the model alone gets the whole of it.
     """
-    from isthmus.app.report import Record
-
     trained = run.read_sealed(files.TRAINED)
     record, bare = trained["record"], []
     if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
@@ -121,10 +119,8 @@ def tidy(run: RunFolder) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, int]:
+def _statement(ledger: Ledger, text: str, leaks: list[str]) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
-    from isthmus.privacy import PrivacyStatement, event_json
-
     own = PrivacyStatement.from_json(text)
     measured = ledger.rounds().get("test figures", 0)
     lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
@@ -139,33 +135,19 @@ def _statement(ledger: RunLedgers, text: str, leaks: list[str]) -> tuple[Any, in
     leaks = list(dict.fromkeys([*own.leaks, *leaks]))
     if not own.private:
         return replace(own, leaks=tuple(leaks)), 0
-    whole = PrivacyStatement.of(
-        ledger.event(),
-        own.delta,
-        own.adjacency,
-        seeded=ledger.seeded,
-        n=own.n,
-        sampler=own.sampler,
-        assumptions=assumptions,
-        guarantee=own.guarantee,
-        noise=own.noise,
-        leaks=leaks,
-        released="" if lost or measured else own.released,
-    )
-    return whole, lost
+    account = Account(own.delta, own.adjacency, own.n, ledger.seeded, assumptions, leaks)
+    account.guarantees, account.released = [own.guarantee], "" if lost or measured else own.released
+    account.add(ledger.event(), sampler=own.sampler, noise=own.noise)
+    return account.statement(), lost
 
 
 def _releases(event: Any) -> int:
     """How many single releases an event is made of."""
-    from isthmus.privacy import event_json
-
     return sum(count for _, count in event_json.flatten(event))
 
 
-def outcome(run: RunFolder, settings: Settings, ledger: RunLedgers | None) -> Outcome:
+def outcome(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
-    from isthmus.app.report import Record
-
     record = Record.from_file(run.path)
     figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
     delta = None if record.privacy is None else float(record.privacy["delta"])

@@ -24,10 +24,16 @@ from isthmus.app.runs.budget import open_shared
 from isthmus.app.runs.config import Settings, read_constraint
 from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Problem, prepare
+from isthmus.app.runs.prepare import Prepared, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.app.runs.schema import Schema
-from isthmus.privacy.pair import RunLedgers
+from isthmus.base import validate
+from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
+from isthmus.planner import plan
+from isthmus.privacy import Adjacency, Gaussian, Ledger, noise_multiplier
+from isthmus.privacy.budget import default_delta
+from isthmus.problems.objectives.known import loss_for
+from isthmus.round.state import State
 
 Say = Callable[[str], None]
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from
@@ -75,7 +81,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
     if run.has(files.RUN):
         say(f"{run.path} is done: there is nothing left to do")
         record.tidy(run)
-        return record.outcome(run, settings, None if not settings.private else RunLedgers(run.path / files.LEDGER))
+        return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
     schema = Schema.from_toml(run.read(files.SCHEMA).decode(), files.SCHEMA)
     shared = None if settings.budget is None else open_shared(settings.budget)
     say(f"going on with {run.path}")
@@ -87,14 +93,11 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> 
 def _begun(run: RunFolder) -> bool:
     """Whether something was charged or kept."""
     ledger = run.path / files.LEDGER
-    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(RunLedgers(ledger).rounds()))
+    return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
-def dry_run(settings: Settings, declared: Schema) -> tuple[Problem, Any]:
+def dry_run(settings: Settings, declared: Schema) -> tuple[Prepared, Any]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
-    from isthmus.planner import plan
-    from isthmus.problems.objectives.known import loss_for
-
     if settings.budget is not None:
         open_shared(settings.budget)
     problem = prepare(settings, declared, salt=secrets.token_hex(16))
@@ -117,7 +120,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[Problem, Any]:
     return problem, found
 
 
-def _settled(settings: Settings, problem: Problem) -> Settings:
+def _settled(settings: Settings, problem: Prepared) -> Settings:
     """The settings with everything that was guessed, so that a resumed run guesses nothing."""
     target = problem.target
     paths = {name: getattr(settings, name) for name in ("data", "public", "test", "budget")}
@@ -136,7 +139,7 @@ def _settled(settings: Settings, problem: Problem) -> Settings:
 
 
 def _carry(
-    run: RunFolder, settings: Settings, problem: Problem, shared: Any, *, say: Say, warn: Say, progress: bool
+    run: RunFolder, settings: Settings, problem: Prepared, shared: Any, *, say: Say, warn: Say, progress: bool
 ) -> Outcome:
     """Every stage that is not done yet."""
     heard: list[str] = list(run.settings["leaks"])
@@ -150,14 +153,12 @@ def _carry(
         return record.outcome(run, settings, ledger)
 
 
-def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -> RunLedgers | None:
+def _ledger(run: RunFolder, settings: Settings, problem: Prepared, shared: Any) -> Ledger | None:
     """The run's own ledger, beside the shared one; None for a run that is not private."""
     if not settings.private:
         return None
     planned = []
     if settings.measure_epsilon is not None:
-        from isthmus.privacy import Adjacency, Gaussian, noise_multiplier
-
         delta, adjacency = _delta(settings, problem), Adjacency(settings.adjacency)
         planned = [
             Gaussian(noise_multiplier(epsilon=settings.measure_epsilon, delta=delta, adjacency=adjacency)).event()
@@ -166,10 +167,10 @@ def _ledger(run: RunFolder, settings: Settings, problem: Problem, shared: Any) -
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
         raise FolderDamaged(f"{path} is missing: what this run has spent cannot be told; restore it")
-    return RunLedgers(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
+    return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
-def _train(run: RunFolder, settings: Settings, problem: Problem, ledger: Any, progress: bool) -> Any:
+def _train(run: RunFolder, settings: Settings, problem: Prepared, ledger: Any, progress: bool) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
     if run.has(files.MODEL):
         return model.load(run).estimator
@@ -187,24 +188,19 @@ def _train(run: RunFolder, settings: Settings, problem: Problem, ledger: Any, pr
 
 def _check_readable(checkpoint: Path) -> None:
     """Refuse a checkpoint that was cut or altered."""
-    from isthmus.base.validate import InvalidInput
-    from isthmus.round.state import State
-
     if not checkpoint.exists():
         return
     try:
         State.load(checkpoint)
-    except InvalidInput:
+    except validate.InvalidInput:
         raise FolderDamaged(
             f"{checkpoint} was cut or altered: restore it, or remove it to train from the start on the same ledger "
             "(what was spent stays spent)"
         ) from None
 
 
-def _estimator(settings: Settings, problem: Problem, *, ledger: Any, checkpoint: Any, seed: int, verbose: int) -> Any:
+def _estimator(settings: Settings, problem: Prepared, *, ledger: Any, checkpoint: Any, seed: int, verbose: int) -> Any:
     """The estimator that the settings describe, not fitted."""
-    from isthmus import estimators
-
     target = problem.target
     given: dict[str, Any] = {
         "epsilon": settings.epsilon,
@@ -233,11 +229,11 @@ def _estimator(settings: Settings, problem: Problem, *, ledger: Any, checkpoint:
     }
     if target.task == "classification":
         given |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
-        return estimators.PrivateClassifier(**given)
-    return estimators.PrivateRegressor(**given, target_bounds=target.bounds)
+        return PrivateClassifier(**given)
+    return PrivateRegressor(**given, target_bounds=target.bounds)
 
 
-def _measured(run: RunFolder, settings: Settings, problem: Problem, fitted: Any, ledger: Any) -> list[Figure]:
+def _measured(run: RunFolder, settings: Settings, problem: Prepared, fitted: Any, ledger: Any) -> list[Figure]:
     """The figures of the test rows; already measured, those in the folder."""
     if run.has(files.METRICS):
         return [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
@@ -265,9 +261,9 @@ def _test_words(settings: Settings, rows: int) -> str:
     return f"{rows} {source}, published without noise" if settings.private else f"{rows} {source}"
 
 
-def _delta(settings: Settings, problem: Problem) -> float:
+def _delta(settings: Settings, problem: Prepared) -> float:
     """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
-    return settings.delta if settings.delta is not None else min(1e-5, (settings.n or problem.n) ** -1.1)
+    return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
 
 
 # ---------------------------------------------------------------- warnings and interrupts
@@ -276,8 +272,6 @@ def _delta(settings: Settings, problem: Problem) -> float:
 @contextmanager
 def _heard(told: list[str], warn: Say) -> Iterator[None]:
     """Pass every warning on once, and remember those about privacy."""
-    from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning
-
     seen = set(told)
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:

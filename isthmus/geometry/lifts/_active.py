@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from isthmus.geometry.lifts._operators import Array, Dense, Mask, Operator, spd_solve
+from isthmus.geometry.lifts._operators import Array, DenseOperator, Mask, Operator, spd_solve
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Piece:
         """The coordinates on which two pieces differ."""
         if self.bound != other.bound:
             return np.ones(len(self.free), dtype=bool)
-        differ = self.free != other.free
+        differ: Mask = self.free != other.free
         if self.bound and self.signs is not None and other.signs is not None:
             differ |= self.free & (self.signs != other.signs)
         return differ
@@ -82,7 +82,7 @@ class Pieces(Protocol):
     def resolution(self, z: Array, tau: float) -> float: ...
 
 
-class Coordinates:
+class CoordinatePieces:
     """Pieces of a set in R^d itself: z = w0 + Phi' mu, from a system in R^m or in the free coordinates."""
 
     def __init__(self, shape: Shape, phi: Operator, v: Array, w0: Array) -> None:
@@ -93,7 +93,7 @@ class Coordinates:
         """Solve on a piece and keep the multiplier mu = (v - Phi w) / eps."""
         phi, w0, free = self._phi, self._w0, piece.free
         count = int(np.count_nonzero(free))
-        if isinstance(phi, Dense) and count < phi.m:
+        if isinstance(phi, DenseOperator) and count < phi.m:
             return self._narrow(phi, piece, eps)
         right = self._v - phi.forward(w0 * free)
         if not piece.bound:
@@ -106,7 +106,7 @@ class Coordinates:
         self.mu = x + tau * y
         return w0 + phi.adjoint(self.mu), tau
 
-    def _narrow(self, phi: Dense, piece: Piece, eps: float) -> tuple[Array, float]:
+    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float]:
         """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
         free = piece.free
         part, near = np.compress(free, phi.matrix, axis=1), self._w0[free]

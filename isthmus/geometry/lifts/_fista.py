@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -18,12 +16,12 @@ def fista(
 
     It stops when ||w_{k+1} - w_k|| <= tol ||target - Phi start|| / norm: tol times the unconstrained move.
     """
-    norm, project = float(sketch.norm), _warm_projection(constraint)
+    norm, warm = float(sketch.norm), None
     enough = tol * float(torch.linalg.vector_norm(target - sketch.forward(start))) / norm
     w, ahead, momentum = start, start, 1.0
     for iteration in range(1, max_iter + 1):
         pull = sketch.adjoint((target - sketch.forward(ahead)) / norm) / norm
-        new = project(ahead + pull)
+        new, warm = constraint.project_with_threshold(ahead + pull, warm)
         step = new - w
         if float(torch.linalg.vector_norm(step)) <= enough:
             return new, iteration, True
@@ -33,17 +31,3 @@ def fista(
         ahead = new + ((momentum - 1) / following) * step
         w, momentum = new, following
     return w, max_iter, False
-
-
-def _warm_projection(constraint: ConvexSet) -> Callable[[Tensor], Tensor]:
-    """The projection, handing each threshold to the next call where the set has one."""
-    with_threshold = getattr(constraint, "project_with_threshold", None)
-    if with_threshold is None:
-        return constraint.project
-    last: list[float | None] = [None]
-
-    def project(x: Tensor) -> Tensor:
-        w, last[0] = with_threshold(x, warm=last[0])
-        return w
-
-    return project

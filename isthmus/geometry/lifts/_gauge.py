@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from isthmus.base import validate
-from isthmus.geometry.lifts._path import PathEnd, Problem, nearest
+from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
 from isthmus.geometry.sets import Simplex
 
 
-def value_root(problem: Problem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
+def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
     """w in t C with ||Phi w - v|| <= tol ||v|| for the least such t; None when that t is `limit` or more.
 
     phi(t) = min_{w in tC} ||Phi w - v|| is convex and decreasing with slope -h_C(Phi' r)/||r||, so the steps
@@ -29,7 +29,7 @@ def value_root(problem: Problem, tol: float, max_iter: int, limit: float = math.
         t += step
         if t >= limit or not math.isfinite(t):
             return None
-        end = nearest(Problem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
+        end = nearest(LiftProblem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
         used += end.iterations
         w = t * end.w
         residual = v - phi.forward(w)
@@ -38,7 +38,7 @@ def value_root(problem: Problem, tol: float, max_iter: int, limit: float = math.
             return PathEnd(w, end.mu, end.eps, residual, size * size, used, size <= enough)
 
 
-def least_gauge(problem: Problem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:
+def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:
     """Of the minimisers one of least gauge, from one minimiser `end`.
 
     A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.

@@ -64,7 +64,7 @@ def _by_difference(constraint: ConvexSet) -> Linearise:
     return linearise
 
 
-def _clamp(lo: Any, hi: Any) -> Linearise:
+def _clamp(lo: Array | float, hi: Array | float) -> Linearise:
     low, high = (np.asarray(bound, dtype=np.float64) for bound in (lo, hi))
 
     def linearise(z: Array) -> tuple[Array, Derivative]:
@@ -209,7 +209,9 @@ def _groups(ids: NDArray[np.intp], radius: float) -> Linearise:
 
         def derivative(x: Array) -> Array:
             along = totals(unit * x)
-            return shrink * x + unit * ((1 - shrink) * along[ids] - along.sum() / np.count_nonzero(kept))
+            level = float(along.sum()) / np.count_nonzero(kept)
+            moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
+            return moved
 
         return shrink * z, derivative
 

@@ -2,17 +2,18 @@
 
 Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
 
-* `Buckets`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
-* `Dense`: the m x d matrix itself, by Cholesky;
+* `BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
+* `DenseOperator`: the m x d matrix itself, by Cholesky;
 * `MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Operator(Protocol):
     def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
 
 
-class Buckets:
+class BucketOperator:
     """Columns with one non-zero `value[j]` in row `index[j]`."""
 
     def __init__(self, index: NDArray[np.intp], value: Array, m: int, scale: float) -> None:
@@ -60,7 +61,7 @@ class Buckets:
         return [b / diagonal for b in right]
 
 
-class Dense:
+class DenseOperator:
     """An explicit m x d matrix."""
 
     def __init__(self, matrix: Array) -> None:
@@ -101,12 +102,14 @@ class MatrixFree:
         return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
 
 
-def one_thread(phi: Operator) -> AbstractContextManager[Any]:
+def one_thread(phi: Operator) -> AbstractContextManager[object]:
     """BLAS on one thread meanwhile, for small dense systems.
 
     NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
     """
-    return _pools().limit(limits=1, user_api="blas") if isinstance(phi, Dense) and phi.m <= 1000 else nullcontext()
+    return (
+        _pools().limit(limits=1, user_api="blas") if isinstance(phi, DenseOperator) and phi.m <= 1000 else nullcontext()
+    )
 
 
 @lru_cache(maxsize=1)
@@ -116,23 +119,23 @@ def _pools() -> ThreadpoolController:
 
 def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
     """The sum of the weights at each index."""
-    return cast(Array, np.bincount(index, weights, count))
+    return np.bincount(index, weights, count).astype(np.float64, copy=False)
 
 
-def operator(sketch: Sketch | Any) -> Operator:
+def operator(sketch: Sketch | Array) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
-        return Dense(np.ascontiguousarray(sketch, dtype=np.float64))
+        return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
     found = _one_per_column(sketch)
     if found is not None:
         return found
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
         matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
-        return Dense(np.ascontiguousarray(matrix.cpu().numpy()))
+        return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
     return MatrixFree(sketch)
 
 
-def _one_per_column(sketch: Sketch) -> Buckets | None:
+def _one_per_column(sketch: Sketch) -> BucketOperator | None:
     """The bucket form, found by two adjoints; None unless every column has at most one non-zero.
 
     With codes c_i = i + u_i, u_i random in (1/4, 3/4), a column with one non-zero has ratio Phi'c / Phi'1 = c_i with
@@ -154,7 +157,7 @@ def _one_per_column(sketch: Sketch) -> Buckets | None:
     index = ratio.astype(np.intp)
     if np.abs(ratio - codes[index]).max() > 1e-12 * m:
         return None
-    return Buckets(index, total, m, float(sketch.norm))
+    return BucketOperator(index, total, m, float(sketch.norm))
 
 
 @lru_cache(maxsize=16)
@@ -165,12 +168,13 @@ def _codes(m: int) -> Array:
 def spd_solve(matrix: Array, right: Array) -> Array:
     """Solve with a positive semidefinite matrix: Cholesky, or least squares where rounding has made it singular."""
     try:
-        return cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
+        solved: Array = cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
     except LinAlgError:
-        return cast(Array, np.linalg.lstsq(matrix, right, rcond=None)[0])
+        solved = np.linalg.lstsq(matrix, right, rcond=None)[0].astype(np.float64, copy=False)
+    return solved
 
 
-def conjugate_gradient(apply: Any, b: Array, tol: float, max_iter: int = 500) -> Array:
+def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, max_iter: int = 500) -> Array:
     """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `max_iter` iterates."""
     x, r = np.zeros_like(b), b.copy()
     p, rho = r, float(r @ r)

@@ -9,6 +9,7 @@ unit.  The path ends when the certificate and the last move are small enough.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,10 +17,10 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from isthmus.geometry.lifts._active import Coordinates, Piece, Shape, Weights, active_set
+from isthmus.geometry.lifts._active import CoordinatePieces, Piece, Shape, Weights, active_set
 from isthmus.geometry.lifts._jacobians import linearisation
 from isthmus.geometry.lifts._newton import Dual, DualPoint, newton
-from isthmus.geometry.lifts._operators import Array, Buckets, Operator
+from isthmus.geometry.lifts._operators import Array, BucketOperator, Operator
 from isthmus.geometry.sets import ConvexHull, ConvexSet, L1Ball, Simplex
 
 SMALLEST, LARGEST = 1e-9, 1e6
@@ -31,7 +32,7 @@ DESCENT = 1000
 
 
 @dataclass(frozen=True)
-class Problem:
+class LiftProblem:
     """min_{w in C} ||Phi w - v||^2 near w0, in the units of a unit-norm Phi."""
 
     constraint: ConvexSet
@@ -81,8 +82,8 @@ class Engine(Protocol):
 class ActiveEngine:
     """The active-set engine, for l1 balls, simplices and hulls."""
 
-    def __init__(self, problem: Problem, mu: Array | None) -> None:
-        separable = isinstance(problem.phi, Buckets)
+    def __init__(self, problem: LiftProblem, mu: Array | None) -> None:
+        separable = isinstance(problem.phi, BucketOperator)
         self._problem, self.first = problem, 1e-4 if mu is not None or separable else 1e-2
         self.factor = 1e-3 if separable else 1e-2
         constraint, phi, v, w0 = problem.constraint, problem.phi, problem.v, problem.w0
@@ -92,13 +93,13 @@ class ActiveEngine:
             rows = constraint.vertices.cpu().numpy()
             images = np.stack([phi.forward(row) for row in rows])
             self._vertices = rows
-            self._pieces: Coordinates | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
+            self._pieces: CoordinatePieces | Weights = Weights(images, rows @ rows.T, v, rows @ w0)
             pull = images @ (v - images.mean(0))
             self._start = Piece(pull >= np.sort(pull)[-min(len(rows), 300)])
         else:
             assert isinstance(constraint, (L1Ball, Simplex))
             shape = Shape(constraint.radius, isinstance(constraint, L1Ball))
-            self._pieces = Coordinates(shape, phi, v, w0)
+            self._pieces = CoordinatePieces(shape, phi, v, w0)
             self._start = None if mu is None else shape.start(w0 + phi.adjoint(mu))
 
     def stage(self, eps: float, budget: int) -> tuple[Array, Array, int, bool]:
@@ -106,7 +107,7 @@ class ActiveEngine:
         piece, z, tau, used, solved = active_set(self._pieces, self._start or self._guess(eps), eps, min(60, budget))
         self._start = piece if solved else self._start
         w = self._pieces.shape.point(z, tau)
-        if isinstance(self._pieces, Coordinates):
+        if isinstance(self._pieces, CoordinatePieces):
             return w, self._pieces.mu, used, solved
         w = w @ self._vertices
         return w, (self._problem.v - self._problem.phi.forward(w)) / eps, used, solved
@@ -126,7 +127,7 @@ class HullEngine:
 
     first, factor = 1e-2, 1e-2
 
-    def __init__(self, problem: Problem, vertices: Array) -> None:
+    def __init__(self, problem: LiftProblem, vertices: Array) -> None:
         self._problem, self._vertices = problem, vertices
         self._images = np.stack([problem.phi.forward(row) for row in vertices]) - problem.v
 
@@ -148,7 +149,7 @@ class NewtonEngine:
 
     factor = 1e-1
 
-    def __init__(self, problem: Problem, mu: Array | None, first: float) -> None:
+    def __init__(self, problem: LiftProblem, mu: Array | None, first: float) -> None:
         self.first = first
         self._dual = Dual(linearisation(problem.constraint), problem.phi, problem.v, problem.w0)
         self._point = self._dual.at(np.zeros(problem.phi.m) if mu is None else mu)
@@ -170,10 +171,10 @@ class NewtonEngine:
 
     def _floor(self, point: DualPoint) -> float:
         """What rounding leaves of a gradient."""
-        return max(1e-10 * self._size, 1e-14 * float(np.linalg.norm(point.mu)))
+        return max(1e-10 * float(self._size), 1e-14 * float(np.linalg.norm(point.mu)))
 
 
-def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
+def engine(problem: LiftProblem, mu: Array | None, eps: float | None, careful: bool) -> Engine:
     """The engine of a set; `careful` starts further from eps = 0, goes slower and, where it can, by projection."""
     if isinstance(problem.constraint, (L1Ball, Simplex)) and not careful:
         return ActiveEngine(problem, mu)
@@ -183,7 +184,9 @@ def engine(problem: Problem, mu: Array | None, eps: float | None, careful: bool)
     return NewtonEngine(problem, mu, 1e-1 if eps is None else eps)
 
 
-def nearest(problem: Problem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None) -> PathEnd:
+def nearest(
+    problem: LiftProblem, tol: float, max_iter: int, mu: Array | None = None, eps: float | None = None
+) -> PathEnd:
     """The minimiser nearest to w0: by the fast engine and, where that does not converge, by the careful one."""
     threshold_type = isinstance(problem.constraint, (L1Ball, Simplex, ConvexHull))
     end = follow(problem, engine(problem, mu, eps, False), tol, max_iter)
@@ -197,7 +200,7 @@ def nearest(problem: Problem, tol: float, max_iter: int, mu: Array | None = None
     return replace(end, w=w, residual=problem.v - problem.phi.forward(w))
 
 
-def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
+def follow(problem: LiftProblem, run: Engine, tol: float, max_iter: int) -> PathEnd:
     """Follow the path until f - f* <= tol ||v||^2 and the point has settled to sqrt(tol) of its move."""
     eps, factor, used = run.first, run.factor, 0
     last: Array | None = None
@@ -225,12 +228,12 @@ def follow(problem: Problem, run: Engine, tol: float, max_iter: int) -> PathEnd:
             eps, factor = eps / factor**0.5, factor**0.5
 
 
-def _settled(problem: Problem, w: Array, last: Array, tol: float) -> bool:
+def _settled(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
     move = float(np.linalg.norm(w - problem.w0))
     rounding = 1e-10 * (float(np.linalg.norm(w)) + float(np.linalg.norm(problem.w0)))
-    return float(np.linalg.norm(w - last)) <= tol**0.5 * move + rounding
+    return float(np.linalg.norm(w - last)) <= math.sqrt(tol) * move + rounding
 
 
-def _images_agree(problem: Problem, w: Array, last: Array, tol: float) -> bool:
+def _images_agree(problem: LiftProblem, w: Array, last: Array, tol: float) -> bool:
     change = problem.phi.forward(w - last)
     return float(change @ change) <= tol * problem.reference(w)

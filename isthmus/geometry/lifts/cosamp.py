@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
 
 
-def cosamp(sketch: Sketch | Any, y: Any, k: int, iterations: int | None = None) -> Any:
+def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = None) -> Point:
     """A k-sparse z with Phi z near y.
 
     Each iteration joins the 2k largest entries of Phi'(y - Phi z) to the support of z, solves least squares there
@@ -43,7 +43,10 @@ def cosamp(sketch: Sketch | Any, y: Any, k: int, iterations: int | None = None) 
     validate.at_most(matrix.shape[1], "the dimension d", k=k)
     z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
     z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)
-    return z if isinstance(y, Tensor) else z.numpy()
+    if isinstance(y, Tensor):
+        return z
+    array: np.ndarray = z.numpy()
+    return array
 
 
 def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
@@ -80,11 +83,13 @@ def _iterate(matrix: Tensor, y: Tensor, rest: Tensor, z: Tensor, k: int) -> Tens
 def _least_squares(columns: Tensor, y: Tensor) -> Tensor:
     """Least-norm least squares of each system; CPU by LAPACK's gelsd, elsewhere by the pseudo-inverse."""
     if columns.device.type == "cpu":
-        return torch.linalg.lstsq(columns, y[..., None], driver="gelsd").solution[..., 0]
-    return (torch.linalg.pinv(columns) @ y[..., None])[..., 0]
+        fit: Tensor = torch.linalg.lstsq(columns, y[..., None], driver="gelsd").solution
+    else:
+        fit = torch.linalg.pinv(columns) @ y[..., None]
+    return fit[..., 0]
 
 
-def _matrix(sketch: Sketch | Any, codes: Tensor) -> Tensor:
+def _matrix(sketch: object, codes: Tensor) -> Tensor:
     """The matrix in float32 or better, on the device of the codes."""
     dtype = torch.promote_types(codes.dtype, torch.float32)
     dense = sketch.dense(dtype) if isinstance(sketch, Sketch) else validate.as_tensor("matrix", sketch, ndim=2)

@@ -1,7 +1,7 @@
 """The lift slot of a pipeline: from a released code y in R^m back to R^d or onto the constraint set.
 
-Every lift is called as `lift(sketch, y, w, eta)` and returns a `Lifted` (or None: nothing to step with).  One that
-says `reads_w = False` is given None for the iterate, which then need not be gathered.
+Every lift is a `Lift`, called as `lift(sketch, y, w, eta)`.  One that says `reads_w = False` is given None for the
+iterate, which then need not be gathered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -57,8 +57,17 @@ class Lifted:
         return self.direction[space.slice(name)].reshape(space.shape(name)[0], -1)[:, lo:hi]
 
 
+class Lift(Protocol):
+    """From a released code y back to R^d: a `Lifted`, or None where there is nothing to step with."""
+
+    reads_w: ClassVar[bool] = True
+    """Whether the iterate is asked for; else `w` may be None."""
+
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted | None: ...
+
+
 @dataclass(frozen=True)
-class Adjoint:
+class Adjoint(Lift):
     """Phi' y: for any sketch.
 
     >>> import torch
@@ -75,7 +84,7 @@ class Adjoint:
 
 
 @dataclass(frozen=True)
-class Pinv:
+class Pinv(Lift):
     """Phi^+ y: for tight sketches; Phi^+ Phi is an orthogonal projector.
 
     >>> import torch
@@ -100,7 +109,7 @@ class Pinv:
 
 
 @dataclass(frozen=True)
-class Unbiased:
+class Unbiased(Lift):
     """Phi^+ y / coverage: its mean over the sketch is the gradient itself; for tight sketches.
 
     >>> import torch
@@ -126,7 +135,7 @@ class Unbiased:
 
 
 @dataclass(frozen=True)
-class ProjectAndLift:
+class ProjectAndLift(Lift):
     """w+ in C with Phi w+ the projection of Phi w - eta y onto Phi C, near w (`isthmus.geometry.lifts.solve_lift`).
 
     A step for each coordinate (a vector eta, tight sketches) has the target Phi (w - eta Phi^+ y).  The defaults are
@@ -161,7 +170,7 @@ class ProjectAndLift:
 
 
 @dataclass(frozen=True)
-class CoSaMP:
+class CoSaMP(Lift):
     """The k-sparse decode of y (`isthmus.geometry.lifts.cosamp`).
 
     >>> import torch
@@ -185,7 +194,7 @@ class CoSaMP:
 
 
 @dataclass(frozen=True)
-class Discard:
+class Discard(Lift):
     """No direction: for releases that only feed an adaptive clip.
 
     >>> Discard()(None, None, None, 0.1) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Generic, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -15,19 +15,18 @@ from isthmus.base import validate
 from isthmus.geometry.lifts._fista import fista
 from isthmus.geometry.lifts._gauge import least_gauge
 from isthmus.geometry.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
-from isthmus.geometry.lifts._path import PathEnd, Problem, nearest
+from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
 from isthmus.geometry.lifts.pursuit import pursue
 from isthmus.geometry.sets import ConvexSet, L1Ball, Whole
+from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
-
-Point = TypeVar("Point", Tensor, np.ndarray)
 
 LOOSE = 1e-3
 """`method="auto"` takes FISTA at this tolerance and above, the path below it."""
 
 
 @dataclass(frozen=True)
-class LiftResult:
+class LiftResult(Generic[Point]):
     """What `solve_lift` found.
 
     Attributes:
@@ -42,7 +41,7 @@ class LiftResult:
         eps: the last regularisation of the path, or 0.
     """
 
-    point: Any
+    point: Point
     residual: float
     certificate: float
     iterations: int
@@ -52,8 +51,22 @@ class LiftResult:
     eps: float = 0.0
 
 
+class LiftOptions(TypedDict, total=False):
+    """The options of `solve_lift`."""
+
+    tol: float
+    max_iter: int
+    method: str
+    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None
+
+
 def project_and_lift(
-    constraint: ConvexSet, sketch: Sketch, target: Any, start: Point, pick: str = "nearest", **options: Any
+    constraint: ConvexSet,
+    sketch: Sketch,
+    target: object,
+    start: Point,
+    pick: str = "nearest",
+    **options: Unpack[LiftOptions],
 ) -> Point:
     """A minimiser w of ||Phi w - target||^2 over the set: Phi w is the projection of the target onto Phi C.
 
@@ -76,22 +89,21 @@ def project_and_lift(
     >>> bool(torch.equal(w, start))
     True
     """
-    point: Point = solve_lift(constraint, sketch, target, start, pick, **options).point
-    return point
+    return solve_lift(constraint, sketch, target, start, pick, **options).point
 
 
 def solve_lift(
     constraint: ConvexSet,
     sketch: Sketch,
-    target: Any,
-    start: Any,
+    target: object,
+    start: Point,
     pick: str = "nearest",
     *,
     tol: float = 1e-6,
     max_iter: int = 10_000,
     method: str = "auto",
-    warm: LiftResult | None = None,
-) -> LiftResult:
+    warm: LiftResult[Tensor] | LiftResult[np.ndarray] | None = None,
+) -> LiftResult[Point]:
     """`project_and_lift` with its certificate.
 
     With f(w) = ||Phi w - target||^2 and f* its least value over C, two methods:
@@ -128,7 +140,7 @@ def solve_lift(
         return _loose(constraint, sketch, v, w0, start, tol, max_iter)
     phi = operator(sketch)
     scaled, near = _working(v) / phi.scale, _working(w0)
-    problem = Problem(constraint, phi, scaled, near)
+    problem = LiftProblem(constraint, phi, scaled, near)
     if _already_there(problem):
         return LiftResult(_like(near, start), 0.0, 0.0, 0, True, "exact")
     mu = None if warm is None or warm.dual is None else warm.dual.double().cpu().numpy()
@@ -142,7 +154,7 @@ def solve_lift(
     return _result(end, phi, start)
 
 
-def _sparsest(problem: Problem, end: PathEnd, tol: float) -> PathEnd | None:
+def _sparsest(problem: LiftProblem, end: PathEnd, tol: float) -> PathEnd | None:
     """Least gauge in an l1 ball that holds the target is basis pursuit; None for other sets and targets."""
     constraint, phi, v = problem.constraint, problem.phi, problem.v
     if not isinstance(constraint, L1Ball) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
@@ -157,7 +169,7 @@ def _sparsest(problem: Problem, end: PathEnd, tol: float) -> PathEnd | None:
     return PathEnd(w, end.mu, end.eps, residual, float(residual @ residual), end.iterations + steps, True)
 
 
-def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Any) -> LiftResult:
+def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Point) -> LiftResult[Point]:
     """start + Phi^+ (target - Phi start)."""
     short = v.to(w0) - sketch.forward(w0)
     if sketch.tight:
@@ -172,8 +184,8 @@ def _unconstrained(sketch: Sketch, v: Tensor, w0: Tensor, start: Any) -> LiftRes
 
 
 def _loose(
-    constraint: ConvexSet, sketch: Sketch, v: Tensor, w0: Tensor, start: Any, tol: float, max_iter: int
-) -> LiftResult:
+    constraint: ConvexSet, sketch: Sketch, v: Tensor, w0: Tensor, start: Point, tol: float, max_iter: int
+) -> LiftResult[Point]:
     w, iterations, settled = fista(constraint, sketch, v.to(w0), w0, tol, max_iter)
     short = v.to(w0) - sketch.forward(w)
     f = float(short @ short)
@@ -185,7 +197,7 @@ def _loose(
     return LiftResult(_like(w, start), math.sqrt(f), bound, iterations, settled, "fista")
 
 
-def _already_there(problem: Problem) -> bool:
+def _already_there(problem: LiftProblem) -> bool:
     """Whether the start is in the set and meets the target to rounding."""
     short = problem.v - problem.phi.forward(problem.w0)
     close = float(np.linalg.norm(short)) <= 1e-14 * (float(np.linalg.norm(problem.v)) + 1e-300)
@@ -197,7 +209,7 @@ def _already_there(problem: Problem) -> bool:
         return False
 
 
-def _result(end: PathEnd, phi: Operator, start: Any) -> LiftResult:
+def _result(end: PathEnd, phi: Operator, start: Point) -> LiftResult[Point]:
     residual = phi.scale * float(np.linalg.norm(end.residual))
     bound = phi.scale**2 * end.certificate
     dual = torch.from_numpy(end.mu)
@@ -215,7 +227,7 @@ def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: 
     constraint.require("project")
 
 
-def _read(constraint: ConvexSet, sketch: Sketch, target: Any, start: Any) -> tuple[Tensor, Tensor]:
+def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) -> tuple[Tensor, Tensor]:
     v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
     validate.shape((sketch.m,), target=v)
     validate.shape((sketch.d,), start=w0)
@@ -228,13 +240,14 @@ def _working(x: Tensor) -> Array:
     return array
 
 
-def _like(w: Array | Tensor, start: Any) -> Any:
+def _like(w: Array | Tensor, start: Point) -> Point:
     """w as a new tensor or array in the dtype and place of `start`."""
     tensor = w if isinstance(w, Tensor) else torch.from_numpy(w)
     if isinstance(start, Tensor):
         return tensor.to(start, copy=True)
-    array = np.asarray(start)
-    return tensor.numpy().astype(array.dtype if array.dtype.kind == "f" else np.float64)
+    dtype = np.asarray(start).dtype
+    array: np.ndarray = tensor.numpy().astype(dtype if dtype.kind == "f" else np.float64)
+    return array
 
 
 __all__ = ["LiftResult", "project_and_lift", "solve_lift"]

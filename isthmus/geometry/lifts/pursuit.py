@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Generic, NoReturn
 
 import numpy as np
 import torch
@@ -12,14 +12,23 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.lifts._gauge import value_root
-from isthmus.geometry.lifts._operators import Array, Buckets, Dense, MatrixFree, Operator, operator, spd_solve
-from isthmus.geometry.lifts._path import Problem
+from isthmus.geometry.lifts._operators import (
+    Array,
+    BucketOperator,
+    DenseOperator,
+    MatrixFree,
+    Operator,
+    operator,
+    spd_solve,
+)
+from isthmus.geometry.lifts._path import LiftProblem
 from isthmus.geometry.sets import L1Ball
+from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
 
 
 @dataclass(frozen=True)
-class BasisPursuit:
+class BasisPursuit(Generic[Point]):
     """What `basis_pursuit` found: w, ||w||_1, and a proof.
 
     Attributes:
@@ -32,16 +41,18 @@ class BasisPursuit:
         method: "closed form", "homotopy", "linear program" or "value function".
     """
 
-    point: Any
+    point: Point
     value: float
-    dual: Any
+    dual: Point
     gap: float
     residual: float
     iterations: int
     method: str
 
 
-def basis_pursuit(sketch: Sketch | Any, y: Any, tol: float = 1e-8, max_iter: int | None = None) -> BasisPursuit:
+def basis_pursuit(
+    sketch: Sketch | Point, y: Point, tol: float = 1e-8, max_iter: int | None = None
+) -> BasisPursuit[Point]:
     """min ||w||_1 subject to Phi w = y.
 
     The l1-homotopy follows min 1/2 ||Phi w - y||^2 + lam ||w||_1 from lam = ||Phi' y||_inf down.  At every
@@ -76,8 +87,8 @@ def basis_pursuit(sketch: Sketch | Any, y: Any, tol: float = 1e-8, max_iter: int
     residual = float(np.linalg.norm(phi.scale * phi.forward(w) - right))
     gap = max(0.0, value - float(dual @ right))
     if isinstance(y, Tensor):
-        tensors = (torch.from_numpy(x).to(y.device) for x in (w, dual))
-        return BasisPursuit(next(tensors), value, next(tensors), gap, residual, steps, method)
+        point, certificate = (torch.from_numpy(x).to(y.device) for x in (w, dual))
+        return BasisPursuit(point, value, certificate, gap, residual, steps, method)
     return BasisPursuit(w, value, dual, gap, residual, steps, method)
 
 
@@ -86,11 +97,11 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
     size = float(np.linalg.norm(y))
     if size == 0:
         return np.zeros(phi.d), np.zeros(phi.m), 0, "closed form"
-    if isinstance(phi, Buckets):
+    if isinstance(phi, BucketOperator):
         return *_closed_form(phi, y), 1, "closed form"
     if isinstance(phi, MatrixFree):
         return _matrix_free(phi, y, tol)
-    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, Dense) else phi.matrix
+    matrix = np.stack([phi.adjoint(row) for row in np.eye(phi.m)]) if not isinstance(phi, DenseOperator) else phi.matrix
     w, dual, steps = _homotopy(matrix, y / size, 10 * phi.m if max_iter is None else max_iter, tol)
     method = "homotopy"
     if not _proven(matrix, y / size, w, dual, tol):
@@ -101,7 +112,7 @@ def pursue(phi: Operator, y: Array, tol: float, max_iter: int | None = None) -> 
 
 def _matrix_free(phi: Operator, y: Array, tol: float) -> tuple[Array, Array, int, str]:
     """The least radius of an l1 ball whose image holds y, for maps too large for a matrix."""
-    end = value_root(Problem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
+    end = value_root(LiftProblem(L1Ball(1.0), phi, y, np.zeros(phi.d)), max(tol, 1e-7), 100_000)
     if end is None or not end.converged:
         _out_of_range()
     return end.w, end.mu / float(np.abs(phi.adjoint(end.mu)).max()), end.iterations, "value function"
@@ -183,7 +194,7 @@ def _linear_program(matrix: Array, y: Array) -> tuple[Array, Array, int]:
     return answer.x[:d] - answer.x[d:], np.asarray(answer.eqlin.marginals), int(answer.nit)
 
 
-def _closed_form(phi: Buckets, y: Array) -> tuple[Array, Array]:
+def _closed_form(phi: BucketOperator, y: Array) -> tuple[Array, Array]:
     """In each row the largest entry carries everything."""
     order = np.argsort(np.abs(phi.value), kind="stable")
     largest = np.full(phi.m, -1)

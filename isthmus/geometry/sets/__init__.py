@@ -2,7 +2,7 @@
 
 from isthmus.geometry.sets.adapters import FromLMO, FromProjection
 from isthmus.geometry.sets.balls import L1Ball, L2Ball, LInfBall, LpBall
-from isthmus.geometry.sets.base import OPERATIONS, ConvexSet, UnsupportedOperation
+from isthmus.geometry.sets.base import OPERATIONS, ConvexSet, UnsupportedOperation, VertexForm
 from isthmus.geometry.sets.linear import Ellipsoid, Subspace, Whole
 from isthmus.geometry.sets.matrices import LowRank, NuclearBall
 from isthmus.geometry.sets.polytopes import Box, ConvexHull, Simplex
@@ -28,6 +28,7 @@ __all__ = [
     "Simplex",
     "Subspace",
     "UnsupportedOperation",
+    "VertexForm",
     "Whole",
     "Width",
 ]

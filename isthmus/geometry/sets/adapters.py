@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.base.validate import check, non_negative, positive, positive_int
+from isthmus.base.validate import non_negative, positive, positive_int, refuse
 from isthmus.base.validate import shape as check_shape
 from isthmus.geometry.sets.base import ConvexSet, norm, own
 from isthmus.geometry.sets.minnorm import nearest
@@ -45,8 +45,9 @@ class _Adapter(ConvexSet):
         return self.bound or 0.0
 
     def _refusal(self, operation: str) -> str | None:
-        missing = operation == "diameter" and self.bound is None
-        return "give its value as bound= when you build the adapter" if missing else None
+        if operation == "diameter" and self.bound is None:
+            return "give its value as bound= when you build the adapter"
+        return super()._refusal(operation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +154,10 @@ def _projection_of(given: Any) -> Oracle:
         return given.project
     if hasattr(given, "prox"):
         return lambda x: given.prox(x.cpu().numpy(), 1.0)
-    check(callable(given), "project", given, "give a callable x -> Px or an object with .prox(x, step)")
-    return given
+    if not callable(given):
+        refuse("project", given, "give a callable x -> Px or an object with .prox(x, step)")
+    oracle: Oracle = given
+    return oracle
 
 
 def _minimiser_of(given: Any) -> Oracle:
@@ -162,8 +165,10 @@ def _minimiser_of(given: Any) -> Oracle:
         return given.lmo
     if hasattr(given, "lmo"):
         return lambda g: _maximiser(given, -g.cpu().numpy())
-    check(callable(given), "lmo", given, "give a callable g -> argmin <g, s> or an object with .lmo")
-    return given
+    if not callable(given):
+        refuse("lmo", given, "give a callable g -> argmin <g, s> or an object with .lmo")
+    oracle: Oracle = given
+    return oracle
 
 
 def _maximiser(given: Any, u: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, Point, inside, norm, own, working
+from isthmus.geometry.sets.base import ConvexSet, VertexForm, inside, norm, own
 from isthmus.geometry.sets.lp import pnorm, project_unit_lp
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, max_abs_normal
@@ -33,21 +33,12 @@ class L1Ball(ConvexSet):
     def __post_init__(self) -> None:
         positive(radius=self.radius)
 
-    def project_with_threshold(self, x: Point, warm: float | None = None) -> tuple[Point, float]:
-        """(Px, tau): tau >= 0 is a good `warm` for the next, nearby point."""
-        point = self._read("x", x)
-        result, tau = self._solve(working(point), warm)
-        return self._write(result, point, x), tau
-
     def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float]:
         u = x.abs()
         if float(u.sum(dtype=torch.float64)) <= self.radius:
             return x, 0.0
         top, drop = threshold(u, self.radius, warm)
         return shrink(u, self.radius, top, drop).copysign_(x), top + drop
-
-    def _project_warm(self, x: Tensor, warm: float | None) -> Tensor:
-        return self._solve(x, warm)[0]
 
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
@@ -68,6 +59,9 @@ class L1Ball(ConvexSet):
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_abs_normal(d))
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(self.radius, signed=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +113,7 @@ class L2Ball(ConvexSet):
         return (min(low, 1.0), max(high, 1.0)) if member else (low, high)
 
     def _support(self, g: Tensor) -> Tensor:
-        ball = self.radius * torch.linalg.vector_norm(g, dim=-1)
+        ball: Tensor = self.radius * torch.linalg.vector_norm(g, dim=-1)
         return ball if self.center is None else ball + g @ self.center.to(g)
 
     def _diameter(self, d: int) -> float:

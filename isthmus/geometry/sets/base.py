@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base import storage
 from isthmus.base.validate import as_tensor, check, finite, non_negative, positive_int
 from isthmus.geometry.sets.widths import Width, monte_carlo
 
@@ -19,10 +21,42 @@ Size = int | Sequence[int] | None
 
 OPERATIONS = ("contains", "project", "lmo", "gauge", "support", "diameter", "gaussian_width")
 _NEED_BOUNDED = frozenset({"lmo", "support", "diameter", "gaussian_width"})
+_FORMULAS = {
+    "lmo": ("_lmo",),
+    "gauge": ("_gauge",),
+    "support": ("_support",),
+    "diameter": ("_diameter",),
+    "gaussian_width": ("_width", "_support"),
+    "vertex_form": ("_vertex_form",),
+}
+"""The formulas that give an operation, any one of them; the others follow from the projection, which every set has."""
 
 
 class UnsupportedOperation(TypeError):
     """A set was asked for something it cannot do: the message has the set, the operation and the remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class VertexForm:
+    """The finitely many vertices of a polytope: `radius` times the rows, and minus them too where `signed`.
+
+    rows  one vertex direction a row (l x d); None stands for the d coordinate axes, which are never built
+
+    >>> VertexForm(2.0, signed=True).vertex(torch.tensor([0.0, -1.0, 0.0]))
+    tensor([ 0., -2.,  0.])
+    """
+
+    radius: float = 1.0
+    signed: bool = False
+    rows: Tensor | None = None
+
+    def scores(self, g: Tensor) -> Tensor:
+        """-<row, g> of every row: the vertex that minimises <g, s> has the largest (signed: the largest in size)."""
+        return -g if self.rows is None else -(self.rows.to(g) @ g)
+
+    def vertex(self, choice: Tensor) -> Tensor:
+        """The vertex of a chosen score: `choice` is +-1 in its place and 0 elsewhere."""
+        return self.radius * (choice if self.rows is None else choice @ self.rows.to(choice))
 
 
 class ConvexSet(ABC):
@@ -33,7 +67,8 @@ class ConvexSet(ABC):
     shapes are refused.  Results are new tensors outside the autograd graph; scalars are Python floats.
 
     A subclass writes the formulas `_project`, `_lmo`, `_gauge`, `_support`, `_diameter` and, where a closed form
-    exists, `_width`; `_support` works on the last dimension so that rows can be evaluated together.
+    exists, `_width`; a polytope with few vertices also `_vertex_form`.  `_support` works on the last dimension so that
+    rows can be evaluated together.  What a set `can` do follows from the formulas its class writes.
     """
 
     convex: bool = True
@@ -50,8 +85,9 @@ class ConvexSet(ABC):
         return None
 
     def can(self, operation: str) -> bool:
-        """Whether the set offers `operation`, one of `OPERATIONS`."""
-        check(operation in OPERATIONS, "operation", operation, f"choose one of {list(OPERATIONS)}")
+        """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
+        known = (*OPERATIONS, "vertex_form")
+        check(operation in known, "operation", operation, f"choose one of {list(known)}")
         return self._refusal(operation) is None
 
     def require(self, *operations: str) -> None:
@@ -60,7 +96,7 @@ class ConvexSet(ABC):
             if not self.can(operation):
                 raise UnsupportedOperation(f"{type(self).__name__} has no {operation}: {self._refusal(operation)}")
 
-    def contains(self, x: Any, tol: float | None = None) -> bool:
+    def contains(self, x: object, tol: float | None = None) -> bool:
         """Whether ||x - Px|| <= tol max(1, ||x||); tol defaults to eps^(2/3) of the dtype of x."""
         self.require("contains")
         point = self._read("x", x)
@@ -79,9 +115,14 @@ class ConvexSet(ABC):
         Returns:
             Px, with gauge(Px) <= 1 + 8 eps of its dtype.
         """
+        return self.project_with_threshold(x, warm)[0]
+
+    def project_with_threshold(self, x: Point, warm: float | None = None) -> tuple[Point, float | None]:
+        """(Px, tau): the threshold, where the projection has one, is a good `warm` for the next, nearby point."""
         self.require("project")
         point = self._read("x", x)
-        return self._write(self._project_warm(working(point), warm), point, x)
+        result, tau = self._solve(working(point), warm)
+        return self._write(result, point, x), tau
 
     def lmo(self, g: Point) -> Point:
         """A minimiser s of <g, s> over C; any one of them on ties."""
@@ -89,7 +130,7 @@ class ConvexSet(ABC):
         point = self._read("g", g)
         return self._write(self._lmo(working(point)), point, g)
 
-    def gauge(self, x: Any) -> float:
+    def gauge(self, x: object) -> float:
         """The Minkowski functional inf{t >= 0 : x in t C}; +inf when no t does.
 
         For a set without the origin the same formula holds: it is +inf off the cone that C spans, and
@@ -98,7 +139,7 @@ class ConvexSet(ABC):
         self.require("gauge")
         return self._gauge(working(self._read("x", x)))
 
-    def support(self, g: Any) -> float:
+    def support(self, g: object) -> float:
         """The support function max_{s in C} <g, s>."""
         self.require("support")
         return float(self._support(working(self._read("g", g))))
@@ -118,13 +159,21 @@ class ConvexSet(ABC):
         size = self._size(d)
         positive_int(samples=samples)
         exact = self._width(size, samples, seed)
-        return monte_carlo(self._support, size, samples, seed) if exact is None else exact
+        if exact is not None:
+            return exact
+        self.require("support")
+        return monte_carlo(self._support, size, samples, seed)
+
+    def vertex_form(self) -> VertexForm:
+        """The vertices of a polytope that has few of them, as private vertex selection asks for them."""
+        self.require("vertex_form")
+        return self._vertex_form()
 
     @abstractmethod
     def _project(self, x: Tensor) -> Tensor: ...
 
-    def _project_warm(self, x: Tensor, warm: float | None) -> Tensor:
-        return self._project(x)
+    def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float | None]:
+        return self._project(x), None
 
     def _lmo(self, g: Tensor) -> Tensor:
         raise NotImplementedError
@@ -145,6 +194,9 @@ class ConvexSet(ABC):
     def _width(self, d: int, samples: int, seed: int) -> Width | None:
         return None
 
+    def _vertex_form(self) -> VertexForm:
+        raise NotImplementedError
+
     def _distance(self, x: Tensor) -> float:
         return norm(x - self._project(x))
 
@@ -152,6 +204,9 @@ class ConvexSet(ABC):
         """Why `operation` cannot be had and what to use instead; None when it can."""
         if not self.bounded and operation in _NEED_BOUNDED:
             return "the set is unbounded; give it a radius or use a bounded set"
+        formulas = _FORMULAS.get(operation, ("_project",))
+        if all(getattr(type(self), name) is getattr(ConvexSet, name) for name in formulas):
+            return f"its class has no formula for it; write {formulas[0]}, or use a set that has one"
         return None
 
     def _size(self, d: Size) -> int:
@@ -168,7 +223,7 @@ class ConvexSet(ABC):
         check(self.dim in (None, size), "d", d, f"the set lives in dimension {self.dim}")
         return size
 
-    def _read(self, name: str, value: Any) -> Tensor:
+    def _read(self, name: str, value: object) -> Tensor:
         x = _as_point(name, value)
         if self.matrix_shape is not None and tuple(x.shape) == self.matrix_shape:
             return x
@@ -178,11 +233,14 @@ class ConvexSet(ABC):
         check(ok, f"{name}.shape", tuple(x.shape), f"give one point of shape {allowed}")
         return x
 
-    def _write(self, result: Tensor, point: Tensor, given: Any) -> Any:
+    def _write(self, result: Tensor, point: Tensor, given: Point) -> Point:
         result = result.reshape(point.shape).to(point.dtype)
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
-        return result if isinstance(given, Tensor) else result.cpu().numpy()
+        if isinstance(given, Tensor):
+            return result
+        array: np.ndarray = result.cpu().numpy()
+        return array
 
 
 def norm(x: Tensor) -> float:
@@ -195,7 +253,7 @@ def inside(y: Tensor, gauge: float) -> Tensor:
     return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge) if gauge > 1 else y
 
 
-def own(name: str, value: Any, *, ndim: int | None = None) -> Tensor:
+def own(name: str, value: object, *, ndim: int | None = None) -> Tensor:
     """A private float64 copy, so that a frozen set does not change with its caller's array."""
     return as_tensor(name, value, ndim=ndim).detach().to(torch.float64, copy=True)
 
@@ -211,7 +269,7 @@ def tolerance(x: Tensor) -> float:
     return float(torch.finfo(x.dtype).eps ** (2 / 3))
 
 
-def _as_point(name: str, value: Any) -> Tensor:
+def _as_point(name: str, value: object) -> Tensor:
     if isinstance(value, np.ndarray) and value.dtype.char in "efd" and value.flags.carray:
         value = torch.from_numpy(value)
     if not (isinstance(value, Tensor) and value.is_floating_point()):
@@ -221,3 +279,6 @@ def _as_point(name: str, value: Any) -> Tensor:
     if not math.isfinite(float(x.sum())):
         finite(**{name: x})
     return x
+
+
+storage.register("set", ConvexSet)  # type: ignore[type-abstract]

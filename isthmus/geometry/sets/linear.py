@@ -68,7 +68,7 @@ class Subspace(ConvexSet):
         return int(self.basis.shape[0])
 
     def _flatten(self, x: Tensor) -> Tensor:
-        axes = self.basis.to(x.device)
+        axes: Tensor = self.basis.to(x.device)
         return axes.T @ (axes @ x.double())
 
     def _project(self, x: Tensor) -> Tensor:
@@ -85,7 +85,8 @@ class Subspace(ConvexSet):
         return 0.0 if self.radius is None else norm(x) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
-        return (self.radius or 0.0) * torch.linalg.vector_norm(g @ self.basis.to(g).T, dim=-1)
+        lengths: Tensor = torch.linalg.vector_norm(g @ self.basis.to(g).T, dim=-1)
+        return (self.radius or 0.0) * lengths
 
     def _diameter(self, d: int) -> float:
         return 2 * (self.radius or 0.0)
@@ -128,14 +129,16 @@ class Ellipsoid(ConvexSet):
         return inside(y, self._gauge(y)).to(x.dtype)
 
     def _lmo(self, g: Tensor) -> Tensor:
-        scaled = self.axes.to(g.device) * g.double()
-        return (-self.radius / (norm(scaled) or 1.0) * self.axes.to(g.device) * scaled).to(g.dtype)
+        axes: Tensor = self.axes.to(g.device)
+        scaled = axes * g.double()
+        return (-self.radius / (norm(scaled) or 1.0) * axes * scaled).to(g.dtype)
 
     def _gauge(self, x: Tensor) -> float:
         return norm(x.double() / self.axes.to(x.device)) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
-        return self.radius * torch.linalg.vector_norm(g * self.axes.to(g), dim=-1)
+        lengths: Tensor = torch.linalg.vector_norm(g * self.axes.to(g), dim=-1)
+        return self.radius * lengths
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius * float(self.axes.max())

@@ -14,7 +14,8 @@ def pnorm(x: Tensor, p: float) -> Tensor:
     """||x||_p over the last dimension, scaled so that no power overflows."""
     top = x.abs().amax(-1, keepdim=True)
     safe = torch.where(top > 0, top, torch.ones_like(top))
-    return torch.linalg.vector_norm(x / safe, ord=p, dim=-1) * safe.squeeze(-1)
+    norms: Tensor = torch.linalg.vector_norm(x / safe, ord=p, dim=-1)
+    return norms * safe.squeeze(-1)
 
 
 def project_unit_lp(a: Tensor, p: float) -> Tensor:
@@ -41,7 +42,7 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
 def _first_step(a: Tensor, p: float) -> float:
     """Newton's step from mu = 0, exact to first order for a point just outside."""
     size = float(pnorm(a, p))
-    return (size - 1) * size ** (1 - p) / float(((a / size) ** (2 * (p - 1))).sum())
+    return float((size - 1) * size ** (1 - p) / float(((a / size) ** (2 * (p - 1))).sum()))
 
 
 def _slope(b: Tensor, y: Tensor, q: float) -> float:

@@ -40,7 +40,8 @@ class _MatrixSet(ConvexSet):
         return x.reshape(*x.shape[:-1], *self.shape)
 
     def _svd(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.linalg.svd(self._matrix(x.double()), full_matrices=False)
+        u, s, vh = torch.linalg.svd(self._matrix(x.double()), full_matrices=False)
+        return u, s, vh
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class NuclearBall(_MatrixSet):
         return float(torch.linalg.svdvals(self._matrix(x.double())).sum()) / self.radius
 
     def _support(self, g: Tensor) -> Tensor:
-        return self.radius * torch.linalg.matrix_norm(self._matrix(g), ord=2)
+        norms: Tensor = torch.linalg.matrix_norm(self._matrix(g), ord=2)
+        return self.radius * norms
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius
@@ -113,4 +115,5 @@ class LowRank(_MatrixSet):
 
     def _support(self, g: Tensor) -> Tensor:
         singular = torch.linalg.svdvals(self._matrix(g))[..., : self.rank]
-        return self.radius * torch.linalg.vector_norm(singular, dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(singular, dim=-1)
+        return self.radius * norms

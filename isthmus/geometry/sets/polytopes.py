@@ -11,7 +11,7 @@ from scipy.optimize import linprog, nnls
 from torch import Tensor
 
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, Point, norm, own, tolerance, working
+from isthmus.geometry.sets.base import ConvexSet, VertexForm, norm, own, tolerance
 from isthmus.geometry.sets.minnorm import nearest
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_normal
@@ -102,19 +102,10 @@ class Simplex(ConvexSet):
     def __post_init__(self) -> None:
         positive(radius=self.radius)
 
-    def project_with_threshold(self, x: Point, warm: float | None = None) -> tuple[Point, float]:
-        """(Px, tau): tau is a good `warm` for the next, nearby point."""
-        point = self._read("x", x)
-        result, tau = self._solve(working(point), warm)
-        return self._write(result, point, x), tau
-
     def _solve(self, x: Tensor, warm: float | None) -> tuple[Tensor, float]:
         top, drop = threshold(x, self.radius, warm)
         y = shrink(x.clone(), self.radius, top, drop)
         return y.mul_(self.radius / float(y.sum(dtype=torch.float64))), top + drop
-
-    def _project_warm(self, x: Tensor, warm: float | None) -> Tensor:
-        return self._solve(x, warm)[0]
 
     def _project(self, x: Tensor) -> Tensor:
         return self._solve(x, None)[0]
@@ -141,6 +132,9 @@ class Simplex(ConvexSet):
 
     def _width(self, d: int, samples: int, seed: int) -> Width:
         return exactly(self.radius * max_normal(d))
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(self.radius)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +173,7 @@ class ConvexHull(ConvexSet):
         return p.to(x.dtype)
 
     def _lmo(self, g: Tensor) -> Tensor:
-        rows = self.vertices.to(g)
+        rows: Tensor = self.vertices.to(g)
         return rows[(rows @ g).argmin()]
 
     def _gauge(self, x: Tensor) -> float:
@@ -208,9 +202,13 @@ class ConvexHull(ConvexSet):
         return (min(t, 1.0) if sign > 0 else max(t, 1.0)) if near_one else t
 
     def _support(self, g: Tensor) -> Tensor:
-        return (g @ self.vertices.to(g).T).amax(-1)
+        rows: Tensor = self.vertices.to(g)
+        return (g @ rows.T).amax(-1)
 
     def _diameter(self, d: int) -> float:
         exact = "donot_use_mm_for_euclid_dist"  # the product form loses half the digits
         blocks = self.vertices.split(1024)
         return max(float(torch.cdist(rows, self.vertices, compute_mode=exact).max()) for rows in blocks)
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(rows=self.vertices)

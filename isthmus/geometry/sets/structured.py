@@ -120,7 +120,7 @@ class Product(ConvexSet):
             reason = part._refusal(operation)
             if reason is not None:
                 return f"its part {type(part).__name__} has none, {reason}"
-        return None
+        return super()._refusal(operation)
 
     def _project(self, x: Tensor) -> Tensor:
         return torch.cat([part._project(block) for part, block in self._blocks(x)])
@@ -158,7 +158,8 @@ def group_ids(groups: Any) -> Tensor:
     if all(hasattr(item, "__len__") for item in items):
         return _ids_from_lists([[_index(i) for i in item] for item in items])
     ids = torch.tensor([_index(item) for item in items])
-    return torch.unique(ids, return_inverse=True)[1]
+    places: Tensor = torch.unique(ids, return_inverse=True)[1]
+    return places
 
 
 def _ids_from_lists(lists: list[list[int]]) -> Tensor:

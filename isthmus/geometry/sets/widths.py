@@ -11,6 +11,8 @@ import torch
 from scipy import integrate, special
 from torch import Tensor
 
+from isthmus.base.matrix import Array
+
 _CHUNK = 4_000_000
 
 
@@ -119,7 +121,8 @@ def _integral(f: Callable[[float], float], end: float, knee: float) -> float:
     return math.fsum(integrate.quad(f, a, b, epsabs=1e-14, epsrel=1e-13, limit=200)[0] for a, b in pieces)
 
 
-def _log1m(tail: np.ndarray) -> np.ndarray:
+def _log1m(tail: Array) -> Array:
     """log(1 - tail), -inf at tail = 1."""
     with np.errstate(divide="ignore"):
-        return np.log1p(-np.minimum(tail, 1.0))
+        logs: Array = np.log1p(-np.minimum(tail, 1.0))
+    return logs

@@ -18,13 +18,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Matrix, columns, is_sparse, to_dense
+from isthmus.base.matrix import Stored, columns, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
 
 Size = int | float | Callable[[int], int]
@@ -36,14 +36,92 @@ CACHE_BYTES = 1 << 28
 """A sketch keeps a working copy of its matrix for its round only below this size."""
 
 
-class CodeRows(Protocol):
-    """What a sketch asks of rows (see `isthmus.gradients.Rows`)."""
+class OuterForm(NamedTuple):
+    """Rows vec(sum_t b_t a_t') by their factors: a (n, p), dense or CSR, or (n, T, p); b (n, q) or (n, T, q).
+
+    `ones` says that a has one more column than it shows, of ones (the input of a layer's bias).
+    """
+
+    a: Stored
+    b: Tensor
+    ones: bool = False
+
+    @property
+    def single(self) -> bool:
+        """Whether every row has one term."""
+        return self.b.ndim == 2 or self.b.shape[1] == 1
+
+    def shown(self) -> Stored:
+        """The factor a with its column of ones."""
+        a = self.a
+        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones and isinstance(a, Tensor) else a
+
+
+class TableForm(NamedTuple):
+    """Rows vec(sum_t e_{k_t} c_t') of a V x D table: places k (n, T), values c (n, T, D), and V."""
+
+    places: Tensor
+    values: Tensor
+    vocabulary: int
+
+
+class Mate(Protocol):
+    """What rows ask of others, or of their factors, to multiply with them."""
 
     n: int
     d: int
+    dtype: torch.dtype
 
-    def leaves(self) -> list[tuple[str, Any]]: ...
-    def through(self, sketch: Sketch, lo: int) -> Any: ...
+    def part(self, lo: int, hi: int) -> Mate: ...
+    def dense(self) -> Tensor: ...
+    def leaves(self) -> Sequence[tuple[str, Mate]]: ...
+    def outer_form(self) -> OuterForm | None: ...
+    def table_form(self) -> TableForm | None: ...
+
+
+class CodeRows(Protocol):
+    """What a sketch asks of rows: a family that is closed under these (see `isthmus.gradients.Rows`)."""
+
+    n: int
+    d: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def leaves(self) -> Sequence[tuple[str, Self]]: ...
+    def through(self, sketch: Sketch, lo: int) -> Self: ...
+    def sum(self) -> Tensor: ...
+    def norms(self, ord: float = 2) -> Tensor: ...
+    def part(self, lo: int, hi: int) -> Self: ...
+    def dense(self) -> Tensor: ...
+    def scaled(self, factor: float) -> Self: ...
+    def plus(self, others: Sequence[Self]) -> Self: ...
+    def inner(self, other: Mate) -> Tensor: ...
+    def residual(self, codes: Self, sketch: Sketch) -> Self: ...
+    def stack(self, items: Sequence[tuple[str, Self]]) -> Self: ...
+    def with_factors(self, a: Tensor, b: Tensor) -> Self: ...
+    def outer_form(self) -> OuterForm | None: ...
+    def table_form(self) -> TableForm | None: ...
+
+
+R = TypeVar("R", bound=CodeRows)
+T = TypeVar("T")
+
+Tree: TypeAlias = "None | bool | int | float | str | Tensor | Sequence[Tree] | Mapping[str, Tree]"
+"""What may be kept in a checkpoint: tensors, numbers and words, in lists and dictionaries."""
+State: TypeAlias = Mapping[str, Tree] | None
+"""What an encoder remembers between rounds."""
+
+
+def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
+    """An entry of a state, which may come from a file: another kind of thing is refused.
+
+    >>> read({"t": 3}, "t", int)
+    3
+    """
+    value = state[key]
+    if not isinstance(value, kind):
+        validate.refuse(f"state[{key!r}]", value, f"a {kind.__name__} was kept there: start the run anew")
+    return value
 
 
 class Context(Protocol):
@@ -56,7 +134,7 @@ class Context(Protocol):
 
     @property
     def w(self) -> Tensor: ...
-    def rows(self, data: Any) -> Any: ...
+    def rows(self, data: object) -> CodeRows: ...
     def bind(self, encoder: Encoder) -> Sketch: ...
 
 
@@ -70,6 +148,8 @@ class Sketch(ABC):
     coverage: float | Tensor = 1.0
     direct: bool = False
     """Whether `add_pinv_columns` adds a leaf to a parameter without forming it first."""
+    selects: bool = False
+    """Whether codes are chosen coordinates: the others are missing, so that a lift divides by the coverage."""
     leafwise: bool = True
     """Whether `leaf` encodes a leaf without the others, so that rows need not be kept until all are there."""
 
@@ -79,7 +159,7 @@ class Sketch(ABC):
         return round_up(math.sqrt(self.d / self.m))
 
     @abstractmethod
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Phi[:, lo:lo+k] applied to each row of an n x k block (dense or CSR): n x m, dense."""
 
     @abstractmethod
@@ -130,7 +210,7 @@ class Sketch(ABC):
         validate.one_of((1, 2, math.inf), ord=ord)
         return as_applied(round_up(self._matrix_gain(ord), 64 + max(self.d, self.m)), self.m, self.d)
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t'), a: (n, T, p) or (n, p), b: (n, T, q) or (n, q).
 
         Sparse `a` is never densified: code = sum_j b_j Phi[:, lo + jp :] a.  Dense products are built in
@@ -149,24 +229,25 @@ class Sketch(ABC):
             codes.append(self.rows(product.reshape(-1, q * p), lo))
         return torch.cat(codes)
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The piece of the code that one leaf gives (called inside a backward pass); None when it gives nothing."""
         return rows.through(self, self.space[name].start)
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """One code from the pieces of all leaves, None left out: here they share one code space and add up."""
         first, *rest = (piece for piece in pieces.values() if piece is not None)
         return first.plus(rest) if rest else first
 
-    def encode(self, rows: Any) -> Any:
+    def encode(self, rows: R) -> R:
         """The codes Phi g_i of all rows, factored where they can be; rows without leaves count as one whole."""
         pieces = rows.leaves()
         if len(pieces) == 1 and rows.d == self.d:
-            only = self.space.leaves[0].name
-            return self.leaf(only, rows) if len(self.space.leaves) == 1 else rows.through(self, 0)
+            if len(self.space.leaves) > 1:
+                return rows.through(self, 0)
+            pieces = [(self.space.leaves[0].name, rows)]
         return self.join({name: self.leaf(name, piece) for name, piece in pieces})
 
-    def forward_sum(self, rows: Any) -> Tensor:
+    def forward_sum(self, rows: CodeRows) -> Tensor:
         """Phi sum_i g_i: the sum is encoded, never the rows."""
         return self.forward(rows.sum())
 
@@ -184,6 +265,10 @@ class Sketch(ABC):
     def block(self, lo: int, hi: int) -> Tensor:
         """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
         return self.rows(torch.eye(hi - lo, dtype=torch.float64), lo).T
+
+    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
+        """(P_out, P_in, scale) where this is scale * P_out (x) P_in on a single leaf, else None."""
+        return None
 
     def chunks(self) -> list[tuple[int, int]]:
         """Column ranges whose `block` (and the identity it may be read from) stays near `CHUNK_BYTES`."""
@@ -244,8 +329,23 @@ class Sketch(ABC):
 class Encoder(ABC):
     """A frozen recipe for sketches."""
 
+    @property
+    def clips_before(self) -> bool:
+        """Whether private gradients are clipped before the projection (as some methods were published)."""
+        return False
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether a code has a part for every leaf, so that layers can be clipped apart."""
+        return False
+
+    @property
+    def public(self) -> bool:
+        """Whether the map, or a part of it, is learned from public examples."""
+        return False
+
     @abstractmethod
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of this round and what the encoder wants to remember (public things only)."""
 
     def token(self, context: Context) -> Hashable:
@@ -278,7 +378,7 @@ class Random(Encoder):
         first = t - t % self.refresh
         return self.build(as_space(space), randomness.key(seed, first // self.refresh, type(self).__name__), first)
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round."""
         return self.draw(context.space, seed=context.seed, t=context.t), None
 
@@ -322,7 +422,7 @@ def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     validate.check(v.shape == (size,), f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
 
 
-def check_block(sketch: Sketch, x: Matrix, lo: int) -> int:
+def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
     """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
     validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
     hi = lo + x.shape[1]
@@ -353,17 +453,25 @@ def as_applied(gain: float, m: int, d: int) -> float:
 __all__ = [
     "CACHE_BYTES",
     "CHUNK_BYTES",
+    "CodeRows",
     "Context",
     "Encoder",
+    "Mate",
+    "OuterForm",
+    "R",
     "Random",
     "Size",
     "Sketch",
+    "State",
+    "TableForm",
+    "Tree",
     "as_applied",
     "as_space",
     "check_block",
     "check_vector",
     "columns",
     "is_sparse",
+    "read",
     "resolve",
     "round_up",
     "spread",

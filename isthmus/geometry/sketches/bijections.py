@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,10 +134,10 @@ class Buckets:
         for j, end in self._walks[first:last]:
             out[j - start] = end
 
-    def array(self, lo: int, hi: int) -> NDArray[Any]:
+    def array(self, lo: int, hi: int) -> NDArray[np.integer]:
         """A short range in NumPy: its division by a constant is vectorised, its calls are cheap."""
         small = hi * self.p < 1 << 32
-        image: NDArray[Any] = np.arange(lo, hi, dtype=np.uint32 if small else np.int64)
+        image: NDArray[np.integer] = np.arange(lo, hi, dtype=np.uint32 if small else np.int64)
         a, c, p, m = (image.dtype.type(number) for number in (self._a, self._c, self.p, self.m))
         image *= a
         image += c

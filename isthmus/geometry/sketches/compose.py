@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Matrix, dtype_of, to_dense
+from isthmus.base.matrix import Stored, columns, device_of, dtype_of, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches.base import (
     Context,
     Encoder,
+    R,
     Random,
     Sketch,
+    State,
     as_applied,
     check_block,
     check_vector,
@@ -42,7 +44,12 @@ class Residual(Encoder):
 
     encoder: Encoder
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    @property
+    def public(self) -> bool:
+        """That of the inner encoder."""
+        return self.encoder.public
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The residual of the map that the context binds for the inner encoder."""
         return ResidualMap(context.bind(self.encoder)), None
 
@@ -78,7 +85,7 @@ class ResidualMap(Sketch):
         """The same as `adjoint_leaf`."""
         return self.adjoint_leaf(name, y)
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Residuals of dense rows, one pseudo-inverse a row."""
         check_block(self, x, lo)
         whole = IdentityMap(self.space).rows(to_dense(x), lo)
@@ -95,15 +102,15 @@ class ResidualMap(Sketch):
         whole = round_up(1 + self.inner.gain(1) * self.inner.gain(float("inf")) / self.inner.norm**2)
         return as_applied(whole, self.d, self.d)
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The rows themselves: the residual needs all leaves."""
         return rows
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The residual of all leaves."""
         return self.encode(stack(pieces))
 
-    def encode(self, rows: Any, codes: Any = None) -> Any:
+    def encode(self, rows: R, codes: R | None = None) -> R:
         """Residual rows; `codes` are those of the inner sketch where the caller has them."""
         return rows.residual(self.inner.encode(rows) if codes is None else codes, self.inner)
 
@@ -123,6 +130,8 @@ class PerLeaf(Random):
     >>> sketch.m, sketch.code_space.shape("out")
     (120, (20,))
     """
+
+    keeps_layers = True
 
     encoder: Random
 
@@ -161,23 +170,24 @@ class PerLeafMap(Sketch):
         check_vector(self, y, "y", self.m)
         return self.blocks[name].adjoint(self.scales[name] * y[self.code_space.slice(name)])
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
         hi = check_block(self, x, lo)
-        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=getattr(x, "device", None))
+        code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device_of(x))
         for leaf in self.space.leaves:
             left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
             if left < right:
-                part = self.blocks[leaf.name].rows(x[:, left - lo : right - lo], left - leaf.start)
+                part = self.blocks[leaf.name].rows(columns(x, left - lo, right - lo), left - leaf.start)
                 code[:, self.code_space.slice(leaf.name)] = self.scales[leaf.name] * part
         return code
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, in its own code space."""
         block = self.blocks[name]
-        return block.leaf(block.space.leaves[0].name, rows).scaled(self.scales[name])
+        piece = block.leaf(block.space.leaves[0].name, rows)
+        return None if piece is None else piece.scaled(self.scales[name])
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The codes of the leaves side by side."""
         return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves})
 
@@ -210,15 +220,32 @@ class Progressive(Encoder):
         increasing = all(a < b for a, b in zip(ends, ends[1:], strict=False))
         validate.check(increasing, "schedule", ends, "give increasing ends")
 
+    @property
+    def clips_before(self) -> bool:
+        """What every part of the schedule asks for."""
+        asked = {encoder.clips_before for _, encoder in self.schedule}
+        validate.check(len(asked) == 1, "sketch", self, "clip after, or before, in every part of the schedule")
+        return asked.pop()
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether every part does."""
+        return all(encoder.keeps_layers for _, encoder in self.schedule)
+
+    @property
+    def public(self) -> bool:
+        """Whether any part is."""
+        return any(encoder.public for _, encoder in self.schedule)
+
     def at(self, epoch: int) -> Encoder:
         """The encoder of an epoch."""
         return self.schedule[self._index(epoch)][1]
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
         index = self._index(context.epoch)
-        inner = state["inner"] if state and state["index"] == index else None
-        sketch, inner = self.schedule[index][1].bind(context, inner)
+        held = cast(State, state["inner"]) if state and state["index"] == index else None
+        sketch, inner = self.schedule[index][1].bind(context, held)
         return sketch, {"index": index, "inner": inner}
 
     def _index(self, epoch: int) -> int:

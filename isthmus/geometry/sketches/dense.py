@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Matrix, columns, dtype_of, matmul
+from isthmus.base.matrix import Stored, columns, device_of, dtype_of, matmul
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve, round_up
@@ -105,10 +105,10 @@ class DenseMap(Sketch):
         check_vector(self, y, "y", self.m)
         return torch.cat([self._part(lo, hi, y.device, y.dtype) @ y for lo, hi in self._parts(start, stop)])
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """X Phi[:, lo:hi]' accumulated over chunks of columns, dense or CSR."""
         hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
         for left, right in self._parts(lo, hi):
             code += matmul(columns(x, left - lo, right - lo), self._part(left, right, device, code.dtype))

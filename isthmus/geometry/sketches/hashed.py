@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix, dtype_of, is_sparse
+from isthmus.base.matrix import Stored, dtype_of, is_sparse
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base, bijections
 from isthmus.geometry.sketches.base import Sketch, check_block, check_vector
@@ -68,7 +68,7 @@ class HashedMap(Sketch):
         """The scale of each row, in the dtype and on the device of `like`."""
         return self.once("scale", lambda: self.scale, like.device, like.dtype)
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows: CSR through a sparse product, dense by scatter-add in blocks that stay in cache."""
         hi = check_block(self, x, lo)
         if is_sparse(x):
@@ -113,7 +113,7 @@ class HashedMap(Sketch):
     def _whole_csr(self) -> dict[torch.dtype, sp.csr_array]:
         return {}
 
-    def _sparse_rows(self, x: Matrix, lo: int, hi: int) -> Tensor:
+    def _sparse_rows(self, x: Stored, lo: int, hi: int) -> Tensor:
         dtype = dtype_of(x)
         if self._keeps:
             if dtype not in self._whole_csr:

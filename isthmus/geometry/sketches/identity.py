@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix, to_dense
+from isthmus.base.matrix import Stored, to_dense
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Random, Sketch, check_block, check_vector
+from isthmus.geometry.sketches.base import R, Random, Sketch, check_block, check_vector
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,8 @@ class Identity(Random):
     >>> Identity().draw(3).forward(torch.tensor([1.0, 2.0, 3.0])).tolist()
     [1.0, 2.0, 3.0]
     """
+
+    keeps_layers = True
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The identity on a space."""
@@ -51,7 +52,7 @@ class IdentityMap(Sketch):
         check_vector(self, y, "y", self.d)
         return y[self.space.slice(name)]
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The block itself, in its place among d columns."""
         hi = check_block(self, x, lo)
         return torch.nn.functional.pad(to_dense(x), (lo, self.d - hi))
@@ -60,15 +61,15 @@ class IdentityMap(Sketch):
         """1 for every norm."""
         return 1.0
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The rows of the leaf."""
         return rows
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The leaves side by side."""
         return stack(pieces)
 
-    def encode(self, rows: Any) -> Any:
+    def encode(self, rows: R) -> R:
         """The rows themselves."""
         return rows
 
@@ -77,7 +78,7 @@ class IdentityMap(Sketch):
         return f"the whole gradient, {self.d} numbers"
 
 
-def stack(pieces: Mapping[str, Any]) -> Any:
+def stack(pieces: Mapping[str, R | None]) -> R:
     """Pieces that own one slice of the code each, in order; None is left out."""
     items = [(name, piece) for name, piece in pieces.items() if piece is not None]
     return items[0][1] if len(items) == 1 else items[0][1].stack(items)

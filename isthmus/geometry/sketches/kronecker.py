@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Matrix, dtype_of, is_sparse, matmul
+from isthmus.base.matrix import Stored, columns, device_of, dtype_of, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
-from isthmus.geometry.sketches.base import Random, Sketch, check_block, check_vector, round_up, spread
+from isthmus.geometry.sketches.base import OuterForm, R, Random, Sketch, check_block, check_vector, round_up, spread
 from isthmus.geometry.sketches.identity import stack
 from isthmus.geometry.sketches.orthonormal import random_rows
 
@@ -37,6 +36,8 @@ class Kronecker(Random):
     >>> sketch.m, sketch.code_space.shape("hidden")
     (4, (1, 2))
     """
+
+    keeps_layers = True
 
     rank_in: int
     rank_out: int
@@ -110,29 +111,35 @@ class KroneckerMap(Sketch):
         wide = self.once((name, 1), lambda: torch.nn.functional.pad(right, (0, extra)), *where)
         return self.once((name, 0), lambda: self.scale * left, *where), wide[:, : right.shape[1]]
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
         hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
         for leaf in self.space.leaves:
             left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
             if left < right:
-                part = _padded(x[:, left - lo : right - lo], left - leaf.start, leaf.size)
+                part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
                 code[:, self.code_space.slice(leaf.name)] = self._leaf_rows(leaf, part, code)
         return code
 
-    def _leaf_rows(self, leaf: Leaf, part: Matrix, like: Tensor) -> Tensor:
+    def _leaf_rows(self, leaf: Leaf, part: Stored, like: Tensor) -> Tensor:
         (q, p), (left, right) = matrix_shape(leaf), self.sides(leaf.name, like)
         inner = matmul(part.reshape((part.shape[0] * q, p)), right.T).view(-1, q, len(right))
         return (left @ inner).reshape(len(inner), len(left) * len(right))
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf: again an outer product where the rows are one."""
-        if not is_outer(rows):
+        form = rows.outer_form()
+        if form is None:
             return rows.through(self._single(name), 0)
-        left, right = self.sides(name, rows.b)
-        return rows.with_factors(_inputs(rows, right), rows.b @ left.T)
+        left, right = self.sides(name, form.b)
+        return rows.with_factors(_inputs(form, right), form.b @ left.T)
+
+    def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
+        """The two factors of the only leaf."""
+        pairs = list(self.factors.values())
+        return (*pairs[0], self.scale) if len(pairs) == 1 else None
 
     def _single(self, name: str) -> KroneckerMap:
         """The block of one leaf as a map of its own."""
@@ -141,7 +148,7 @@ class KroneckerMap(Sketch):
             self._singles[name] = KroneckerMap(space, {name: self.factors[name]}, self.scale)
         return self._singles[name]
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The codes of the leaves side by side."""
         return stack({leaf.name: pieces[leaf.name] for leaf in self.space.leaves if leaf.name in pieces})
 
@@ -168,19 +175,12 @@ class RandomKroneckerMap(KroneckerMap):
         return spread(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
-def _inputs(rows: Any, right: Tensor) -> Tensor:
+def _inputs(form: OuterForm, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
-    if getattr(rows, "ones", False):
-        right, last = right[:, :-1], right[:, -1]
-    else:
-        last = None
-    a = matmul(rows.a, right.T) if is_sparse(rows.a) else rows.a.to(right.dtype) @ right.T
+    last = right[:, -1] if form.ones else None
+    right = right[:, :-1] if form.ones else right
+    a = matmul(form.a, right.T) if is_sparse(form.a) else form.a.to(right.dtype) @ right.T
     return a if last is None else a + last
-
-
-def is_outer(rows: Any) -> bool:
-    """Whether rows are held as factors a, b of sums of outer products."""
-    return hasattr(rows, "a") and hasattr(rows, "b")
 
 
 def matrix_shape(leaf: Leaf) -> tuple[int, int]:
@@ -202,7 +202,7 @@ def check_ranks(rank_in: int, rank_out: int, ranks: Ranks | None) -> None:
         validate.positive_int(**{f"ranks[{name!r}][0]": r_out, f"ranks[{name!r}][1]": r_in})
 
 
-def _padded(part: Any, before: int, size: int) -> Matrix:
+def _padded(part: Stored, before: int, size: int) -> Stored:
     if part.shape[1] == size:
         return part
     if is_sparse(part):

@@ -72,7 +72,8 @@ def random_rows(rank: int, size: int, key: int) -> Tensor:
 
 def _householder(columns: Tensor) -> Tensor:
     q, r = torch.linalg.qr(columns)
-    return (q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)).contiguous()
+    basis: Tensor = (q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)).contiguous()
+    return basis
 
 
 def _whitening(gram: Tensor) -> tuple[Tensor, float]:

@@ -6,17 +6,16 @@ Rows held as outer products are read in blocks of columns, so that no n x d matr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from isthmus.base import randomness, validate
-from isthmus.base.matrix import Matrix, exact_products, is_sparse, rmatmul, to_dense
+from isthmus.base.matrix import Stored, as_dtype, exact_products, is_sparse, rmatmul, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
-from isthmus.geometry.sketches.kronecker import is_outer
+from isthmus.geometry.sketches.base import CodeRows, OuterForm, Tree
 from isthmus.geometry.sketches.orthonormal import orthonormal
 from isthmus.geometry.sketches.subspace import Factors, OuterFactors, TableFactors
 
@@ -32,7 +31,7 @@ TOLERANCE = {torch.float64: 1e-10}
 """How far V'V may be from I where V is held as factors; 1e-6 for other dtypes than these."""
 
 
-def learned(space: Space, rows: Any, k: int, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def learned(space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64) -> dict[str, Tree]:
     """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
 
     Either `basis` (d x k), or `weights` U (n x k) and `leaves`: the factors of the public rows of a leaf where they are
@@ -54,19 +53,21 @@ def learned(space: Space, rows: Any, k: int, dtype: torch.dtype = torch.float64)
     inside = sum((gram for gram, _ in exact.values()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in factors), inside)
     weights = _weights(whole, k, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
-    leaves, moment, error = {}, weights.T @ inside @ weights, 0.0
+    leaves: dict[str, Mapping[str, Tree]] = {}
+    moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
         if name in factors:
             leaves[name] = factors[name].tensors()
             error += _product_error(factors[name].sizes(), weights, exact[name][1])
         else:
-            leaves[name] = {"basis": _filled([piece], weights, dtype)}
-            more, off = _moment(leaves[name]["basis"])
+            basis = _filled([piece], weights, dtype)
+            leaves[name] = {"basis": basis}
+            more, off = _moment(basis)
             moment, error = moment + more, error + off
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
-def top_directions(rows: Any, k: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
 
     With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
@@ -80,16 +81,18 @@ def top_directions(rows: Any, k: int, dtype: torch.dtype = torch.float64) -> Ten
     return _directions(rows, k, dtype)[0]
 
 
-def side_directions(rows: Any, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def side_directions(rows: CodeRows | Tensor, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The top eigenvectors (as columns) of sum_i G_i G_i' and of sum_i G_i' G_i, for gradients G_i of a shape."""
-    if _is_single(rows):
-        a, b = _factors(rows)
-        squares = a.multiply(a).sum(1) if is_sparse(a) else a.square().sum(1)
-        a_norm, b_norm = torch.as_tensor(squares).view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
-        right = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
-        return top_right(b * a_norm, ranks[0]), top_right(right, ranks[1])
-    if is_outer(rows) and rows.n * rows.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A from the positions
-        a, b = _factors(rows)
+    form = None if isinstance(rows, Tensor) else rows.outer_form()
+    if form is not None and form.single:
+        a, b = _factors(form)
+        squares = torch.as_tensor(a.multiply(a).sum(1)) if is_sparse(a) else a.square().sum(1)
+        a_norm, b_norm = squares.view(-1, 1).sqrt(), b.norm(dim=1, keepdim=True)
+        weighted = a.multiply(b_norm.numpy()).tocsr() if is_sparse(a) else a * b_norm
+        return top_right(b * a_norm, ranks[0]), top_right(weighted, ranks[1])
+    if form is not None and len(form.b) * form.b.shape[1] >= max(shape):  # G = B'A: B'(AA')B and A'(BB')A
+        a, b = _factors(form)
+        assert isinstance(a, Tensor)  # CSR factors have one term
         moments = (side.flatten(0, 1).T @ (other @ other.mT @ side).flatten(0, 1) for side, other in ((b, a), (a, b)))
         left, right = (_top(moment, rank)[1] for moment, rank in zip(moments, ranks, strict=True))
         return left, right
@@ -107,7 +110,7 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
     return torch.cat([columns, extra], 1)
 
 
-def leaf_pieces(space: Space, rows: Any) -> dict[str, Any]:
+def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
     found = rows.leaves()
     if len(found) > 1 or rows.d != space.d:
@@ -118,13 +121,18 @@ def leaf_pieces(space: Space, rows: Any) -> dict[str, Any]:
     return {leaf.name: whole[:, space.slice(leaf.name)] for leaf in space.leaves}
 
 
-def top_right(x: Matrix, rank: int) -> Tensor:
+def top_right(x: Stored, rank: int) -> Tensor:
     """The top right singular vectors of x as columns (at most `rank`), from its smaller Gram matrix."""
     if x.shape[0] >= x.shape[1]:
-        return _top(to_dense(x.T @ x), rank)[1]
-    values, top = _top(to_dense(x @ x.T), rank)
+        return _top(to_dense(x.T @ x) if is_sparse(x) else x.T @ x, rank)[1]
+    values, top = _top(_square(x), rank)
     lifted = torch.from_numpy(x.T @ top.numpy()) if is_sparse(x) else x.T @ top
     return orthonormal(lifted / values.sqrt())
+
+
+def _square(x: Stored) -> Tensor:
+    """x x', dense."""
+    return to_dense(x @ x.T) if is_sparse(x) else x @ x.T
 
 
 def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -134,7 +142,7 @@ def _top(moment: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return values[keep], vectors[:, keep]
 
 
-def _side_top(rows: Any, shape: tuple[int, int], side: int, rank: int) -> Tensor:
+def _side_top(rows: CodeRows | Tensor, shape: tuple[int, int], side: int, rank: int) -> Tensor:
     """The top directions of one side of dense gradients, read a chunk of rows at a time.
 
     The unfolding has n q (or n p) rows of the side's length: its second moment is summed up when that is the smaller
@@ -155,7 +163,7 @@ def _unfold(cube: Tensor, side: int) -> Tensor:
     return (cube.transpose(1, 2) if side == 0 else cube).reshape(-1, cube.shape[1 + side])
 
 
-def _directions(rows: Any, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+def _directions(rows: CodeRows, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
     """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
     pieces = [piece for _, piece in rows.leaves()]
     basis = _filled(pieces, _weights(sum((_gram(piece) for piece in pieces), torch.zeros(())), k), dtype)
@@ -181,10 +189,11 @@ def _weights(gram: Tensor, k: int, most: float = math.inf) -> Tensor:
 
 def _whitened(x: Tensor, moment: Tensor) -> Tensor:
     """x R^-1 for the Cholesky factor R'R = moment."""
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(moment).T, x, upper=True, left=False)
+    solved: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(moment).T, x, upper=True, left=False)
+    return solved
 
 
-def _filled(pieces: Sequence[Any], weights: Tensor, dtype: torch.dtype) -> Tensor:
+def _filled(pieces: Sequence[CodeRows], weights: Tensor, dtype: torch.dtype) -> Tensor:
     """G' weights of leaves one under the other, straight in a dtype."""
     basis, start = torch.empty(sum(x.d for x in pieces), weights.shape[1], dtype=dtype, device=weights.device), 0
     for piece in pieces:
@@ -223,7 +232,7 @@ def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
     return (roundings + 2 * n + 8) * 2.0**-52 * n * float(torch.linalg.matrix_norm(sizes[:, None] * weights, 2)) ** 2
 
 
-def _named(space: Space, rows: Any) -> dict[str, Any]:
+def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
     found = rows.leaves()
     if len(found) == 1 and len(space.leaves) == 1:
@@ -231,23 +240,23 @@ def _named(space: Space, rows: Any) -> dict[str, Any]:
     return dict(found) if [name for name, _ in found] == [leaf.name for leaf in space.leaves] else {}
 
 
-def _worth_holding(rows: Any, k: int) -> Factors | None:
+def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
         return None
     found: Factors | None = None
-    if _is_single(rows):
-        a = rows.a if is_sparse(rows.a) else rows.a.reshape(rows.n, -1)
-        shown = torch.cat([a, a.new_ones(rows.n, 1)], 1) if getattr(rows, "ones", False) else a
-        found = OuterFactors(shown, rows.b.reshape(rows.n, -1))
-    elif hasattr(rows, "vocabulary"):
-        found = TableFactors(rows.index, rows.values, rows.vocabulary)
+    form, table = rows.outer_form(), rows.table_form()
+    if form is not None and form.single:
+        a = form.shown()
+        found = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+    elif table is not None:
+        found = TableFactors(*table)
     if found is None or WORTH * found.numbers > rows.d * k:
         return None
     return found.to(found.device, found.dtype, copy=True)
 
 
-def _factor_gram(rows: Any, factors: Factors) -> tuple[Tensor, int]:
+def _factor_gram(rows: CodeRows, factors: Factors) -> tuple[Tensor, int]:
     """<g_i, g_j> in float64 and the roundings of a product of sizes."""
     if isinstance(factors, OuterFactors):
         return factors.gram()
@@ -255,57 +264,53 @@ def _factor_gram(rows: Any, factors: Factors) -> tuple[Tensor, int]:
     return (gram + gram.T) / 2, factors.positions * (factors.width + 2) + 4
 
 
-def _gram(rows: Any) -> Tensor:
+def _gram(rows: CodeRows) -> Tensor:
     """<g_i, g_j> in float64; an outer product with one term needs its factors only."""
-    if _is_single(rows):
-        a, b = _factors(rows)
-        return to_dense(a @ a.T) * (b @ b.T)
+    form = rows.outer_form()
+    if form is not None and form.single:
+        a, b = _factors(form)
+        return _square(a) * (b @ b.T)
     return sum((part @ part.T for part in _blocks(rows)), torch.zeros(()))
 
 
-def _combined(rows: Any, weights: Tensor) -> Iterator[Tensor]:
+def _combined(rows: CodeRows, weights: Tensor) -> Iterator[Tensor]:
     """G' weights (d x k), some rows of it at a time."""
-    if is_outer(rows) and is_sparse(rows.a):
-        a, b = _factors(rows, weights.dtype)
+    form = rows.outer_form()
+    if form is not None and is_sparse(form.a):
+        a, b = _factors(form, weights.dtype)
         yield from (rmatmul(a, b[:, j : j + 1] * weights) for j in range(b.shape[1]))
     else:
         yield from (part.T @ weights for part in _blocks(rows, weights.dtype))
 
 
-def _blocks(rows: Any, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
+def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
     """The n x d matrix of dense rows, some columns at a time; outer products build those columns only.
 
     Sums of several products are rounded to the dtype of the rows, in the same way at every call: the Gram matrix and
     the directions belong to the same numbers.
     """
-    if not is_outer(rows):
+    form = rows.outer_form()
+    if form is None:
         whole = rows.dense()
         step = max(1, base.CHUNK_BYTES // (16 * max(1, rows.n)))
         yield from (whole[:, lo : lo + step].to(dtype) for lo in range(0, rows.d, step))
         return
-    a, b = _factors(rows, dtype if _is_single(rows) else rows.dtype)
+    a, b = _factors(form, dtype if form.single else rows.dtype)
     step = max(1, base.CHUNK_BYTES // (24 * max(1, rows.n) * a.shape[-1]))
     equation = "nq,np->nqp" if a.ndim == 2 else "ntq,ntp->nqp"
     for lo in range(0, b.shape[-1], step):
         with exact_products(b.device):
-            part = torch.einsum(equation, b[..., lo : lo + step], a)
+            part = torch.einsum(equation, b[..., lo : lo + step], to_dense(a))
         yield part.reshape(rows.n, -1).to(dtype)
 
 
-def _is_single(rows: Any) -> bool:
-    """Whether rows are outer products b a' with one term."""
-    return is_outer(rows) and (rows.b.ndim == 2 or rows.b.shape[1] == 1)
-
-
-def _factors(rows: Any, dtype: torch.dtype = torch.float64) -> tuple[Any, Tensor]:
+def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
     """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
-    b, a = rows.b.to(dtype), rows.a
+    b, a, n = form.b.to(dtype), form.shown(), len(form.b)
     if is_sparse(a):
-        return a.astype(str(dtype).removeprefix("torch.")), b.reshape(rows.n, -1)
+        return as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)
-    if getattr(rows, "ones", False):
-        a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
-    return (a.reshape(rows.n, -1), b.reshape(rows.n, -1)) if _is_single(rows) else (a, b)
+    return (a.reshape(n, -1), b.reshape(n, -1)) if form.single else (a, b)
 
 
 def _energetic(values: Tensor) -> Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from isthmus.base import randomness, validate
 from isthmus.base.space import Leaf
-from isthmus.geometry.sketches.base import Context, Encoder, Sketch
+from isthmus.geometry.sketches.base import CodeRows, Context, Encoder, Sketch, State, read
 from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.geometry.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
 from isthmus.geometry.sketches.principal import NEGLIGIBLE as NEGLIGIBLE
@@ -43,23 +42,30 @@ class PublicSubspace(Encoder):
     """
 
     k: int
-    data: Any = None
-    loss: Any = None
+    data: object = None
+    loss: object = None
     refresh: int = 10
     start_epoch: int = 0
     clip: str = "after"
+
+    public = True
+
+    @property
+    def clips_before(self) -> bool:
+        """As `clip` says."""
+        return self.clip == "before"
 
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k, refresh=self.refresh)
         validate.non_negative_int(start_epoch=self.start_epoch)
         validate.one_of(("after", "before"), clip=self.clip)
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of the round and its basis, kept until the next refresh."""
         validate.at_most(context.space.d, "the dimension d", k=self.k)
         if context.epoch < self.start_epoch:
             return IdentityMap(context.space), None
-        if state is None or context.t - state["t"] >= self.refresh:
+        if state is None or context.t - read(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             state = {**learned(context.space, rows, self.k, context.w.dtype), "t": context.t}
         return map_of(context.space, state), state
@@ -86,25 +92,27 @@ class KroneckerSubspace(Encoder):
 
     rank_in: int
     rank_out: int
-    data: Any = None
-    loss: Any = None
+    data: object = None
+    loss: object = None
     refresh: int = 20
     ranks: Ranks | None = None
+
+    keeps_layers = public = True
 
     def __post_init__(self) -> None:
         check_ranks(self.rank_in, self.rank_out, self.ranks)
         validate.positive_int(refresh=self.refresh)
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of the round and its factors, kept until the next refresh."""
-        if state is None or context.t - state["t"] >= self.refresh:
+        if state is None or context.t - read(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
             pieces = leaf_pieces(context.space, rows)
             factors = {leaf.name: self._factors(context, leaf, pieces[leaf.name]) for leaf in context.space.leaves}
             state = {"factors": factors, "t": context.t}
-        return KroneckerMap(context.space, state["factors"]), state
+        return KroneckerMap(context.space, read(state, "factors", dict)), state
 
-    def _factors(self, context: Context, leaf: Leaf, rows: Any) -> tuple[Tensor, Tensor]:
+    def _factors(self, context: Context, leaf: Leaf, rows: CodeRows | Tensor) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
         found = side_directions(rows, matrix_shape(leaf), ranks)
@@ -115,7 +123,7 @@ class KroneckerSubspace(Encoder):
         return left, right
 
 
-def _public_rows(context: Context, data: Any, loss: Any) -> Any:
+def _public_rows(context: Context, data: object, loss: object) -> CodeRows:
     rows = context.rows(data if loss is None else (data, loss))
     validate.check(rows.n > 0, "data", rows.n, "give at least one public example")
     return rows

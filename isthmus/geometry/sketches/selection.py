@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, dtype_of, is_sparse, to_dense
+from isthmus.base.matrix import Stored, device_of, dtype_of, is_sparse, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import (
+    R,
     Random,
     Size,
     Sketch,
@@ -34,6 +35,7 @@ class SelectionMap(Sketch):
     """x -> scale * x[index] for distinct sorted indices: Phi Phi' = scale^2 I."""
 
     tight = True
+    selects = True
 
     def __init__(self, space: Space, index: Tensor, scale: float, coverage: float | Tensor):
         self.space, self.d, self.m = space, space.d, len(index)
@@ -62,16 +64,19 @@ class SelectionMap(Sketch):
             return y.new_zeros(self.space[name].size)
         return self._single(name).adjoint(y[places])
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """The chosen columns of the block."""
         places, local = self._inside(lo, check_block(self, x, lo))
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
-        chosen = local.numpy() if is_sparse(x) else self.once((lo, places.stop), lambda: local, device)
-        code[:, places] = to_dense(x[:, chosen]) * self.scale
+        if is_sparse(x):
+            read = to_dense(x[:, local.numpy()])
+        else:
+            read = x[:, self.once((lo, places.stop), lambda: local, device)]
+        code[:, places] = read * self.scale
         return code
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """sum_t b_t[j // p] a_t[j % p] for the chosen j only: the products are never built."""
         p = a.shape[-1]
         places, local = self._inside(lo, lo + p * b.shape[-1])
@@ -81,12 +86,12 @@ class SelectionMap(Sketch):
         step = max(1, base.CHUNK_BYTES // (16 * max(1, len(local)) * (1 if b.ndim == 2 else b.shape[1])))
         for start in range(0, b.shape[0], step):
             rows = slice(start, start + step)
-            read = a[rows][:, right.cpu().numpy()] if is_sparse(a) else a[rows][..., right]
-            product = b[rows][..., left] * to_dense(read, b.dtype)
+            read = to_dense(a[rows][:, right.cpu().numpy()]) if is_sparse(a) else a[rows][..., right]
+            product = b[rows][..., left] * read.to(b.dtype)
             code[rows, places] = (product if product.ndim == 2 else product.sum(1)) * self.scale
         return code
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """A leaf owns a part of the code: a whole one the scaled rows themselves, one outside the subset None."""
         places = self._owned(name)
         if places.start == places.stop:
@@ -95,7 +100,7 @@ class SelectionMap(Sketch):
             return rows if self.scale == 1.0 else rows.scaled(self.scale)
         return rows.through(self._single(name), 0)
 
-    def join(self, pieces: Mapping[str, Any]) -> Any:
+    def join(self, pieces: Mapping[str, R | None]) -> R:
         """The parts side by side, in the order of the index; leaves outside the subset may be None or missing."""
         return stack({leaf.name: pieces.get(leaf.name) for leaf in self.space.leaves})
 
@@ -169,7 +174,7 @@ class Nice(Random):
     """
 
     tau: int
-    bounds: Any = None
+    bounds: object = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,9 +204,9 @@ class Blocks(Random):
     (4, True, 0.0001)
     """
 
-    blocks: int | Sequence[Any]
-    bounds: Any = None
-    probs: Any = None
+    blocks: int | Sequence[object]
+    bounds: object = None
+    probs: object = None
     _known: dict[Space, _Partition] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -267,7 +272,7 @@ class _Partition:
         return min(int(torch.searchsorted(self.cumulative, uniform, right=True)), self.count - 1)
 
 
-def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
+def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d) once."""
     found = []
     for block in blocks:
@@ -290,7 +295,7 @@ def _resolve(space: Space, blocks: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _are_names(block: Any) -> bool:
+def _are_names(block: object) -> TypeGuard[Sequence[str]]:
     """Whether a block is a list of leaf names; a list that holds names and other things is refused."""
     if not isinstance(block, (list, tuple)):
         return False
@@ -299,7 +304,7 @@ def _are_names(block: Any) -> bool:
     return any(names)
 
 
-def _positive(name: str, values: Any, count: int) -> Tensor:
+def _positive(name: str, values: object, count: int) -> Tensor:
     """A float64 vector of `count` positive numbers."""
     tensor = validate.as_tensor(name, values, ndim=1).to(torch.float64)
     validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers")

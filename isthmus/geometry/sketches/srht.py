@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness
-from isthmus.base.matrix import Matrix, dtype_of, to_dense
+from isthmus.base.matrix import Stored, device_of, dtype_of, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import Random, Size, Sketch, check_block, check_vector, resolve
@@ -72,10 +72,10 @@ class HadamardMap(Sketch):
                 torch.mul(block.transform(part, adjoint=True)[0], self._signs(block, y), out=out[block.where])
         return out
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows, a block of columns and about `CHUNK_BYTES` at a time."""
         hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         code = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
         for block in self._blocks:
             left, right = max(lo, block.start), min(hi, block.start + block.size)

@@ -10,18 +10,29 @@ are therefore done in float64 and only their results are rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Matrix, columns, dtype_of, is_sparse, matmul, rmatmul
+from isthmus.base.matrix import Stored, as_dtype, columns, device_of, dtype_of, is_sparse, matmul, rmatmul
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
-from isthmus.geometry.sketches.base import Sketch, check_block, check_vector, round_up
+from isthmus.geometry.sketches.base import (
+    CodeRows,
+    Mate,
+    OuterForm,
+    R,
+    Sketch,
+    TableForm,
+    Tree,
+    check_block,
+    check_vector,
+    read,
+    round_up,
+)
 
 
 class OuterFactors:
@@ -31,9 +42,7 @@ class OuterFactors:
     tensor([ 6., 12.,  8., 16.])
     """
 
-    ones, positions = False, 1
-
-    def __init__(self, a: Matrix, b: Tensor) -> None:
+    def __init__(self, a: Stored, b: Tensor) -> None:
         self.a, self.b, self.dtype, self.device = a, b, b.dtype, b.device
         (self.n, self.p), self.q = a.shape, b.shape[1]
         self.d = self.p * self.q
@@ -41,20 +50,31 @@ class OuterFactors:
     @property
     def numbers(self) -> int:
         """How many are kept."""
-        return int(self.b.numel() + (self.a.nnz if is_sparse(self.a) else self.a.numel()))
+        return self.b.numel() + (self.a.nnz if is_sparse(self.a) else self.a.numel())
+
+    def leaves(self) -> Sequence[tuple[str, Mate]]:
+        """One whole."""
+        return [("w", self)]
+
+    def outer_form(self) -> OuterForm:
+        """The factors."""
+        return OuterForm(self.a, self.b)
+
+    def table_form(self) -> None:
+        """None: they are no places of a table."""
+        return None
 
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> OuterFactors:
         """The factors in a dtype, on a device (a CSR factor stays where it is)."""
-        sparse = is_sparse(self.a)
-        a = self.a.astype(str(dtype).removeprefix("torch.")) if sparse else self.a.to(device, dtype, copy=copy)
+        a = as_dtype(self.a, dtype) if is_sparse(self.a) else self.a.to(device, dtype, copy=copy)
         return OuterFactors(a, self.b.to(device, dtype, copy=copy))
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Tree]:
         """Plain tensors and numbers, for a state."""
         if not is_sparse(self.a):
             return {"a": self.a, "b": self.b}
-        stored = {key: torch.from_numpy(getattr(self.a, key)) for key in ("data", "indices", "indptr")}
-        return {**stored, "p": self.p, "b": self.b}
+        parts = {"data": self.a.data, "indices": self.a.indices, "indptr": self.a.indptr}
+        return {**{key: torch.from_numpy(part) for key, part in parts.items()}, "p": self.p, "b": self.b}
 
     def sum(self, c: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """sum_j c_j g_j in a dtype, some rows of the leaf's matrix at a time."""
@@ -90,8 +110,12 @@ class OuterFactors:
 
     def sizes(self) -> Tensor:
         """||a_j|| ||b_j||, float64."""
-        squares = self.a.multiply(self.a).sum(1) if is_sparse(self.a) else self.a.double().square().sum(1)
-        return torch.as_tensor(squares).double().sqrt().to(self.device) * self.b.double().norm(dim=1)
+        if is_sparse(self.a):
+            squares = torch.as_tensor(self.a.multiply(self.a).sum(1)).double()
+        else:
+            squares = self.a.double().square().sum(1)
+        lengths: Tensor = self.b.double().norm(dim=1)
+        return squares.sqrt().to(self.device) * lengths
 
     def gram(self) -> tuple[Tensor, int]:
         """The n x n inner products in float64, and how many roundings a product of sizes is off by at most."""
@@ -116,12 +140,24 @@ class TableFactors:
         """How many are kept."""
         return self.values.numel() + self.index.numel()
 
+    def leaves(self) -> Sequence[tuple[str, Mate]]:
+        """One whole."""
+        return [("w", self)]
+
+    def outer_form(self) -> None:
+        """None: they are no outer products."""
+        return None
+
+    def table_form(self) -> TableForm:
+        """The places and what is there."""
+        return TableForm(self.index, self.values, self.vocabulary)
+
     def to(self, device: torch.device, dtype: torch.dtype, copy: bool = False) -> TableFactors:
         """The factors in a dtype, on a device."""
         index, values = self.index.to(device, copy=copy), self.values.to(device, dtype, copy=copy)
         return TableFactors(index, values, self.vocabulary)
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Tree]:
         """Plain tensors and numbers, for a state."""
         return {"index": self.index, "values": self.values, "vocabulary": self.vocabulary}
 
@@ -168,45 +204,61 @@ class TableFactors:
 
     def sizes(self) -> Tensor:
         """sum_t ||c_jt||, float64: values of equal places may cancel."""
-        return torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64).sum(1)
+        sizes: Tensor = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float64)
+        return sizes.sum(1)
 
 
 Factors = OuterFactors | TableFactors
 
 
-def factors_of(tensors: Mapping[str, Any]) -> Factors:
+def factors_of(tensors: Mapping[str, Tree]) -> Factors:
     """The factors that a state holds as `tensors()`."""
     if "values" in tensors:
-        return TableFactors(tensors["index"], tensors["values"], tensors["vocabulary"])
+        values, index = read(tensors, "values", Tensor), read(tensors, "index", Tensor)
+        return TableFactors(index, values, read(tensors, "vocabulary", int))
+    b = read(tensors, "b", Tensor)
     if "a" in tensors:
-        return OuterFactors(tensors["a"], tensors["b"])
-    data, indices, indptr = (tensors[key].cpu().numpy() for key in ("data", "indices", "indptr"))
-    return OuterFactors(sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, tensors["p"])), tensors["b"])
+        return OuterFactors(read(tensors, "a", Tensor), b)
+    data, indices, indptr = (read(tensors, key, Tensor).cpu().numpy() for key in ("data", "indices", "indptr"))
+    return OuterFactors(sp.csr_array((data, indices, indptr), shape=(len(indptr) - 1, read(tensors, "p", int))), b)
 
 
-def map_of(space: Space, state: Mapping[str, Any]) -> Sketch:
+def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
     """The map that `principal.learned` describes."""
     if "basis" in state:
-        return SubspaceMap(space, state["basis"], state.get("norm"))
+        return SubspaceMap(space, read(state, "basis", Tensor), read(state, "norm", float) if "norm" in state else None)
+    norm = read(state, "norm", float)
+    weights, leaves = read(state, "weights", Tensor), read(state, "leaves", dict)
     blocks: dict[str, Sketch] = {}
     for leaf in space.leaves:
-        one, held = Space.of({leaf.name: leaf.shape}), state["leaves"][leaf.name]
-        explicit = "basis" in held
-        blocks[leaf.name] = (
-            SubspaceMap(one, held["basis"], state["norm"])
-            if explicit
-            else FactoredMap(one, factors_of(held), state["weights"], state["norm"])
-        )
-    return JoinedMap(space, blocks, state["norm"])
+        one, held = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
+        if "basis" in held:
+            blocks[leaf.name] = SubspaceMap(one, read(held, "basis", Tensor), norm)
+        else:
+            blocks[leaf.name] = FactoredMap(one, factors_of(held), weights, norm)
+    return JoinedMap(space, blocks, norm)
 
 
-class SubspaceMap(Sketch):
+class PublicMap(Sketch):
+    """What the maps on public directions share; tight with norm 1."""
+
+    tight = True
+
+    def describe(self) -> str:
+        """One sentence for reports."""
+        return f"the top {self.m} directions of public gradients, of {self.d} parameters"
+
+    def captured(self, rows: CodeRows) -> float:
+        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
+        inside, whole = (float(r.norms(2).double().square().sum()) for r in (self.encode(rows), rows))
+        return inside / whole if whole else 1.0
+
+
+class SubspaceMap(PublicMap):
     """Phi = V' for a basis V (d x k) with orthonormal columns.
 
     `norm` is a certified bound of ||V||_2; without it the basis counts as orthonormal to 64 roundings.
     """
-
-    tight = True
 
     def __init__(self, space: Space, basis: Tensor, norm: float | None = None):
         self.space, self.d, self.m, self.basis = space, space.d, basis.shape[1], basis
@@ -227,20 +279,22 @@ class SubspaceMap(Sketch):
         check_vector(self, y, "y", self.m)
         return self._basis(y.device, y.dtype)[self.space.slice(name)] @ y
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """X V[lo:hi]."""
         hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         return matmul(x, self._basis(device, dtype_of(x))[lo:hi])
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """sum_{ij} b_i a_j V_ij, without a copy of V: the shorter side stays to the end, in chunks of rows.
 
         With T > 1 positions the q x p products come first: 2 n q p (T + k) operations, against 2 n q p T k.
         """
+        if is_sparse(a):
+            return super().outer(a, b, lo)
         if a.ndim == 3 and a.shape[1] == 1:
             a, b = a[:, 0], b[:, 0]
-        if a.ndim == 3 or is_sparse(a):
+        if a.ndim == 3:
             return super().outer(a, b, lo)
         (n, p), q, k = a.shape, b.shape[1], self.m
         flat = self._basis(b.device, b.dtype)[lo : lo + q * p]
@@ -259,19 +313,11 @@ class SubspaceMap(Sketch):
     def _basis(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         return self.once("basis", lambda: self.basis.contiguous(), device, dtype)
 
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return _described(self)
-
-    def captured(self, rows: Any) -> float:
-        """The share sum ||V' g_i||^2 / sum ||g_i||^2 of energy in the subspace (public rows: it is not noised)."""
-        return _captured(self, rows)
-
     def _matrix_gain(self, ord: float) -> float:
         return float(self.basis.double().abs().sum(1 if ord == 1 else 0).max())
 
 
-class FactoredMap(Sketch):
+class FactoredMap(PublicMap):
     """Phi = V' on one leaf with V = G'U, from the factors of the public rows G and the n x k weights U.
 
     A code costs n_public (p + q) operations for a row b a', against q p k with V, and nothing of size d x k is kept.
@@ -280,8 +326,6 @@ class FactoredMap(Sketch):
     >>> FactoredMap(Space.of({"w": (2, 2)}), factors, torch.tensor([[0.2]])).adjoint(torch.ones(1))
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
-
-    tight = True
 
     def __init__(self, space: Space, factors: Factors, weights: Tensor, norm: float = round_up(1.0)):
         self.space, self.d, self.m = space, space.d, weights.shape[1]
@@ -304,10 +348,10 @@ class FactoredMap(Sketch):
         some = OuterFactors(wide.a[:, lo:hi], wide.b)
         return some.sum(self._weights(y.device) @ y.double(), y.dtype).view(some.q, some.p)
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """(X G') U of whole dense rows, or X V[lo:hi] from a chunk of V at a time."""
         hi = check_block(self, x, lo)
-        dtype, device = dtype_of(x), x.device if isinstance(x, Tensor) else torch.device("cpu")
+        dtype, device = dtype_of(x), device_of(x)
         if isinstance(x, Tensor) and hi - lo == self.d:
             return (self._wide(device).products(x) @ self._weights(device)).to(dtype)
         total = torch.zeros(x.shape[0], self.m, dtype=torch.float64, device=device)
@@ -319,18 +363,10 @@ class FactoredMap(Sketch):
         """Phi[:, lo:hi] as a dense m x (hi - lo) float64 matrix."""
         return self._block(lo, hi, self.factors.device).cpu()
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R:
         """The codes of rows from their inner products with the public ones."""
         codes = (rows.inner(self._wide(rows.device)) @ self._weights(rows.device)).to(rows.dtype)
         return rows.with_factors(codes, torch.ones_like(codes[:, :1]))
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return _described(self)
-
-    def captured(self, rows: Any) -> float:
-        """The share of energy in the subspace, see `SubspaceMap.captured`."""
-        return _captured(self, rows)
 
     def _block(self, lo: int, hi: int, device: torch.device) -> Tensor:
         return self._weights(device).T @ self._wide(device).window(lo, hi)
@@ -353,10 +389,8 @@ class FactoredMap(Sketch):
         return {}
 
 
-class JoinedMap(Sketch):
+class JoinedMap(PublicMap):
     """Phi = [Phi_1, ..., Phi_L]: the codes of the leaves add up, each through a map of its own into one code space."""
-
-    tight = True
 
     def __init__(self, space: Space, blocks: Mapping[str, Sketch], norm: float):
         self.space, self.d, self.blocks, self.norm = space, space.d, dict(blocks), norm
@@ -380,10 +414,10 @@ class JoinedMap(Sketch):
         """Some columns of one leaf of V y."""
         return self.blocks[name].adjoint_columns(name, y, lo, hi)
 
-    def rows(self, x: Matrix, lo: int = 0) -> Tensor:
+    def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; columns may cover leaves in part."""
         hi = check_block(self, x, lo)
-        device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+        device = device_of(x)
         total = torch.zeros(x.shape[0], self.m, dtype=dtype_of(x), device=device)
         for name, left, right in self._overlaps(lo, hi):
             total += self.blocks[name].rows(columns(x, left - lo, right - lo), left - self.space[name].start)
@@ -394,24 +428,16 @@ class JoinedMap(Sketch):
         spans = ((name, left - self.space[name].start, right - left) for name, left, right in self._overlaps(lo, hi))
         return torch.cat([self.blocks[name].block(start, start + width) for name, start, width in spans], 1)
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of outer products; those of one leaf go to its map."""
         hi = lo + a.shape[-1] * b.shape[-1]
         name, left, right = next(self._overlaps(lo, hi))
         inside = (left, right) == (lo, hi)
         return self.blocks[name].outer(a, b, lo - self.space[name].start) if inside else super().outer(a, b, lo)
 
-    def leaf(self, name: str, rows: Any) -> Any:
+    def leaf(self, name: str, rows: R) -> R | None:
         """The code of one leaf, from its own map."""
         return self.blocks[name].leaf(name, rows)
-
-    def describe(self) -> str:
-        """One sentence for reports."""
-        return _described(self)
-
-    def captured(self, rows: Any) -> float:
-        """The share of energy in the subspace, see `SubspaceMap.captured`."""
-        return _captured(self, rows)
 
     def _overlaps(self, lo: int, hi: int) -> Iterator[tuple[str, int, int]]:
         """The leaves that columns lo..hi-1 meet, and where."""
@@ -419,15 +445,6 @@ class JoinedMap(Sketch):
             left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
             if left < right:
                 yield leaf.name, left, right
-
-
-def _described(sketch: Sketch) -> str:
-    return f"the top {sketch.m} directions of public gradients, of {sketch.d} parameters"
-
-
-def _captured(sketch: Sketch, rows: Any) -> float:
-    inside, whole = (float(r.norms(2).double().square().sum()) for r in (sketch.encode(rows), rows))
-    return inside / whole if whole else 1.0
 
 
 BLOCK = 64

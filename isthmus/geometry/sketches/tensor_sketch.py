@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import randomness
-from isthmus.base.matrix import Matrix, is_sparse
+from isthmus.base.matrix import Stored, is_sparse
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import Random, Size, Sketch, resolve, spread
@@ -140,7 +140,7 @@ class TensorMap(HashedMap):
                 signs.append(first[1] * second[1])
         return torch.cat(buckets).unsqueeze(0), torch.cat(signs).unsqueeze(0)
 
-    def outer(self, a: Matrix, b: Tensor, lo: int = 0) -> Tensor:
+    def outer(self, a: Stored, b: Tensor, lo: int = 0) -> Tensor:
         """Codes of the rows vec(sum_t b_t a_t') of a whole leaf, a few rows at a time: one inverse transform a row."""
         if self._shapes.get(lo) != (b.shape[-1], a.shape[-1]):
             return super().outer(a, b, lo)
@@ -153,7 +153,7 @@ class TensorMap(HashedMap):
             codes.append(torch.fft.irfft(product if b.ndim == 2 else product.sum(1), n=self.m))
         return torch.cat(codes) * self.scales(b)
 
-    def _sketched(self, x: Matrix, start: int, side: int, dtype: torch.dtype) -> Tensor:
+    def _sketched(self, x: Stored, start: int, side: int, dtype: torch.dtype) -> Tensor:
         """S x for the last axis of one side of a leaf: signed sums in m buckets."""
         if is_sparse(x):
             places, signs = (table.numpy() for table in self._side(start, side, torch.device("cpu")))

@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.layers.general import draws
-from isthmus.gradients.layers.layers import Layers, Site
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers.general import Leaves, draws
+from isthmus.gradients.layers.layers import Layers
+from isthmus.gradients.layers.rules import Args, Kwargs, Site
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 
@@ -43,11 +45,11 @@ NUMBERS = 1 << 20
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
 
-Run = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+Run = Callable[[nn.Module, Args, Kwargs], Any]
 """What is run: the module on its arguments, and the loss of that where it is known."""
 
 
-def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int | None, run: Run | None = None) -> None:
+def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | None = None) -> None:
     """Refuse a module (or a loss) in which the n examples of a batch meet; nothing else is changed or kept.
 
     >>> class Centred(nn.Module):
@@ -72,7 +74,7 @@ def look(layers: Layers, args: tuple[Any, ...], kwargs: dict[str, Any], n: int |
     layers.trusted.add(shape)
 
 
-def _call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     return module(*args, **kwargs)
 
 
@@ -116,7 +118,7 @@ def _drawn(n: int) -> Tensor:
 class Batch:
     """The arguments of a module, and where each tensor among them keeps its examples."""
 
-    leaves: list[Any]
+    leaves: Leaves
     spec: TreeSpec
     cuts: list[int | None]
     n: int
@@ -124,13 +126,13 @@ class Batch:
     """Whether only the first tensor with examples is altered: another may have n entries by chance."""
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], n: int, dim: int) -> Batch:
+    def of(cls, args: Args, kwargs: Kwargs, n: int, dim: int) -> Batch:
         """Tensors with n entries where the module keeps its examples, or in front."""
         leaves, spec = tree_flatten((args, kwargs))
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return cls(leaves, spec, [examples_of(leaf, n, dim) for leaf in leaves], n)
 
-    def shape(self) -> Any:
+    def shape(self) -> Hashable:
         """The shapes of one example's arguments."""
         pairs = zip(self.leaves, self.cuts, strict=True)
         return tuple(
@@ -138,10 +140,11 @@ class Batch:
             for x, cut in pairs
         )
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self) -> tuple[Args, Kwargs]:
         """As the module takes them; copies, which it may change in place."""
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        return tree_unflatten(leaves, self.spec)
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return args, kwargs
 
     def take(self, index: Tensor) -> Batch:
         """Some of the examples."""
@@ -171,7 +174,7 @@ class Batch:
         return replace(self, leaves=leaves)
 
 
-def examples_of(x: Any, n: int, dim: int) -> int | None:
+def examples_of(x: object, n: int, dim: int) -> int | None:
     """The dimension in which a tensor has one entry for each of n examples, if it has one."""
     if not isinstance(x, Tensor) or not x.ndim:
         return None
@@ -196,7 +199,7 @@ class _Seen:
     names: list[str] = field(default_factory=list)
     given: list[Tensor | None] = field(default_factory=list)
     got: list[Tensor | None] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
+    outputs: list[Tensor | None] = field(default_factory=list)
 
     def differs(self, other: _Seen, rows: Tensor) -> str | None:
         """Where two passes differ on some examples."""
@@ -240,9 +243,9 @@ class _Probe(Layers):
     rows: Tensor | None = None
     value: float | None = None
 
-    def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor:
         """The output with a tap that records."""
-        if self.seen is None or not self._listens():
+        if self.seen is None or not self.listens():
             return super().after(site, args, kwargs, output)
         dim, seen, place = site.rule.dim(site.layer, output), self.seen, len(self.seen.given)
         known = output.ndim > dim and output.shape[dim] == self.batch and output.is_floating_point()
@@ -377,7 +380,7 @@ class _Trial:
         probe = self._probe(module)
         pieces: dict[str, list[Tensor]] = {name: [] for name in self.names}
 
-        def keep(name: str, rows: Any) -> None:
+        def keep(name: str, rows: Rows) -> None:
             if name in pieces:
                 pieces[name].append(rows.part(0, 2).dense())
 
@@ -432,16 +435,16 @@ class _Trial:
         other = pull.index_select(cut, rows) * (7.0 if value is None else value)
         return pull.index_copy(cut, rows, other)
 
-    def _drawn_like(self, x: Tensor, shape: Any) -> Tensor:
+    def _drawn_like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         draws = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(self._key), dtype=torch.float64)
         return draws.to(x.device, x.dtype)
 
 
-def _floats(x: Any) -> bool:
+def _floats(x: object) -> TypeGuard[Tensor]:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _moves(x: Any) -> bool:
+def _moves(x: object) -> TypeGuard[Tensor]:
     return _floats(x) and x.requires_grad
 
 

@@ -14,8 +14,18 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Rows
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import LinearRule, Rule, Trainable, factored
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import (
+    Args,
+    Handle,
+    Kwargs,
+    LayerRule,
+    LinearRule,
+    Site,
+    Taps,
+    Trainable,
+    factored,
+)
 
 PARTS = ("q", "k", "v")
 EXTRAS = ("bias_k", "bias_v")
@@ -31,7 +41,7 @@ class Projected(NamedTuple):
 class Replaced:
     """A handle of an attribute of one object: `remove` puts back what was there."""
 
-    def __init__(self, owner: Any, name: str, value: Any) -> None:
+    def __init__(self, owner: nn.Module, name: str, value: object) -> None:
         self.owner, self.name, self.before = owner, name, owner.__dict__.get(name)
         self.had = name in owner.__dict__
         setattr(owner, name, value)
@@ -44,7 +54,7 @@ class Replaced:
             self.owner.__dict__.pop(self.name, None)
 
 
-class AttentionRule(Rule):
+class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
     """softmax(Q K' / sqrt(h)) V with Q = W_q x_q + c_q and so on: each projection is a linear layer of its own.
 
     Leaves `in_proj.q`, `in_proj.k` and `in_proj.v` lie over the rows of `in_proj_weight` and `in_proj_bias`, or over
@@ -60,35 +70,42 @@ class AttentionRule(Rule):
 
     kinds = (nn.MultiheadAttention,)
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: nn.MultiheadAttention, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
-        found: dict[str, Binding] = {}
-        packed, bias = layer.in_proj_weight is not None, layer.in_proj_bias
+        found: dict[str, LeafBinding] = {}
+        owned = layer._parameters
+        packed, bias = layer.in_proj_weight is not None, owned["in_proj_bias"]
         for index, part in enumerate(PARTS):
             rows = slice(index * layer.embed_dim, (index + 1) * layer.embed_dim)
-            weight = layer.in_proj_weight if packed else getattr(layer, f"{part}_proj_weight")
+            weight = owned["in_proj_weight" if packed else f"{part}_proj_weight"]
             over = rows if packed else None
             joined = packed and not split and trainable(weight) and trainable(bias)
-            if trainable(weight):
+            if weight is not None and trainable(weight):
                 name = f"in_proj.{part}.weight" if split else f"in_proj.{part}"
-                found[name] = Binding(weight, bias if joined else None, rows=over)
-            if trainable(bias) and not joined:
-                found[f"in_proj.{part}.bias"] = Binding(bias, rows=rows)
-        return found | {name: Binding(getattr(layer, name)) for name in EXTRAS if trainable(getattr(layer, name))}
+                found[name] = LeafBinding(weight, bias if joined else None, rows=over)
+            if bias is not None and trainable(bias) and not joined:
+                found[f"in_proj.{part}.bias"] = LeafBinding(bias, rows=rows)
+        for name in EXTRAS:
+            extra = owned.get(name)
+            if extra is not None and trainable(extra):
+                found[name] = LeafBinding(extra)
+        return found
 
-    def install(self, site: Any, layers: Any) -> list[Any]:
+    def install(self, site: Site, layers: Taps) -> list[Handle]:
         """Replace the forward of this one object."""
         return _replaced_forward(site, layers)
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Projected:
+    def keep(self, layer: nn.MultiheadAttention, args: Args, kwargs: Kwargs) -> Projected:
         """The projections and their input, as `_Pass` names them."""
         return Projected(*args)
 
-    def dim(self, layer: Any, output: Tensor) -> int:
+    def dim(self, layer: nn.MultiheadAttention, output: Tensor) -> int:
         """As the layer itself was told."""
         return 0 if layer.batch_first else 1
 
-    def rows(self, layer: Any, kept: Projected, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(
+        self, layer: nn.MultiheadAttention, kept: Projected, b: Tensor, wanted: Mapping[str, LeafBinding]
+    ) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
         if kept.a is None:
             return {kept.parts[0]: Dense(b.flatten(1))}
@@ -104,38 +121,32 @@ class AttentionRule(Rule):
         return found
 
 
-class Frozen(NamedTuple):
-    """An attention layer with nothing to tap but its output projection."""
-
-    name: str
-    layer: nn.Module
-    wanted: dict[str, Binding] = {}
-
-
 class OutputRule(LinearRule):
     """The output projection of an attention layer: torch reads its weight and never calls it, so its owner has to."""
 
     kinds = (NonDynamicallyQuantizableLinear,)
 
-    def install(self, site: Any, layers: Any) -> list[Any]:
+    def install(self, site: Site, layers: Taps) -> list[Handle]:
         """The taps of a linear layer, and a forward that calls it in every owner that has none yet."""
         handles = super().install(site, layers)
         for name, owner in layers.module.named_modules():
             mine = isinstance(owner, nn.MultiheadAttention) and owner.out_proj is site.layer
             if mine and type(owner).forward is nn.MultiheadAttention.forward and "forward" not in owner.__dict__:
-                handles += _replaced_forward(Frozen(name, owner), layers)
+                handles += _replaced_forward(Site(name, owner, self, {}, {}), layers)
         return handles
 
 
-def _replaced_forward(site: Any, layers: Any) -> list[Any]:
+def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
     """A forward with taps while someone listens; torch's fused inference is kept from going round it."""
 
-    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
         if self is not site.layer:  # a copy of the layer
             return type(self).forward(self, query, key, value, *args, **kwargs)
         restore = layers.silence(self.parameters())  # the output projection's too: torch reads it here
         try:
-            if not layers._listens():
+            if not layers.listens():
                 return type(self).forward(self, query, key, value, *args, **kwargs)
             return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
         finally:
@@ -153,7 +164,8 @@ def _replaced_forward(site: Any, layers: Any) -> list[Any]:
 class _Pass:
     """One forward pass of an attention layer with taps on its projections."""
 
-    def __init__(self, site: Any, layers: Any) -> None:
+    def __init__(self, site: Site, layers: Taps) -> None:
+        assert isinstance(site.layer, nn.MultiheadAttention)
         self.site, self.layers, self.layer = site, layers, site.layer
 
     def attend(
@@ -207,24 +219,26 @@ class _Pass:
     def _heads(self, x: Tensor) -> Tensor:
         """(n, heads, positions, size) of a projection."""
         x = x if self.layer.batch_first else x.transpose(0, 1)
-        return x.unflatten(-1, (self.layer.num_heads, self.layer.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
+        return heads.transpose(1, 2)
 
     def _extra(self, name: str, like: Tensor) -> Tensor:
         """bias_k or bias_v, one of its own for every example."""
         one = getattr(self.layer, name).expand(like.shape[0], 1, -1).clone()
         if name in self.site.wanted:
             one = self.layers.after(self.site, ((name,), None), {}, one)
-        return one.unflatten(-1, (self.layer.num_heads, self.layer.head_dim)).transpose(1, 2)
+        heads: Tensor = one.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
+        return heads.transpose(1, 2)
 
     def _output(self, mixed: Tensor) -> Tensor:
         """The output projection, called with examples where the module's linear layers expect them."""
         mixed = mixed.transpose(1, 2).flatten(2)
         swapped = self.layers.batch_dim == 1
-        output = self.layer.out_proj(mixed.transpose(0, 1) if swapped else mixed)
+        output: Tensor = self.layer.out_proj(mixed.transpose(0, 1) if swapped else mixed)
         return output if swapped != self.layer.batch_first else output.transpose(0, 1)
 
 
-def _examples_first(layer: Any, x: Tensor) -> Tensor:
+def _examples_first(layer: nn.MultiheadAttention, x: Tensor) -> Tensor:
     return x.detach() if layer.batch_first else x.detach().transpose(0, 1)
 
 
@@ -254,7 +268,7 @@ def _masks(
 
 
 def _merged_mask(
-    layer: Any, q: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
+    layer: nn.MultiheadAttention, q: Tensor, padding: Tensor | None, mask: Tensor | None, is_causal: bool
 ) -> tuple[Tensor | None, bool]:
     """One mask over (n, heads, targets, sources), open at the positions that the layer itself adds."""
     if mask is not None:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Binding:
+class LeafBinding:
     """A leaf [W | c] of shape (q, p): a weight seen as q rows and, where there is one, its bias as the last column.
 
     `rows` says which rows of the parameters the leaf covers, when it is not all of them (the query, key and value
     parts of one stacked weight); a lone bias or bare parameter is a weight without a bias.
 
     >>> layer = nn.Linear(4, 3)
-    >>> Binding(layer.weight, layer.bias).shape
+    >>> LeafBinding(layer.weight, layer.bias).shape
     (3, 5)
     """
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
 from isthmus.gradients.block_outer import BlockOuter
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.outer import Outer
 
 PRODUCT_BYTES = 1 << 24
 """Sums of products that are larger than their factors are kept instead of them only below this size."""
 
 
-class ConvolutionRule(Rule):
+class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
     """z_t = W a_t + c for the patches a_t of the input: g = sum_t b_t [a_t, 1]', one such block for each group.
 
     Where the sums are smaller than patches and output gradients, they are what is returned, and the patches of only
@@ -32,18 +32,18 @@ class ConvolutionRule(Rule):
 
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def keep(self, layer: _ConvNd, args: Args, kwargs: Kwargs) -> Tensor:
         """The input, with its examples in front wherever the module keeps its own."""
-        x = args[0] if args else kwargs["input"]
+        x: Tensor = args[0] if args else kwargs["input"]
         dims = len(layer.kernel_size) + 2
         validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
         return x.detach()
 
-    def dim(self, layer: Any, output: Tensor) -> int:
+    def dim(self, layer: _ConvNd, output: Tensor) -> int:
         """Examples are always in front."""
         return 0
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: _ConvNd, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
         b = b.detach().flatten(2)
         found: dict[str, Rows] = {}
@@ -55,7 +55,7 @@ class ConvolutionRule(Rule):
         return found
 
 
-def weight_rows(layer: Any, x: Tensor, b: Tensor, ones: bool) -> Rows:
+def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
     """The rows of [W | c] or W from the input and b (n, C_out, T)."""
     n, places, groups = len(x), b.shape[2], layer.groups
     p, q, work = layer.weight[0].numel(), layer.out_channels // groups, rounding.working(b.dtype)
@@ -84,7 +84,7 @@ def prefer_products(blocks: int, places: int, p: int, q: int, itemsize: int) -> 
     return products <= factors or (products <= 2 * factors and blocks * products * itemsize <= PRODUCT_BYTES)
 
 
-def patches(layer: Any, x: Tensor) -> Tensor:
+def patches(layer: _ConvNd, x: Tensor) -> Tensor:
     """The patches of (n, C, ...) as (n, groups, T, p), in the order of the flattened weight.
 
     >>> patches(nn.Conv1d(1, 1, 2, stride=2), torch.arange(4.0).view(1, 1, 4)).tolist()
@@ -95,15 +95,16 @@ def patches(layer: Any, x: Tensor) -> Tensor:
     return view.permute(0, 1, *range(3, 3 + k), 2, *range(3 + k, 3 + 2 * k)).reshape(shape)
 
 
-def _windows(layer: Any, x: Tensor) -> Tensor:
+def _windows(layer: _ConvNd, x: Tensor) -> Tensor:
     """A view of the padded input: (n, groups, C / groups, *places, *kernel)."""
     x = _padded(layer, x)
     for dim, (size, step, gap) in enumerate(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True), 2):
         x = x.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
-    return x.unflatten(1, (layer.groups, x.shape[1] // layer.groups))
+    windows: Tensor = x.unflatten(1, (layer.groups, x.shape[1] // layer.groups))
+    return windows
 
 
-def _products(layer: Any, x: Tensor, b: Tensor, spans: list[tuple[int, int]], ones: bool) -> Tensor:
+def _products(layer: _ConvNd, x: Tensor, b: Tensor, spans: list[tuple[int, int]], ones: bool) -> Tensor:
     """sum_t b_t [a_t, 1]' of every example, a chunk of patches at a time; b is (n, groups, q, T)."""
     n, groups, q, _ = b.shape
     p, work = layer.weight[0].numel(), rounding.working(b.dtype)
@@ -119,14 +120,14 @@ def _products(layer: Any, x: Tensor, b: Tensor, spans: list[tuple[int, int]], on
     return total.view(n, groups * q * (p + ones))
 
 
-def _multiplied(layer: Any, x: Tensor, b: Tensor) -> Tensor:
+def _multiplied(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
     """(n, groups, q, p): b times patches, these laid out by places, which copies the longest runs."""
     view, k = _windows(layer, x), len(layer.kernel_size)
     shape = (len(x), layer.groups, layer.weight[0].numel(), b.shape[3])
     return b @ view.permute(0, 1, 2, *range(3 + k, 3 + 2 * k), *range(3, 3 + k)).reshape(shape).mT
 
 
-def _convolved(layer: Any, x: Tensor, b: Tensor) -> Tensor:
+def _convolved(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
     """The same of one channel a group: every channel of every example convolved with its own b."""
     x, k = _padded(layer, x), len(layer.kernel_size)
     spare = zip(x.shape[2:], layer.kernel_size, layer.dilation, layer.stride, strict=True)
@@ -141,7 +142,7 @@ def _convolved(layer: Any, x: Tensor, b: Tensor) -> Tensor:
     return found.reshape(*b.shape[:3], -1)
 
 
-def _padded(layer: Any, x: Tensor) -> Tensor:
+def _padded(layer: _ConvNd, x: Tensor) -> Tensor:
     """The input with what the layer adds around it."""
     margins = [width for pair in reversed(_margins(layer)) for width in pair]
     if not any(margins):
@@ -149,12 +150,10 @@ def _padded(layer: Any, x: Tensor) -> Tensor:
     return F.pad(x, margins, "constant" if layer.padding_mode == "zeros" else layer.padding_mode)
 
 
-def _margins(layer: Any) -> list[tuple[int, int]]:
+def _margins(layer: _ConvNd) -> list[tuple[int, int]]:
     """How much is added before and after, in each dimension."""
     sizes = list(zip(layer.kernel_size, layer.dilation, strict=True))
-    if layer.padding == "valid":
-        return [(0, 0) for _ in sizes]
-    if layer.padding == "same":
-        spare = [gap * (size - 1) for size, gap in sizes]
-        return [(total // 2, total - total // 2) for total in spare]
-    return [(width, width) for width in layer.padding]
+    if not isinstance(layer.padding, str):
+        return [(width, width) for width in layer.padding]
+    spare = [gap * (size - 1) if layer.padding == "same" else 0 for size, gap in sizes]
+    return [(total // 2, total - total // 2) for total in spare]

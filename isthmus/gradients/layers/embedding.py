@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
 from isthmus.gradients.lookup import Lookup
 
+Table = TypeVar("Table", nn.Embedding, nn.EmbeddingBag)
+K = TypeVar("K")
 
-class TableRule(Rule):
+
+class TableRule(LayerRule[Table, K], Generic[Table, K]):
     """What embeddings and bags share: one leaf, the table, and settings that leave no per-example gradient."""
 
-    def check(self, name: str, layer: Any) -> None:
+    def check(self, name: str, layer: Table) -> None:
         """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
         own = f"{name}." if name else ""
         validate.check(
@@ -42,12 +45,12 @@ class TableRule(Rule):
         )
 
 
-class EmbeddingRule(TableRule):
+class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
     """z_t = W[k_t]: g = sum_t e_{k_t} b_t'; the padding row gets nothing."""
 
     kinds = (nn.Embedding,)
 
-    def prepare(self, layer: Any, args: tuple[Any, ...], batch: int | None) -> tuple[Any, ...] | None:
+    def prepare(self, layer: nn.Embedding, args: Args, batch: int | None) -> Args | None:
         """One row of places for all examples (position ids) becomes one row each."""
         if not args or batch is None or batch == 1 or args[0].ndim < 2:
             return None
@@ -57,7 +60,7 @@ class EmbeddingRule(TableRule):
         sizes = [batch if dim == self.batch_dim else -1 for dim in range(index.ndim)]
         return (index.expand(sizes), *args[1:])
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def keep(self, layer: nn.Embedding, args: Args, kwargs: Kwargs) -> Tensor:
         """The places; positions 0, 1, 2, ... shared by all examples would pass for one place an example."""
         index = args[0] if args else kwargs["input"]
         shared = (
@@ -67,7 +70,7 @@ class EmbeddingRule(TableRule):
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         return self.first(index, 2)
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: nn.Embedding, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The places and the gradients there."""
         index = kept[:, None] if kept.ndim == 1 else kept.flatten(1)
         b = self.first(b, 3)
@@ -76,18 +79,18 @@ class EmbeddingRule(TableRule):
         return dict.fromkeys(wanted, rows)
 
 
-class EmbeddingBagRule(TableRule):
+class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
     """z = sum_t v_t W[k_t] over the bag of an example: g = sum_t v_t e_{k_t} b'; v_t = 1 / |bag| for means."""
 
     kinds = (nn.EmbeddingBag,)
 
-    def check(self, name: str, layer: Any) -> None:
+    def check(self, name: str, layer: nn.EmbeddingBag) -> None:
         """Only sums and means of a bag are linear in the table."""
         super().check(name, layer)
         own = f"{name}.mode" if name else "mode"
         validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def keep(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         """The places of every bag, filled up to the longest, and their weights (0 where filled up)."""
         names = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
         index, offsets, given = (names.get(key) for key in ("input", "offsets", "per_sample_weights"))
@@ -95,7 +98,8 @@ class EmbeddingBagRule(TableRule):
         work = rounding.working(layer.weight.dtype)
         weights = torch.ones_like(index, dtype=work) if given is None else given.detach().to(work)
         if index.ndim == 1:
-            validate.check(offsets is not None, "offsets", offsets, "a flat input needs the start of every bag")
+            if offsets is None:
+                validate.refuse("offsets", offsets, "a flat input needs the start of every bag")
             index, weights = _bags(index, weights, offsets, layer.include_last_offset)
         if layer.padding_idx is not None:
             weights = weights * (index != layer.padding_idx)
@@ -104,7 +108,7 @@ class EmbeddingBagRule(TableRule):
         return index, weights
 
     def rows(
-        self, layer: Any, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, Binding]
+        self, layer: nn.EmbeddingBag, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """The places of the bag, each with its share of the gradient."""
         index, weights = kept
@@ -112,14 +116,14 @@ class EmbeddingBagRule(TableRule):
         return dict.fromkeys(wanted, rows)
 
 
-def table_rows(layer: Any, index: Tensor, b: Tensor) -> Lookup:
+def table_rows(layer: nn.Embedding | nn.EmbeddingBag, index: Tensor, b: Tensor) -> Lookup:
     """Rows of the table, without those of its padding row."""
     if layer.padding_idx is not None:
         b = torch.where((index == layer.padding_idx)[:, :, None], torch.zeros((), dtype=b.dtype, device=b.device), b)
     return Lookup(index, b, layer.num_embeddings)
 
 
-def _bags(index: Tensor, weights: Tensor, offsets: Any, last: bool) -> tuple[Tensor, Tensor]:
+def _bags(index: Tensor, weights: Tensor, offsets: Tensor, last: bool) -> tuple[Tensor, Tensor]:
     """Flat bags as rows, filled up with place 0 and weight 0 (the longest bag decides, so the host waits for it)."""
     starts = offsets[:-1] if last else offsets
     ends = torch.cat([starts[1:], offsets[-1:] if last else offsets.new_full((1,), len(index))])

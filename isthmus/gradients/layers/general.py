@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,15 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.attention import Replaced
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule, Trainable
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Site, Taps, Trainable
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
 
 
+Leaves: TypeAlias = list[Any]
+"""The pieces of arguments or outputs: tensors and anything else."""
 Autocast = tuple[str, torch.dtype, bool]
 """The kind of a device, the dtype of its products, and whether they are shortened to it."""
 
@@ -34,7 +36,7 @@ class Call:
     """One call of a layer: its arguments, which of their tensors hold examples, and one of its outputs."""
 
     name: str
-    leaves: list[Any]
+    leaves: Leaves
     spec: TreeSpec
     split: list[int | None]
     """The dimension of the examples, for every leaf of the arguments that has one."""
@@ -55,14 +57,13 @@ class Call:
         return [leaf.narrow(dim, lo, hi - lo) for leaf, dim in pairs if dim is not None]
 
 
-def arguments(
-    own: tuple[Tensor, ...], leaves: list[Any], split: list[int | None], spec: TreeSpec
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(own: tuple[Tensor, ...], leaves: Leaves, split: list[int | None], spec: TreeSpec) -> tuple[Args, Kwargs]:
     """Arguments of a batch of one: one example's tensors in their places, all else as it was."""
     mine = iter(own)
     pairs = zip(leaves, split, strict=True)
     filled = [leaf if dim is None else next(mine).unsqueeze(dim) for leaf, dim in pairs]
-    return tree_unflatten(filled, spec)
+    args, kwargs = tree_unflatten(filled, spec)
+    return args, kwargs
 
 
 class _Bare(nn.Module):
@@ -77,7 +78,7 @@ class _Bare(nn.Module):
         return self.plain(*args, **kwargs)
 
 
-class FunctionRule(Rule):
+class FunctionRule(LayerRule[nn.Module, Call]):
     """g_i = J_i' b_i, the vector-Jacobian product of the layer's function at example i alone, by `torch.func`.
 
     For modules that own trainable parameters directly: class tokens, position embeddings, low-rank updates, layers of
@@ -98,18 +99,18 @@ class FunctionRule(Rule):
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__(batch_dim)
-        self._settled: dict[Any, list[bool]] = {}
+        self._settled: dict[Hashable, list[bool]] = {}
         """For shapes of calls that were checked: which of their outputs have one entry for every example."""
-        self._layers: Any = None
+        self._taps: Taps | None = None
         self._plain: Callable[..., Any] | None = None
         self._whole = False
         """Whether children have taps, which must see the whole batch."""
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: nn.Module, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """One leaf for every parameter the layer owns, under its name."""
-        return {name: Binding(parameter) for name, parameter in owned(layer) if trainable(parameter)}
+        return {name: LeafBinding(parameter) for name, parameter in owned(layer) if trainable(parameter)}
 
-    def check(self, name: str, layer: Any) -> None:
+    def check(self, name: str, layer: nn.Module) -> None:
         """No random draws: the second pass would see others."""
         for child_name, child in layer.named_modules():
             if draws(child):
@@ -121,9 +122,9 @@ class FunctionRule(Rule):
                     f"gradients need a second pass, that would draw others; {REMEDY} (or turn the randomness off)",
                 )
 
-    def install(self, site: Any, layers: Any) -> list[Any]:
+    def install(self, site: Site, layers: Taps) -> list[Handle]:
         """Replace the forward of this one object; say what it costs."""
-        self._layers, self._plain = layers, site.layer.forward
+        self._taps, self._plain = layers, site.layer.forward
         below = {id(child) for child in site.layer.modules() if child is not site.layer}
         self._whole = any(id(other.layer) in below for other in layers.sites)
         size = sum(binding.weight.numel() for binding in site.wanted.values())
@@ -136,23 +137,29 @@ class FunctionRule(Rule):
         )
         rule, plain = self, self._plain
 
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self is not site.layer:  # a copy of the layer
                 return type(self).forward(self, *args, **kwargs)
             restore = layers.silence(site.parameters)
             try:
-                return rule._tapped(site, args, kwargs) if layers._listens() else plain(*args, **kwargs)
+                return rule._tapped(site, args, kwargs) if layers.listens() else plain(*args, **kwargs)
             finally:
                 restore()
 
         forward.tapped = True  # type: ignore[attr-defined]
         return [Replaced(site.layer, "forward", MethodType(forward, site.layer))]
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """The call, as `_tapped` describes it."""
-        return args[0]
+    @property
+    def _layers(self) -> Taps:
+        assert self._taps is not None  # `install` comes before any pass
+        return self._taps
 
-    def rows(self, layer: Any, kept: Call, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def keep(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> Call:
+        """The call, as `_tapped` describes it."""
+        call: Call = args[0]
+        return call
+
+    def rows(self, layer: nn.Module, kept: Call, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of every parameter: all at once where they fit, else each by chunks whenever it is read."""
         same = kept.versions == _versions(kept.leaves)
         _refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")
@@ -174,7 +181,7 @@ class FunctionRule(Rule):
 
         return {name: lazy(name) for name in own}
 
-    def _tapped(self, site: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _tapped(self, site: Site, args: Args, kwargs: Kwargs) -> Any:
         """The layer's output with a tap on every tensor in it."""
         self.check(site.name, site.layer)
         given, spec = tree_flatten((args, kwargs))
@@ -188,7 +195,7 @@ class FunctionRule(Rule):
                 outputs[index] = self._layers.after(site, (call,), {}, piece if fresh else piece.clone())
         return tree_unflatten(outputs, shape)
 
-    def _outputs(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+    def _outputs(self, name: str, leaves: Leaves, spec: TreeSpec) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output: of every example alone, where no child has taps that must see the whole batch."""
         n = self._count(leaves)
         split = self._split(leaves, n)
@@ -210,16 +217,14 @@ class FunctionRule(Rule):
         whole, _ = self._all(name, leaves, spec)
         return [x if mine else y for x, y, mine in zip(alone, whole, apart, strict=True)], shape
 
-    def _all(self, name: str, leaves: list[Any], spec: TreeSpec) -> tuple[list[Any], TreeSpec]:
+    def _all(self, name: str, leaves: Leaves, spec: TreeSpec) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output of the whole batch at once."""
         assert self._plain is not None
         args, kwargs = tree_unflatten(leaves, spec)
         with _unchanged(name, leaves):
             return tree_flatten(self._plain(*args, **kwargs))
 
-    def _each(
-        self, name: str, leaves: list[Any], spec: TreeSpec, split: list[int | None]
-    ) -> tuple[list[Any], TreeSpec]:
+    def _each(self, name: str, leaves: Leaves, spec: TreeSpec, split: list[int | None]) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output, one example at a time, examples where the module keeps them."""
         plain, seen = self._plain, []
         assert plain is not None
@@ -240,19 +245,19 @@ class FunctionRule(Rule):
         dim = self._dim(x[0])
         return x.squeeze(1 + dim).movedim(0, dim) if x.ndim > 1 + dim and x.shape[1 + dim] == 1 else x
 
-    def _count(self, leaves: list[Any]) -> int:
+    def _count(self, leaves: Leaves) -> int:
         """The number of examples: as the pass was told, else as the first tensor has it."""
         if self._layers.batch is not None:
             return self._layers.batch
         return next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), 0)
 
-    def _split(self, leaves: list[Any], n: int) -> list[int | None]:
+    def _split(self, leaves: Leaves, n: int) -> list[int | None]:
         """Where each tensor keeps its examples, if it has one entry for every example."""
         return [
             self._dim(x) if isinstance(x, Tensor) and x.ndim and x.shape[self._dim(x)] == n else None for x in leaves
         ]
 
-    def _call(self, name: str, leaves: list[Any], spec: TreeSpec, output: Tensor, index: int) -> Call:
+    def _call(self, name: str, leaves: Leaves, spec: TreeSpec, output: Tensor, index: int) -> Call:
         dim, batch = self._dim(output), self._layers.batch
         n = output.shape[dim] if output.ndim else -1
         split = self._split(leaves, n)
@@ -271,7 +276,7 @@ class FunctionRule(Rule):
         )
 
     def _dim(self, x: Tensor) -> int:
-        return self.dim(None, x)
+        return 0 if x.ndim < 3 else self.batch_dim
 
     def _pass(
         self,
@@ -301,7 +306,8 @@ class FunctionRule(Rule):
                 mine = {f"layer.{name}": value for name, value in parameters.items()}
                 args, kwargs = arguments(examples, call.leaves, call.split, call.spec)
                 output = functional_call(bare, {**fixed, **mine}, args, kwargs, tie_weights=False)
-                return tree_flatten(output)[0][call.index]
+                piece: Tensor = tree_flatten(output)[0][call.index]
+                return piece
 
             result: Any = vjp(function, dict(own))
             output, pull = result
@@ -326,16 +332,16 @@ def draws(module: nn.Module) -> bool:
     return module.training and (isinstance(module, nn.RReLU) or bool(rate))
 
 
-def _shape(x: Any, cut: int | None) -> Any:
+def _shape(x: object, cut: int | None) -> Hashable:
     """The shape of one example's part, so that batches of many sizes count as one kind of call."""
     return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
 
 
-def _versions(leaves: list[Any]) -> list[int]:
+def _versions(leaves: Leaves) -> list[int]:
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _fresh(output: Tensor, leaves: list[Any]) -> bool:
+def _fresh(output: Tensor, leaves: Leaves) -> bool:
     """Whether an output is a tensor of its own, not an argument handed through."""
     return not any(isinstance(leaf, Tensor) and leaf.data_ptr() == output.data_ptr() for leaf in leaves)
 
@@ -353,7 +359,7 @@ def _refuse_unless(ok: bool, name: str, why: str) -> None:
 
 
 @contextmanager
-def _unchanged(name: str, leaves: list[Any]) -> Iterator[None]:
+def _unchanged(name: str, leaves: Leaves) -> Iterator[None]:
     """Refuse a layer that changes what it is given."""
     versions = _versions(leaves)
     yield
@@ -366,7 +372,7 @@ def _autocast(x: Tensor) -> Autocast:
 
 
 @contextmanager
-def _one_by_one(layers: Any, name: str, autocast: Autocast) -> Iterator[None]:
+def _one_by_one(layers: Taps, name: str, autocast: Autocast) -> Iterator[None]:
     """No taps, the precision of the first pass, attention in plain steps, and errors that say what to do."""
     kind, dtype, enabled = autocast
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -397,7 +403,7 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def _alike(name: str, whole: list[Any], alone: list[Any]) -> list[bool]:
+def _alike(name: str, whole: Leaves, alone: Leaves) -> list[bool]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
     apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
     for batch, one, mine in zip(whole, alone, apart, strict=True):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,30 +14,12 @@ from torch import Tensor, nn
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.registry import rule_for
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Listener, Site, Trainable
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
-
-Listener = Callable[[str, Rows], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A layer, its rule, and the leaf that each of its suffixes feeds (a tied parameter is fed from several sites)."""
-
-    name: str
-    layer: nn.Module
-    rule: Rule
-    wanted: dict[str, Binding]
-    leaves: dict[str, str]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters whose gradients the layer's rule tells."""
-        return [parameter for binding in self.wanted.values() for parameter in binding.parameters]
 
 
 class Layers:
@@ -80,12 +60,12 @@ class Layers:
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
-        self.trusted: set[Any] = set()
+        self.trusted: set[Hashable] = set()
         """The shapes of arguments that `apart.look` has tried out."""
 
-    def attach(self, quietly: bool = False) -> list[Any]:
+    def attach(self, quietly: bool = False) -> list[Handle]:
         """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
-        handles: list[Any] = [self._watch(name, parameter) for name, parameter in self._named()]
+        handles: list[Handle] = [self._watch(name, parameter) for name, parameter in self._named()]
         with warnings.catch_warnings():
             if quietly:
                 warnings.simplefilter("ignore")
@@ -164,13 +144,13 @@ class Layers:
         ]
         return Stack(empty)
 
-    def before(self, site: Site, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(self, site: Site, args: Args) -> Args | None:
         """Arguments that keep examples apart, where the rule asks for them."""
-        return site.rule.prepare(site.layer, args, self.batch) if self._listens() else None
+        return site.rule.prepare(site.layer, args, self.batch) if self.listens() else None
 
-    def after(self, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor:
         """The output with a tap on it."""
-        if not self._listens():
+        if not self.listens():
             return output
         kept = site.rule.keep(site.layer, args, kwargs)
         token = self.token
@@ -212,7 +192,7 @@ class Layers:
         mine = {id(parameter) for parameter in self.parameters()}
         return ((name, parameter) for name, parameter in self.module.named_parameters() if id(parameter) in mine)
 
-    def _watch(self, name: str, parameter: nn.Parameter) -> Any:
+    def _watch(self, name: str, parameter: nn.Parameter) -> Handle:
         """Refuse every gradient that reaches a parameter itself: its layer's taps have told all they know by then."""
 
         def touched(gradient: Tensor) -> None:
@@ -225,9 +205,11 @@ class Layers:
                 )
 
         touched.layers = self  # type: ignore[attr-defined]
-        return parameter.requires_grad_(True).register_hook(touched)
+        handle: Handle = parameter.requires_grad_(True).register_hook(touched)
+        return handle
 
-    def _listens(self) -> bool:
+    def listens(self) -> bool:
+        """Whether rows of the pass in progress are asked for."""
         return self.listener is not None and torch.is_grad_enabled()
 
 
@@ -243,7 +225,7 @@ def _keeps_batch_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, nn.modules.batchnorm._BatchNorm)
 
 
-def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site], dict[str, Binding]]:
+def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[Site], dict[str, LeafBinding]]:
     """The sites of a module and the binding of every leaf."""
     found = []
     for name, layer in module.named_modules():
@@ -255,7 +237,7 @@ def _read(module: nn.Module, trainable: Any, batch_dim: int) -> tuple[list[Site]
     for _, layer, rule in found:
         uses.update({id(p) for b in rule.bindings(layer, trainable, False).values() for p in b.parameters})
     sites: list[Site] = []
-    bindings: dict[str, Binding] = {}
+    bindings: dict[str, LeafBinding] = {}
     owner: dict[tuple[int, str], str] = {}
     for name, layer, rule in found:
         wanted = rule.bindings(layer, trainable, False)

@@ -5,34 +5,37 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from isthmus.base import validate
 from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows, row_spans
-from isthmus.gradients.layers.binding import Binding
-from isthmus.gradients.layers.rules import Rule
+from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule
+
+L = TypeVar("L", bound=nn.Module)
 
 
-class NormalisationRule(Rule):
+class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
     """z_c = scale_c x^_c + shift_c at every place: the leaf [scale | shift] has the row (sum b x^, sum b).
 
     The normalised input x^ is computed again from the input, a chunk of examples at a time, in float32 or better.
     """
 
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """Scale and shift as columns."""
-        return Binding(weight, bias, columns=True)
+        return LeafBinding(weight, bias, columns=True)
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def keep(self, layer: L, args: Args, kwargs: Kwargs) -> Tensor:
         """The input."""
         return self.examples(layer, args[0] if args else kwargs["input"])
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: L, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Scale and shift, or one of them."""
         b, work = self.examples(layer, b), rounding.working(kept.dtype, b.dtype)
         row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
@@ -50,38 +53,38 @@ class NormalisationRule(Rule):
         return {suffix: Dense(torch.cat(pieces)) for suffix, pieces in parts.items()}
 
     @abstractmethod
-    def examples(self, layer: Any, x: Tensor) -> Tensor:
+    def examples(self, layer: L, x: Tensor) -> Tensor:
         """A tensor of the layer with its examples in front."""
 
     @abstractmethod
-    def normal(self, layer: Any, x: Tensor) -> Tensor:
+    def normal(self, layer: L, x: Tensor) -> Tensor:
         """The input normalised, without scale and shift."""
 
     @abstractmethod
-    def channels(self, layer: Any, x: Tensor) -> Tensor:
+    def channels(self, layer: L, x: Tensor) -> Tensor:
         """(n, C): the sums over places."""
 
 
-class LayerNormRule(NormalisationRule):
+class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     """The last dimensions are normalised together and hold the channels; all between are places."""
 
     kinds = (nn.LayerNorm, nn.RMSNorm)
 
-    def examples(self, layer: Any, x: Tensor) -> Tensor:
+    def examples(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """Examples in front."""
         return self.first(x, 2 + len(layer.normalized_shape))
 
-    def dim(self, layer: Any, output: Tensor) -> int:
+    def dim(self, layer: nn.LayerNorm | nn.RMSNorm, output: Tensor) -> int:
         """As `examples` takes them."""
         return 0 if output.ndim < 2 + len(layer.normalized_shape) else self.batch_dim
 
-    def normal(self, layer: Any, x: Tensor) -> Tensor:
+    def normal(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """By mean and variance, or by the mean square alone."""
         if isinstance(layer, nn.RMSNorm):
-            return F.rms_norm(x, layer.normalized_shape, None, layer.eps)
-        return F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+            return F.rms_norm(x, list(layer.normalized_shape), None, layer.eps)
+        return F.layer_norm(x, list(layer.normalized_shape), None, None, layer.eps)
 
-    def channels(self, layer: Any, x: Tensor) -> Tensor:
+    def channels(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """The sum over the dimensions between the examples and the normalised ones."""
         places = x.ndim - len(layer.normalized_shape)
         validate.check(places >= 1, "input.ndim", x.ndim, "keep the examples in a dimension of their own")
@@ -89,34 +92,38 @@ class LayerNormRule(NormalisationRule):
         return x if x.ndim == 2 else x.flatten(1, -2).sum(1)
 
 
-class GroupNormRule(NormalisationRule):
-    """Channels come second, places after them; statistics are those of groups of channels of one example."""
+class ChannelsRule(NormalisationRule[L], Generic[L]):
+    """Channels come second, places after them."""
 
-    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.GroupNorm,)
-
-    def examples(self, layer: Any, x: Tensor) -> Tensor:
+    def examples(self, layer: L, x: Tensor) -> Tensor:
         """Examples are always in front."""
         return x.detach()
 
-    def dim(self, layer: Any, output: Tensor) -> int:
+    def dim(self, layer: L, output: Tensor) -> int:
         """Examples are always in front."""
         return 0
 
-    def normal(self, layer: Any, x: Tensor) -> Tensor:
-        """By groups of channels."""
-        return F.group_norm(x, layer.num_groups, None, None, layer.eps)
-
-    def channels(self, layer: Any, x: Tensor) -> Tensor:
+    def channels(self, layer: L, x: Tensor) -> Tensor:
         """The sum over all dimensions after the second."""
         return x if x.ndim == 2 else x.flatten(2).sum(2)
 
 
-class InstanceNormRule(GroupNormRule):
+class GroupNormRule(ChannelsRule[nn.GroupNorm]):
+    """Statistics are those of groups of channels of one example."""
+
+    kinds = (nn.GroupNorm,)
+
+    def normal(self, layer: nn.GroupNorm, x: Tensor) -> Tensor:
+        """By groups of channels."""
+        return F.group_norm(x, layer.num_groups, None, None, layer.eps)
+
+
+class InstanceNormRule(ChannelsRule[_InstanceNorm]):
     """Every channel of every example is normalised alone."""
 
     kinds = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
-    def check(self, name: str, layer: Any) -> None:
+    def check(self, name: str, layer: _InstanceNorm) -> None:
         """Running statistics come from other examples and have no per-example gradient or bound."""
         validate.check(
             not layer.track_running_stats,
@@ -125,12 +132,12 @@ class InstanceNormRule(GroupNormRule):
             "running statistics mix examples: make the layer with track_running_stats=False",
         )
 
-    def examples(self, layer: Any, x: Tensor) -> Tensor:
+    def examples(self, layer: _InstanceNorm, x: Tensor) -> Tensor:
         """Inputs without a batch dimension are refused."""
         dims = next(d for d, kind in enumerate(self.kinds, 3) if isinstance(layer, kind))
         validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
         return x.detach()
 
-    def normal(self, layer: Any, x: Tensor) -> Tensor:
+    def normal(self, layer: _InstanceNorm, x: Tensor) -> Tensor:
         """By channel."""
         return F.instance_norm(x, eps=layer.eps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
@@ -13,9 +15,9 @@ from isthmus.gradients.layers.convolution import ConvolutionRule
 from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
 from isthmus.gradients.layers.general import FunctionRule
 from isthmus.gradients.layers.normalisation import GroupNormRule, InstanceNormRule, LayerNormRule
-from isthmus.gradients.layers.rules import LinearRule, Rule
+from isthmus.gradients.layers.rules import LayerRule, LinearRule
 
-RULES: list[type[Rule]] = [OutputRule, LinearRule, AttentionRule]
+RULES: list[type[LayerRule[Any, Any]]] = [OutputRule, LinearRule, AttentionRule]
 RULES += [ConvolutionRule, LayerNormRule, GroupNormRule, InstanceNormRule, EmbeddingRule, EmbeddingBagRule]
 
 REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser, or freeze it"
@@ -36,7 +38,7 @@ REFUSED: list[tuple[tuple[type, ...], str]] = [
 """Kinds that have no per-example gradient, or whose gradient cannot be seen, and what to do about it."""
 
 
-def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> Rule:
+def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any, Any]:
     """The rule of a layer that owns trainable parameters; a layer that cannot have one is refused with the remedy.
 
     A layer with an attribute `batch_dim` says itself where its examples are.

@@ -1,27 +1,74 @@
 """What a kind of layer tells: its leaves, and their rows from its input and the gradient of its output.
 
-A `Rule` keeps what it needs of the forward pass and, when the gradient b of the layer's output arrives, answers with
+A `LayerRule` keeps what it needs of the forward pass and, when the gradient b of the output arrives, answers with
 the rows of the layer's leaves, factored where they can be.  In its own pass the weights ask for no gradient.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from isthmus.gradients.base import Dense, Rows
-from isthmus.gradients.layers.binding import Binding
+from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.outer import Outer
 
 Trainable = Callable[[nn.Parameter | None], bool]
 """Whether a parameter was asked to be trained when the layers were read."""
+Listener = Callable[[str, Rows], None]
+"""Who is told the rows of every leaf, by its name."""
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+L = TypeVar("L", bound=nn.Module)
+K = TypeVar("K")
 
 
-class Rule(ABC):
+class Handle(Protocol):
+    """What takes a hook away again."""
+
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A layer, its rule, and the leaf that each of its suffixes feeds (a tied parameter is fed from several sites)."""
+
+    name: str
+    layer: nn.Module
+    rule: LayerRule[Any, Any]
+    wanted: Mapping[str, LeafBinding]
+    leaves: Mapping[str, str]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters whose gradients the layer's rule tells."""
+        return [parameter for binding in self.wanted.values() for parameter in binding.parameters]
+
+
+class Taps(Protocol):
+    """What a rule asks of the layers it belongs to (`isthmus.gradients.layers.Layers`)."""
+
+    module: nn.Module
+    batch: int | None
+    batch_dim: int
+
+    @property
+    def sites(self) -> Sequence[Site]: ...
+    def listens(self) -> bool: ...
+    def before(self, site: Site, args: Args) -> Args | None: ...
+    def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor: ...
+    def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]: ...
+    def listening(self, listener: Listener | None, batch: int | None = None) -> AbstractContextManager[None]: ...
+    def untouched(self) -> AbstractContextManager[None]: ...
+
+
+class LayerRule(ABC, Generic[L, K]):
     """One kind of layer.  Leaves are named by a suffix: "" is the layer's own leaf, [W | c] or W alone.
 
     `batch_dim` is where a tensor of the module keeps its examples; rows always count examples first.
@@ -32,40 +79,46 @@ class Rule(ABC):
     def __init__(self, batch_dim: int = 0) -> None:
         self.batch_dim = batch_dim
 
-    def bindings(self, layer: Any, trainable: Trainable, split: bool) -> dict[str, Binding]:
+    def bindings(self, layer: L, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """The trainable leaves by suffix; `split` asks for weight and bias apart, because one of them is tied."""
-        weight, bias = layer.weight, getattr(layer, "bias", None)
-        if trainable(weight) and trainable(bias) and not split:
+        weight, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
+        if weight is not None and trainable(weight) and trainable(bias) and not split:
             return {"": self.bind(weight, bias)}
-        found = {"weight" if split else "": self.bind(weight)} if trainable(weight) else {}
-        return found | ({"bias": Binding(bias)} if bias is not None and trainable(bias) else {})
+        found = {}
+        if weight is not None and trainable(weight):
+            found["weight" if split else ""] = self.bind(weight)
+        return found | ({"bias": LeafBinding(bias)} if bias is not None and trainable(bias) else {})
 
-    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Binding:
+    def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """How a weight and its bias lie in a leaf."""
-        return Binding(weight, bias)
+        return LeafBinding(weight, bias)
 
-    def check(self, name: str, layer: Any) -> None:
+    def check(self, name: str, layer: L) -> None:
         """Refuse a layer that has no per-example gradient, with the remedy."""
         return None
 
-    def install(self, site: Any, layers: Any) -> list[Any]:
+    def install(self, site: Site, layers: Taps) -> list[Handle]:
         """Put the hooks of a layer in place; returns their handles.
 
         They stand as close to the layer's own forward as can be: what other hooks do with its output or its weights
         is seen as done by others.
         """
-        mine = lambda layer: layer is site.layer  # noqa: E731  # a copy of the layer has its hooks too
-        before = lambda layer, args: layers.before(site, args) if mine(layer) else None  # noqa: E731
-        after = lambda layer, args, kwargs, out: layers.after(site, args, kwargs, out) if mine(layer) else out  # noqa: E731
-        passes: list[Any] = []
+        passes: list[Callable[[], None]] = []
 
-        def enter(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if mine(layer):
+        # a copy of the layer has its hooks too, and is none of ours
+        def before(layer: nn.Module, args: Args) -> Args | None:
+            return layers.before(site, args) if layer is site.layer else None
+
+        def enter(layer: nn.Module, args: Args) -> None:
+            if layer is site.layer:
                 passes.append(layers.silence(site.parameters))
 
-        def leave(layer: nn.Module, *_: Any) -> None:
-            if mine(layer) and passes:
+        def leave(layer: nn.Module, *_: object) -> None:
+            if layer is site.layer and passes:
                 passes.pop()()
+
+        def after(layer: nn.Module, args: Args, kwargs: Kwargs, out: Tensor) -> Tensor:
+            return layers.after(site, args, kwargs, out) if layer is site.layer else out
 
         return [
             site.layer.register_forward_pre_hook(before),
@@ -74,19 +127,19 @@ class Rule(ABC):
             site.layer.register_forward_hook(after, with_kwargs=True, prepend=True),
         ]
 
-    def prepare(self, layer: Any, args: tuple[Any, ...], batch: int | None) -> tuple[Any, ...] | None:
+    def prepare(self, layer: L, args: Args, batch: int | None) -> Args | None:
         """Other arguments for the layer, where it must see every example apart (None: as they are)."""
         return None
 
     @abstractmethod
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def keep(self, layer: L, args: Args, kwargs: Kwargs) -> K:
         """What of the forward pass the rows need."""
 
     @abstractmethod
-    def rows(self, layer: Any, kept: Any, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: L, kept: K, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of the wanted leaves (those of `bindings`), by suffix."""
 
-    def dim(self, layer: Any, output: Tensor) -> int:
+    def dim(self, layer: L, output: Tensor) -> int:
         """Where an output of the layer keeps its examples."""
         return 0 if output.ndim < 3 else self.batch_dim
 
@@ -95,21 +148,21 @@ class Rule(ABC):
         return x.detach() if self.batch_dim == 0 or x.ndim < least else x.detach().transpose(0, 1)
 
 
-class LinearRule(Rule):
+class LinearRule(LayerRule[nn.Linear, Tensor]):
     """z = W a + c at any number of positions: g = sum_t b_t [a_t, 1]'."""
 
     kinds = (nn.Linear,)
 
-    def keep(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def keep(self, layer: nn.Linear, args: Args, kwargs: Kwargs) -> Tensor:
         """The input."""
         return self.first(args[0] if args else kwargs["input"])
 
-    def rows(self, layer: Any, kept: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+    def rows(self, layer: nn.Linear, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Outer products, or their sums where these are smaller; a bias alone is the sum of b over positions."""
         return factored(kept, self.first(b), wanted)
 
 
-def factored(a: Tensor, b: Tensor, wanted: Mapping[str, Binding]) -> dict[str, Rows]:
+def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q)."""
     a, b = positions(a), positions(b)
     found: dict[str, Rows] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,13 @@ from torch import Tensor
 Push = Callable[[Tensor], None]
 
 
-class Tap(torch.autograd.Function):
+class _Kept(Protocol):
+    """What a tap keeps for the backward pass."""
+
+    push: Push
+
+
+class GradientTap(torch.autograd.Function):
     """Makes a tensor need a gradient although no weight does, and shows that gradient to `push`.
 
     The memory is handed on as a tensor of its own, not as a view, so that activations may still be computed in place
@@ -19,13 +25,13 @@ class Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
+    def forward(ctx: _Kept, output: Tensor, anchor: Tensor, push: Push) -> Tensor:
         """The output's memory."""
         ctx.push = push
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Kept, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Show the gradient; nothing below needs it."""
         ctx.push(gradients[0])
         return gradients[0], None, None
@@ -39,4 +45,5 @@ def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     >>> seen
     [tensor([1., 1.])]
     """
-    return Tap.apply(output, anchor, push)
+    tapped: Tensor = GradientTap.apply(output, anchor, push)  # type: ignore[no-untyped-call]
+    return tapped

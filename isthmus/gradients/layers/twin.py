@@ -28,7 +28,7 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
     >>> twin.weight.data_ptr() == module.weight.data_ptr(), twin.weight.requires_grad, twin.bias.requires_grad
     (True, True, False)
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for name, parameter in module.named_parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=name in trained)
     for layer in module.modules():
@@ -59,7 +59,7 @@ def generator_states(module: nn.Module) -> list[bytes]:
     return [bytes(x.get_state().tolist()) for x in found if isinstance(x, torch.Generator)]
 
 
-def _ours(value: Any) -> bool:
+def _ours(value: object) -> bool:
     """Whether an attribute must be bound to the copy: a method of a module."""
     return isinstance(value, FunctionType) or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
 
@@ -91,7 +91,7 @@ class Dice:
         self._states = [read() for read, _ in self._generators]
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.rewind()
 
     def rewind(self) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Rows
 from isthmus.problems.penalties import NoPenalty, Penalty, penalty_of
+
+Index: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | None
+"""Positions of examples; None stands for all of them."""
 
 
 @runtime_checkable
@@ -38,19 +44,19 @@ class Objective(Protocol):
     space: Space
     penalty: Penalty = NoPenalty()
 
-    def data_loss(self, w: Tensor, index: Any = None) -> float:
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
         """(1/|index|) sum_i l_i(w); 0 for an empty batch."""
         ...
 
-    def rows(self, w: Tensor, index: Any = None) -> Rows:
+    def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The gradients of the l_i, one row an example: of the DATA loss only, never of the penalty."""
         ...
 
-    def loss(self, w: Tensor, index: Any = None) -> float:
+    def loss(self, w: Tensor, index: Index = None) -> float:
         """The mean data loss plus the value of the penalty."""
         return self.data_loss(w, index) + self.penalty.value(w)
 
-    def gradient(self, w: Tensor, index: Any = None) -> Tensor:
+    def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """The mean data gradient plus the gradient of the penalty's smooth (l2) part.
 
         An l1 part has no gradient: it enters by `penalty.prox_rest` after the step.
@@ -64,7 +70,7 @@ class Objective(Protocol):
         return self.space.d
 
 
-def as_index(index: Any, n: int, device: torch.device | str = "cpu") -> Tensor | None:
+def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor | None:
     """Positions of examples as an int64 tensor, each in 0..n-1; None stands for all.
 
     >>> as_index([2, 0], 3), as_index(None, 3)
@@ -92,9 +98,10 @@ def choose_penalty(penalty: Penalty | None, l1: float, l2: float) -> Penalty:
     return penalty
 
 
-def check_point(w: Any, d: int) -> Tensor:
+def check_point(w: object, d: int) -> Tensor:
     """A flat floating vector of length d, detached."""
-    validate.check(isinstance(w, Tensor), "w", w, f"give a torch tensor of shape ({d},)")
+    if not isinstance(w, Tensor):
+        validate.refuse("w", w, f"give a torch tensor of shape ({d},)")
     validate.check(w.is_floating_point(), "w.dtype", w.dtype, "give a floating tensor")
     validate.shape((d,), w=w)
     return w.detach()

@@ -14,7 +14,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Lazy
 from isthmus.gradients.base import row_spans
-from isthmus.problems.objectives.base import Objective, as_index, check_point, choose_penalty
+from isthmus.problems.objectives.base import Index, Objective, as_index, check_point, choose_penalty
 from isthmus.problems.penalties import Penalty
 
 BATCH = 1024
@@ -43,7 +43,7 @@ class TorchObjective(Objective):
     def __init__(
         self,
         fn: Callable[..., Tensor],
-        data: Any,
+        data: object,
         parameters: Mapping[str, Any] | Tensor | int,
         *,
         l2: float = 0.0,
@@ -57,7 +57,7 @@ class TorchObjective(Objective):
         self.named = isinstance(parameters, Mapping)
         self.space, self.dtype = _describe(parameters)
 
-    def data_loss(self, w: Tensor, index: Any = None) -> float:
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
         w, count, total = check_point(w, self.d), 0, 0.0
         losses = vmap(self._one, in_dims=self._axes())
@@ -68,18 +68,19 @@ class TorchObjective(Objective):
                 total, count = total + float(values.to(torch.float64).sum()), count + len(batch[0])
         return total / max(count, 1)
 
-    def rows(self, w: Tensor, index: Any = None) -> Lazy:
+    def rows(self, w: Tensor, index: Index = None) -> Lazy:
         """The per-example gradients, computed when they are asked for."""
         point, chosen = check_point(w, self.d).clone(), as_index(index, self.n, self.data[0].device)
         gradients = vmap(grad(self._one), in_dims=self._axes())
 
         def chunk(lo: int, hi: int) -> Tensor:
-            return gradients(point, *(x[lo:hi] if chosen is None else x[chosen[lo:hi]] for x in self.data))
+            rows: Tensor = gradients(point, *(x[lo:hi] if chosen is None else x[chosen[lo:hi]] for x in self.data))
+            return rows
 
         n = self.n if chosen is None else len(chosen)
         return Lazy(chunk, n, self.d, space=self.space, dtype=point.dtype, device=point.device)
 
-    def gradient(self, w: Tensor, index: Any = None) -> Tensor:
+    def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """The gradient of the mean loss, by one backward pass a batch, plus that of the penalty's l2 part."""
         w, count, total = check_point(w, self.d), 0, torch.zeros_like(w)
         summed = grad(lambda v, *batch: vmap(self._one, in_dims=self._axes())(v, *batch).sum())
@@ -87,27 +88,26 @@ class TorchObjective(Objective):
             total, count = total + summed(w, *batch), count + len(batch[0])
         return total / max(count, 1) + self.penalty.gradient(w)
 
-    def on(self, data: Any) -> TorchObjective:
+    def on(self, data: object) -> TorchObjective:
         """The same function and penalty on other examples."""
         shapes = {leaf.name: leaf.shape for leaf in self.space.leaves} if self.named else self.d
         return TorchObjective(self.fn, data, shapes, penalty=self.penalty)
 
     def _one(self, w: Tensor, *example: Tensor) -> Tensor:
-        params: Any = w
-        if self.named:
-            params = {leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}
-        return self.fn(params, *example)
+        if not self.named:
+            return self.fn(w, *example)
+        return self.fn({leaf.name: self.space.view(w, leaf.name) for leaf in self.space.leaves}, *example)
 
     def _axes(self) -> tuple[int | None, ...]:
         return (None, *(0 for _ in self.data))
 
-    def _batches(self, index: Any) -> Iterator[list[Tensor]]:
+    def _batches(self, index: Index) -> Iterator[list[Tensor]]:
         chosen = as_index(index, self.n, self.data[0].device)
         for lo, hi in row_spans(self.n if chosen is None else len(chosen), 1, BATCH):
             yield [x[lo:hi] if chosen is None else x[chosen[lo:hi]] for x in self.data]
 
 
-def _tensors(data: Any) -> tuple[Tensor, ...]:
+def _tensors(data: object) -> tuple[Tensor, ...]:
     """The data as tensors of one length, finite, their dtypes kept."""
     parts = data if isinstance(data, (tuple, list)) else (data,)
     tensors = tuple(torch.as_tensor(part) for part in parts)
@@ -121,7 +121,7 @@ def _tensors(data: Any) -> tuple[Tensor, ...]:
     return tensors
 
 
-def _describe(parameters: Any) -> tuple[Space, torch.dtype]:
+def _describe(parameters: Mapping[str, Any] | Tensor | int) -> tuple[Space, torch.dtype]:
     """The space of the parameters and the dtype they came in."""
     if isinstance(parameters, Mapping):
         validate.check(len(parameters) > 0, "parameters", parameters, "give at least one named tensor or shape")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Matrix, as_matrix, dtype_of, is_lazy, is_sparse, margins, matmul, rmatmul, take
+from isthmus.base.matrix import Array, Matrix, as_matrix, dtype_of, is_lazy, is_sparse, margins, matmul, rmatmul, take
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Rows
 from isthmus.gradients.rounding import matrix_bounds
-from isthmus.problems.objectives.base import Objective, as_index, check_point, choose_penalty
+from isthmus.problems.objectives.base import Index, Objective, as_index, check_point, choose_penalty
 from isthmus.problems.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
-from isthmus.problems.penalties import ElasticNet, L2Penalty, Penalty
+from isthmus.problems.penalties import Penalty
 
 GRAM_LIMIT = 2000
 """`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
@@ -33,6 +33,15 @@ LABELS = (SignedLabels, ClassLabels)
 """Targets that are labels."""
 CLASSES_READ = ("the labels (classes) were", "give classes=[...], which must be public")
 """What a classifier without declared classes has read off y, and the remedy."""
+
+
+class Options(TypedDict, total=False):
+    """What every linear model takes beside its data (see `LinearModel`)."""
+
+    l2: float
+    l1: float
+    penalty: Penalty | None
+    weights: object
 
 
 class LinearModel(Objective):
@@ -86,24 +95,24 @@ class LinearModel(Objective):
 
     def __init__(
         self,
-        X: Any,
-        y: Any,
+        X: object,
+        y: object,
         targets: Targets | None = None,
         *,
         classes: Any = None,
         l2: float = 0.0,
         l1: float = 0.0,
         penalty: Penalty | None = None,
-        weights: Any = None,
+        weights: object = None,
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
         known = classes is None or (targets is None and self.labelled())
         validate.check(known, "classes", classes, "only a classifier has classes")
         if targets is None:
             targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
-        self.targets, self.weights = targets, None
-        undeclared = hasattr(targets, "classes") and targets.classes is None
-        self.read_off = (CLASSES_READ,) if undeclared else ()
+        self.targets = targets
+        self.weights: Tensor | None = None
+        self.read_off = (CLASSES_READ,) if targets.labels and targets.classes is None else ()
         self._load(X, y)
         if weights is not None:
             self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
@@ -136,29 +145,29 @@ class LinearModel(Objective):
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """dl/dz for each example."""
 
-    def data_loss(self, w: Tensor, index: Any = None) -> float:
+    def data_loss(self, w: Tensor, index: Index = None) -> float:
         """The mean loss of the chosen examples."""
         X, y = self._batch(index)
         losses = self.losses(*self._margins(X, y, w)).to(torch.float64)
         return float(self._weighted(losses, index).sum()) / max(X.shape[0], 1)
 
-    def rows(self, w: Tensor, index: Any = None) -> Rows:
+    def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
         X, y = self._batch(index)
         return Glm(self._slopes(X, y, w, index), X)
 
-    def gradient(self, w: Tensor, index: Any = None) -> Tensor:
+    def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
         X, y = self._batch(index)
         total = rmatmul(X, self._slopes(X, y, w, index))
         flat = total if total.ndim == 1 else total.T.reshape(-1)
         return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
 
-    def predict(self, w: Tensor, X: Any = None) -> Any:
+    def predict(self, w: Tensor, X: object = None) -> Any:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
         return self.targets.predict(self._decide(w, X))
 
-    def score(self, w: Tensor, X: Any = None, y: Any = None) -> float:
+    def score(self, w: Tensor, X: object = None, y: object = None) -> float:
         """Accuracy of a classifier, R2 of a regression, on (X, y) or on the training data."""
         validate.check((X is None) == (y is None), "y" if y is None else "X", None, "give both X and y, or neither")
         truth = self.y if y is None else self.targets.read(y)[1]
@@ -166,16 +175,16 @@ class LinearModel(Objective):
         validate.check(len(truth) == len(z), "len(y)", len(truth), f"give one target for each of {len(z)} rows")
         return self.targets.score(z, truth.to(device=z.device, dtype=self._target_dtype(z)))
 
-    def accuracy(self, w: Tensor, X: Any = None, y: Any = None) -> float:
+    def accuracy(self, w: Tensor, X: object = None, y: object = None) -> float:
         """The share of right labels (classifiers)."""
-        if not hasattr(self.targets, "classes"):
+        if not self.targets.labels:
             raise TypeError(f"{type(self).__name__} predicts numbers and has no accuracy: use score, which is R2")
         return self.score(w, X, y)
 
     @property
     def classes(self) -> tuple[Any, ...] | None:
         """The labels in order, or None for a regression."""
-        return getattr(self.targets, "classes", None)
+        return self.targets.classes
 
     def smoothness(self) -> float:
         """A Lipschitz constant of the gradient: curvature * lambda_max(X'X) / n + l2; inf when there is none.
@@ -185,9 +194,7 @@ class LinearModel(Objective):
         """
         if self.curvature is None:
             return math.inf
-        l2 = self.penalty.l2 if isinstance(self.penalty, ElasticNet) else getattr(self.penalty, "lam", 0.0)
-        smooth = isinstance(self.penalty, (ElasticNet, L2Penalty))
-        return self.curvature * largest_eigenvalue(self.X) / self.n + (l2 if smooth else 0.0)
+        return self.curvature * largest_eigenvalue(self.X) / self.n + self.penalty.curvature
 
     def lipschitz(self) -> float:
         """max_i ||x_i|| times the bound of the slope; inf when slopes have none.  It reads the data."""
@@ -195,7 +202,7 @@ class LinearModel(Objective):
             return math.inf
         return float(matrix_bounds(self.X, 2)[1].max()) * self.slope_bound
 
-    def on(self, data: tuple[Any, Any]) -> LinearModel:
+    def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
         X, y = data
         other = copy.copy(self)
@@ -204,7 +211,7 @@ class LinearModel(Objective):
         validate.check(other.d == self.d, "X.shape", tuple(other.X.shape), f"give {self.X.shape[1]} columns")
         return other
 
-    def with_inputs(self, X: Any) -> LinearModel:
+    def with_inputs(self, X: object) -> LinearModel:
         """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
         other = copy.copy(self)
         other.X = as_matrix("X", X)
@@ -212,7 +219,7 @@ class LinearModel(Objective):
         other.dtype, other.space = dtype_of(other.X), other._space()
         return other
 
-    def with_targets(self, y: Any, targets: Targets | None = None) -> LinearModel:
+    def with_targets(self, y: object, targets: Targets | None = None) -> LinearModel:
         """The same loss and inputs with other targets of the same examples."""
         other = copy.copy(self)
         other.targets, target = (targets or self.targets).read(y)
@@ -226,10 +233,10 @@ class LinearModel(Objective):
         other.weights = weights
         return other
 
-    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Any) -> Tensor:
+    def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Index) -> Tensor:
         return self._weighted(self.slopes(*self._margins(X, y, w)), index)
 
-    def _weighted(self, values: Tensor, index: Any) -> Tensor:
+    def _weighted(self, values: Tensor, index: Index) -> Tensor:
         """Values of the chosen examples times their weights."""
         if self.weights is None:
             return values
@@ -237,7 +244,7 @@ class LinearModel(Objective):
         weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
         return values * (weights if values.ndim == 1 else weights[:, None])
 
-    def _load(self, X: Any, y: Any) -> None:
+    def _load(self, X: object, y: object) -> None:
         self.X: Matrix = as_matrix("X", X)
         validate.check(min(self.X.shape) > 0, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
@@ -249,7 +256,7 @@ class LinearModel(Objective):
     def _space(self) -> Space:
         return Space.flat(self.X.shape[1])
 
-    def _batch(self, index: Any) -> tuple[Matrix, Tensor]:
+    def _batch(self, index: Index) -> tuple[Matrix, Tensor]:
         chosen = as_index(index, self.n, self.y.device)
         return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
 
@@ -257,7 +264,7 @@ class LinearModel(Objective):
         z = margins(X, self._as_columns(check_point(w, self.d)))
         return z, y.to(device=z.device, dtype=self._target_dtype(z))
 
-    def _decide(self, w: Tensor, X: Any) -> Tensor:
+    def _decide(self, w: Tensor, X: object) -> Tensor:
         data = self.X if X is None else as_matrix("X", X)
         columns = self.X.shape[1]
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
@@ -270,7 +277,7 @@ class LinearModel(Objective):
         return z.dtype
 
     def __repr__(self) -> str:
-        kind = "CSR" if is_sparse(getattr(self.X, "X", self.X)) else "dense"
+        kind = "CSR" if (self.X.sparse if is_lazy(self.X) else is_sparse(self.X)) else "dense"
         return f"{type(self).__name__}(n={self.n}, d={self.d}, {kind}, penalty={self.penalty})"
 
 
@@ -326,10 +333,10 @@ class SmoothHinge(LinearModel):
     name, reads = "smooth_hinge", SignedLabels
     curvature, slope_bound, default_clip = 1.0, 1.0, 0.5
 
-    def __init__(self, X: Any, y: Any, *, gamma: float = 1.0, **more: Any) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
         validate.positive(gamma=gamma)
         self.gamma, self.curvature = gamma, 1 / gamma
-        super().__init__(X, y, **more)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """t (1 - m) - gamma t^2 / 2 with t = clip((1 - m) / gamma, 0, 1)."""
@@ -369,10 +376,10 @@ class Huber(LinearModel):
 
     name, curvature, default_clip = "huber", 1.0, 0.3
 
-    def __init__(self, X: Any, y: Any, *, delta: float = 1.0, **more: Any) -> None:
+    def __init__(self, X: object, y: object, *, delta: float = 1.0, **options: Unpack[Options]) -> None:
         validate.positive(delta=delta)
         self.delta = self.slope_bound = delta
-        super().__init__(X, y, **more)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """c (e - c / 2) with c = clip(e, -delta, delta)."""
@@ -395,11 +402,11 @@ class Poisson(LinearModel):
 
     name, reads, default_clip = "poisson", CountTargets, 0.3
 
-    def __init__(self, X: Any, y: Any, *, max_log: float = 50.0, **more: Any) -> None:
+    def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
         validate.positive(max_log=max_log)
         validate.at_most(80.0, "80, where float32 overflows", max_log=max_log)
         self.max_log = max_log
-        super().__init__(X, y, **more)
+        super().__init__(X, y, **options)
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """exp(z) - y z + log(y!)."""
@@ -421,7 +428,11 @@ def largest_eigenvalue(X: Matrix) -> float:
         return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
     frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
     rows = float(matrix_bounds(X, 1)[1].max())
-    columns = float(abs(X).sum(axis=0).max()) if is_sparse(X) else float(X.abs().sum(0).max())
+    if is_sparse(X):
+        columns = float(abs(X).sum(axis=0).max())
+    else:
+        parts = (part.abs().sum(0) for _, _, part in X.chunks()) if is_lazy(X) else (X.abs().sum(0),)
+        columns = float(sum(parts, torch.zeros(())).max())
     return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
 
 
@@ -438,15 +449,17 @@ def top_eigenvalue(X: Matrix) -> float:
         return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
     size = min(X.shape)
     if size <= GRAM_LIMIT:
-        gram = _gram(X).numpy()
+        gram: Array = _gram(X).numpy()
 
-        def square(v: np.ndarray) -> np.ndarray:
-            return gram @ v.reshape(-1)
+        def square(v: Array) -> Array:
+            product: Array = gram @ v.reshape(-1)
+            return product
     else:
         wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
 
-        def square(v: np.ndarray) -> np.ndarray:
-            return rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+        def square(v: Array) -> Array:
+            product: Array = rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
+            return product
 
     operator = LinearOperator((size, size), matvec=square, dtype=np.float64)
     start = np.random.default_rng().standard_normal(size)  # nobody can prepare data that hides from it
@@ -465,8 +478,8 @@ def _gram(X: Matrix) -> Tensor:
         product = wide.T @ wide if tall else wide @ wide.T
         return torch.from_numpy(product @ np.eye(product.shape[0]))
     if not tall:
-        wide = X.to(torch.float64)
-        return wide @ wide.T
+        rows = X.to(torch.float64)
+        return rows @ rows.T
     step = max(1, (1 << 23) // X.shape[1])
     chunks = (X[lo : lo + step].to(torch.float64) for lo in range(0, X.shape[0], step))
     return sum((chunk.T @ chunk for chunk in chunks), torch.zeros((), dtype=torch.float64, device=X.device))

@@ -7,15 +7,15 @@ gradient, so that the weight-gradient product is never done.  `isthmus.gradients
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.gradients.base import Rows
-from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.problems.penalties import NoPenalty, Penalty
@@ -98,12 +98,15 @@ def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "
     return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
 
 
-def merged(name: str, pieces: list[Any]) -> Any:
-    """One piece from all the times a layer was used in the pass."""
+@overload
+def merged(name: str, pieces: Sequence[Rows]) -> Rows: ...
+@overload
+def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None: ...
+def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None:
+    """One piece from all the times a layer was used in the pass; None where a sketch takes nothing of it."""
     if not pieces:
         raise RuntimeError(f"layer {name!r} took no part in the loss: freeze it (requires_grad_(False)) or use it")
-    pieces = [piece for piece in pieces if piece is not None]  # a sketch may take nothing of a layer
-    if not pieces:
-        return None
-    first, *rest = pieces
-    return first.plus(rest) if rest else first
+    kept = [piece for piece in pieces if piece is not None]
+    if len(kept) < 2:
+        return kept[0] if kept else None
+    return kept[0].plus(kept[1:])

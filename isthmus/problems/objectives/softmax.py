@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients import Outer
-from isthmus.problems.objectives.linear import Hinge, LinearModel, Logistic, SmoothHinge
+from isthmus.problems.objectives.base import Index
+from isthmus.problems.objectives.linear import Hinge, LinearModel, Logistic, Options, SmoothHinge
 from isthmus.problems.objectives.targets import ClassLabels
 
 
@@ -51,7 +52,7 @@ class Softmax(LinearModel):
         """softmax(z) - e_y."""
         return torch.softmax(z, dim=1).scatter_add(1, y[:, None], z.new_full((len(y), 1), -1.0))
 
-    def rows(self, w: Tensor, index: Any = None) -> Outer:
+    def rows(self, w: Tensor, index: Index = None) -> Outer:
         """The per-example gradients, factored."""
         X, y = self._batch(index)
         return Outer(X, self._slopes(X, y, w, index))
@@ -76,9 +77,9 @@ class OneVsRest(Softmax):
     name, probabilities, default_clip = "", False, 1.0
     extends: type[LinearModel] | None = Hinge
 
-    def __init__(self, X: Any, y: Any, *, gamma: float = 0.0, **more: Any) -> None:
+    def __init__(self, X: object, y: object, *, gamma: float = 0.0, **options: Unpack[Options]) -> None:
         validate.non_negative(gamma=gamma)
-        super().__init__(X, y, **more)
+        super().__init__(X, y, **options)
         self.gamma, self.curvature = gamma, 1 / gamma if gamma else None  # type: ignore[assignment]
         self.slope_bound = len(self.classes or ()) ** 0.5
 
@@ -109,5 +110,5 @@ class SmoothOneVsRest(OneVsRest):
 
     extends = SmoothHinge
 
-    def __init__(self, X: Any, y: Any, *, gamma: float = 1.0, **more: Any) -> None:
-        super().__init__(X, y, gamma=gamma, **more)
+    def __init__(self, X: object, y: object, *, gamma: float = 1.0, **options: Unpack[Options]) -> None:
+        super().__init__(X, y, gamma=gamma, **options)

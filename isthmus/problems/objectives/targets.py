@@ -2,58 +2,70 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
 
+Labels: TypeAlias = NDArray[np.generic]
+Classes: TypeAlias = Sequence[object] | Labels | Tensor | None
+"""The labels in order; None: those that y holds."""
 
-class Targets(Protocol):
+
+class Targets(ABC):
     """How a loss reads y and what it predicts from a margin."""
 
-    def read(self, y: Any) -> tuple[Targets, Tensor]:
+    labels: ClassVar[bool] = False
+    """Whether y holds labels, of the `classes` there are, rather than numbers."""
+    classes: tuple[Any, ...] | None = None
+
+    @abstractmethod
+    def read(self, y: object) -> tuple[Targets, Tensor]:
         """The targets with all classes known, and y as numbers."""
-        ...
 
-    def predict(self, z: Tensor) -> Any:
+    @abstractmethod
+    def predict(self, z: Tensor) -> Labels | Tensor:
         """A prediction for each margin."""
-        ...
 
+    @abstractmethod
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy (labels) or R2 (numbers)."""
-        ...
 
 
 @dataclass(frozen=True)
-class SignedLabels:
+class SignedLabels(Targets):
     """Two labels, held as -1 and 1; without `classes` they must be {-1, 1}, {0, 1} or booleans.
 
     >>> SignedLabels(("no", "yes")).read(["yes", "no"])[1]
     tensor([ 1., -1.], dtype=torch.float64)
     """
 
-    classes: tuple[Any, ...] | None = None
+    labels = True
+    classes: Any = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:
             object.__setattr__(self, "classes", _distinct(self.classes))
             validate.check(len(self.classes) == 2, "classes", self.classes, "give two: (negative, positive)")
 
-    def read(self, y: Any) -> tuple[SignedLabels, Tensor]:
+    def read(self, y: object) -> tuple[SignedLabels, Tensor]:
         """The two classes and y in {-1, 1}."""
         labels = _labels(y)
         known = self if self.classes is not None else SignedLabels(_two_classes(labels))
-        return known, torch.from_numpy(2.0 * _positions(labels, known.classes) - 1.0)
+        return known, torch.from_numpy(2.0 * _positions(labels, known.classes or ()) - 1.0)
 
-    def predict(self, z: Tensor) -> np.ndarray:
+    def predict(self, z: Tensor) -> Labels:
         """The positive class where the margin is > 0."""
-        return np.asarray(self.classes)[(z > 0).to(torch.int64).cpu().numpy()]
+        labels: Labels = np.asarray(self.classes)[(z > 0).to(torch.int64).cpu().numpy()]
+        return labels
 
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy."""
@@ -61,13 +73,14 @@ class SignedLabels:
 
 
 @dataclass(frozen=True)
-class ClassLabels:
+class ClassLabels(Targets):
     """K labels, held as 0..K-1; `classes` is K, the labels in order, or None (the sorted labels of y).
 
     >>> ClassLabels(("a", "b", "c")).read(["c", "a"])[1]
     tensor([2, 0])
     """
 
+    labels = True
     classes: Any = None
 
     def __post_init__(self) -> None:
@@ -79,7 +92,7 @@ class ClassLabels:
         else:
             object.__setattr__(self, "classes", _distinct(self.classes))
 
-    def read(self, y: Any) -> tuple[ClassLabels, Tensor]:
+    def read(self, y: object) -> tuple[ClassLabels, Tensor]:
         """The classes and y in 0..K-1."""
         labels = _labels(y)
         known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
@@ -87,9 +100,10 @@ class ClassLabels:
             validate.check(len(known.classes) > 1, "y", known.classes, "one class only: declare all with classes=")
         return known, torch.from_numpy(_positions(labels, known.classes))
 
-    def predict(self, z: Tensor) -> np.ndarray:
+    def predict(self, z: Tensor) -> Labels:
         """The class with the largest margin."""
-        return np.asarray(self.classes)[z.argmax(1).cpu().numpy()]
+        labels: Labels = np.asarray(self.classes)[z.argmax(1).cpu().numpy()]
+        return labels
 
     def score(self, z: Tensor, y: Tensor) -> float:
         """Accuracy."""
@@ -97,14 +111,14 @@ class ClassLabels:
 
 
 @dataclass(frozen=True)
-class RealTargets:
+class RealTargets(Targets):
     """Real numbers; the margin is the prediction.
 
     >>> RealTargets().read([1, 2])[1]
     tensor([1., 2.], dtype=torch.float64)
     """
 
-    def read(self, y: Any) -> tuple[RealTargets, Tensor]:
+    def read(self, y: object) -> tuple[RealTargets, Tensor]:
         """y itself."""
         return self, _numbers(y)
 
@@ -118,14 +132,14 @@ class RealTargets:
 
 
 @dataclass(frozen=True)
-class CountTargets:
+class CountTargets(Targets):
     """Counts >= 0 with a log link: exp(margin) is the prediction.
 
     >>> CountTargets().predict(torch.zeros(1))
     tensor([1.])
     """
 
-    def read(self, y: Any) -> tuple[CountTargets, Tensor]:
+    def read(self, y: object) -> tuple[CountTargets, Tensor]:
         """y itself, once no count is negative."""
         counts = _numbers(y)
         if counts.numel():
@@ -148,14 +162,14 @@ def _r2(prediction: Tensor, y: Tensor) -> float:
     return float(1 - error / spread) if spread > 0 else float(error == 0)
 
 
-def _numbers(y: Any) -> Tensor:
+def _numbers(y: object) -> Tensor:
     validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
-    y = y if isinstance(y, Tensor) else np.asarray(y)
-    validate.check(y.ndim == 1, "y.shape", tuple(y.shape), "give one number an example (1-d; y.ravel()?)")
-    return validate.as_tensor("y", y, ndim=1)
+    given = y if isinstance(y, Tensor) else np.asarray(y)
+    validate.check(given.ndim == 1, "y.shape", tuple(given.shape), "give one number an example (1-d; y.ravel()?)")
+    return validate.as_tensor("y", given, ndim=1)
 
 
-def _labels(y: Any) -> np.ndarray:
+def _labels(y: object) -> Labels:
     validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
     labels = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
     validate.check(labels.ndim == 1, "y.shape", labels.shape, "give one label an example (1-d; y.ravel()?)")
@@ -165,13 +179,13 @@ def _labels(y: Any) -> np.ndarray:
     return labels
 
 
-def _distinct(classes: Sequence[Any]) -> tuple[Any, ...]:
+def _distinct(classes: Sequence[object]) -> tuple[object, ...]:
     given = tuple(np.asarray(classes).tolist()) if isinstance(classes, (np.ndarray, Tensor)) else tuple(classes)
     validate.check(len(given) > 0 and len(set(given)) == len(given), "classes", given, "give distinct labels")
     return given
 
 
-def _two_classes(labels: np.ndarray) -> tuple[Any, Any]:
+def _two_classes(labels: Labels) -> tuple[object, object]:
     found = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
     if found == [-1, 1]:
         return -1, 1
@@ -182,7 +196,7 @@ def _two_classes(labels: np.ndarray) -> tuple[Any, Any]:
     )
 
 
-def _positions(labels: np.ndarray, classes: Any) -> np.ndarray:
+def _positions(labels: Labels, classes: Sequence[object]) -> NDArray[np.int64]:
     """The position of each label in the list of classes."""
     found = np.full(len(labels), -1, dtype=np.int64)
     for position, label in enumerate(classes):

@@ -10,14 +10,13 @@ from dp_accounting import dp_event
 from isthmus.app.runs.budget import open_shared, spenders
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import BudgetExceeded, Ledger
-from isthmus.privacy.pair import RunLedgers
 
 EVENT = dp_event.GaussianDpEvent(10.0)
 
 
 def test_both_ledgers_hold_every_charge(tmp_path: Path) -> None:
     shared = Ledger.open(tmp_path / "shared", budget=(2.0, 1e-5))
-    own = RunLedgers(tmp_path / "own", shared=shared, label="people-1")
+    own = Ledger(tmp_path / "own", shared=shared, label="people-1")
     with own.run({"main": EVENT, "rare": dp_event.LaplaceDpEvent(9.0)}, reserve=4) as run:
         for t in range(6):
             run.charge("main", t)
@@ -25,7 +24,7 @@ def test_both_ledgers_hold_every_charge(tmp_path: Path) -> None:
     assert own.rounds() == {"main": 6, "rare": 1}
     assert Ledger.open(tmp_path / "shared").rounds() == {"people-1/main": 6, "people-1/rare": 1}
     assert own.spent(1e-5) == shared.spent()
-    killed = RunLedgers(tmp_path / "other", shared=shared, label="people-2").run({"main": EVENT}, reserve=5)
+    killed = Ledger(tmp_path / "other", shared=shared, label="people-2").run({"main": EVENT}, reserve=5)
     killed.charge("main", 0)
     found = spenders(open_shared(tmp_path / "shared"))
     assert [(each.label, each.rounds) for each in found] == [
@@ -37,7 +36,7 @@ def test_both_ledgers_hold_every_charge(tmp_path: Path) -> None:
 
 def test_the_shared_budget_refuses_before_and_while_a_run_runs(tmp_path: Path) -> None:
     shared = Ledger.open(tmp_path / "shared", budget=(1.0, 1e-5))
-    own = RunLedgers(tmp_path / "own", shared=shared, label="a", planned=[dp_event.GaussianDpEvent(8.0)])
+    own = Ledger(tmp_path / "own", shared=shared, label="a", planned=[dp_event.GaussianDpEvent(8.0)])
     own.require(dp_event.SelfComposedDpEvent(EVENT, 4))
     six = dp_event.SelfComposedDpEvent(EVENT, 6)
     shared.require(six)
@@ -53,7 +52,7 @@ def test_the_shared_budget_refuses_before_and_while_a_run_runs(tmp_path: Path) -
 
 
 def test_a_run_without_a_shared_budget(tmp_path: Path) -> None:
-    own = RunLedgers(tmp_path / "own")
+    own = Ledger(tmp_path / "own")
     own.require(dp_event.GaussianDpEvent(0.01))
     own.pay("test figures", EVENT)
     assert own.rounds() == {"test figures": 1}
@@ -62,7 +61,7 @@ def test_a_run_without_a_shared_budget(tmp_path: Path) -> None:
 def test_adjacencies_are_not_mixed(tmp_path: Path) -> None:
     shared = Ledger.open(tmp_path / "shared", budget=(1.0, 1e-5), adjacency="replace-one")
     with pytest.raises(InvalidInput, match="the shared budget counts replace-one: give the same --adjacency"):
-        RunLedgers(tmp_path / "own", shared=shared, label="a", adjacency="add-remove")
+        Ledger(tmp_path / "own", shared=shared, label="a", adjacency="add-remove")
 
 
 def test_files_that_are_no_budget_are_refused(tmp_path: Path) -> None:

@@ -54,11 +54,10 @@ def child(arguments: list[str], log: Path) -> None:
 
 def state(run: Path, budget: Path) -> dict[str, Any]:
     from isthmus.privacy import Ledger
-    from isthmus.privacy.pair import RunLedgers
 
     found: dict[str, Any] = {"charged": {}, "epsilon": 0.0, "done": (run / "run.json").exists()}
     if (run / "ledger").exists():
-        ledger = RunLedgers(run / "ledger")
+        ledger = Ledger(run / "ledger")
         found |= {"charged": ledger.rounds(), "epsilon": ledger.spent(1e-5)}
     shared = Ledger.open(budget)
     return found | {"shared": shared.rounds(), "shared_epsilon": shared.spent()}

@@ -8,7 +8,7 @@ import torch
 from lift_reference import D, least_gauge, member, sets, target, two_stage
 
 from isthmus.geometry.lifts import ProjectAndLift, project_and_lift, solve_lift
-from isthmus.geometry.lifts._operators import Buckets, Dense, MatrixFree, operator
+from isthmus.geometry.lifts._operators import BucketOperator, DenseOperator, MatrixFree, operator
 from isthmus.geometry.sets import Box, ConvexHull, FromLMO, L1Ball, L2Ball, LowRank, NuclearBall, Simplex, Whole
 from isthmus.geometry.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Identity, SparseJL
 
@@ -143,15 +143,15 @@ def test_operators_agree() -> None:
     rng = np.random.default_rng(0)
     w, y = rng.standard_normal(D), rng.standard_normal(12)
     for encoder, kind in [
-        (CountSketch(12), Buckets),
-        (Coordinates(12), Buckets),
-        (SparseJL(12, s=2), Dense),
-        (GaussianSketch(12), Dense),
+        (CountSketch(12), BucketOperator),
+        (Coordinates(12), BucketOperator),
+        (SparseJL(12, s=2), DenseOperator),
+        (GaussianSketch(12), DenseOperator),
     ]:
         sketch = encoder.draw(D, seed=1)
         fast, free = operator(sketch), rng.random(D) < 0.6
         assert isinstance(fast, kind)
-        assert isinstance(operator(Identity().draw(D)), Buckets)
+        assert isinstance(operator(Identity().draw(D)), BucketOperator)
         phi = sketch.dense().numpy()
         np.testing.assert_allclose(fast.scale * fast.forward(w), phi @ w, atol=1e-12)
         np.testing.assert_allclose(fast.scale * fast.adjoint(y), phi.T @ y, atol=1e-12)

@@ -12,6 +12,7 @@ from isthmus.geometry.sets import (
     OPERATIONS,
     Box,
     ConvexHull,
+    ConvexSet,
     Ellipsoid,
     FromLMO,
     FromProjection,
@@ -26,6 +27,7 @@ from isthmus.geometry.sets import (
     Simplex,
     Subspace,
     UnsupportedOperation,
+    VertexForm,
     Whole,
 )
 
@@ -149,3 +151,46 @@ def test_sets_are_frozen_and_own_their_data():
     hull = ConvexHull(vertices)
     vertices.zero_()
     assert hull.support(torch.tensor([1.0, 2.0, 3.0])) == 3.0
+
+
+class Halfspace(ConvexSet):
+    """{x : x_1 <= 0}, with nothing but its projection."""
+
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:1].clamp(max=0), x[1:]])
+
+
+def test_a_class_can_do_what_it_writes():
+    subject = Halfspace()
+    assert [operation for operation in OPERATIONS if subject.can(operation)] == ["contains", "project"]
+    assert subject.contains(-torch.ones(2)) and not subject.contains(torch.ones(2))
+    for operation in ("lmo", "gauge", "support", "diameter", "gaussian_width"):
+        with pytest.raises(UnsupportedOperation, match=f"Halfspace has no {operation}: its class has no formula"):
+            call(subject, operation)
+
+
+class Segment(Halfspace):
+    """A third party's polytope: the segment between -e_1 and e_1."""
+
+    def _vertex_form(self) -> VertexForm:
+        return VertexForm(signed=True, rows=torch.tensor([[1.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    "subject", [L1Ball(2.0), Simplex(3.0), ConvexHull([[1.0, 2.0], [0.0, -1.0]]), Segment()], ids=repr
+)
+def test_the_vertex_of_the_best_score_is_the_linear_minimiser(subject):
+    form, g = subject.vertex_form(), torch.tensor([0.5, -2.0])
+    scores = form.scores(g)
+    best = int((scores.abs() if form.signed else scores).argmax())
+    choice = torch.zeros(len(scores))
+    choice[best] = scores[best].sign() if form.signed else 1.0
+    expected = torch.tensor([-1.0, 0.0]) if isinstance(subject, Segment) else subject.lmo(g)
+    torch.testing.assert_close(form.vertex(choice), expected)
+
+
+@pytest.mark.parametrize("subject", [Box(0.0, 1.0), Whole(), Product([(L1Ball(), 2), (Simplex(), 2)])], ids=repr)
+def test_sets_with_many_vertices_bring_none(subject):
+    assert not subject.can("vertex_form")
+    with pytest.raises(UnsupportedOperation, match="has no vertex_form"):
+        subject.vertex_form()

@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import torch
 
 from isthmus.base.space import Space
+from isthmus.base.validate import InvalidInput
 from isthmus.geometry.sketches import (
     Blocks,
     Coordinates,
@@ -198,3 +199,18 @@ def test_progressive_follows_the_epoch():
 
 def test_draws_do_not_need_a_context():
     assert CountSketch(3).bind(SimpleNamespace(space=SPACE, seed=0, t=0), None)[0].m == 3
+
+
+def test_encoders_bring_the_facts_that_others_ask_for():
+    public, before = PublicSubspace(1), PublicSubspace(1, clip="before")
+    layers = (Identity(), Kronecker(1, 1), KroneckerSubspace(1, 1), PerLeaf(CountSketch(2)))
+    assert all(encoder.keeps_layers for encoder in layers) and not CountSketch(2).keeps_layers
+    assert before.clips_before and not public.clips_before and not CountSketch(2).clips_before
+    learned = (public, KroneckerSubspace(1, 1), Residual(public), Progressive([(1, Identity()), (2, public)]))
+    assert all(encoder.public for encoder in learned) and not Residual(Identity()).public
+    assert Progressive([(1, before), (2, before)]).clips_before
+    assert Progressive([(1, Identity()), (2, Kronecker(1, 1))]).keeps_layers
+    assert not Progressive([(1, Identity()), (2, public)]).keeps_layers
+    with pytest.raises(InvalidInput, match="in every part of the schedule"):
+        _ = Progressive([(1, before), (2, public)]).clips_before
+    assert Coordinates(2).draw(4).selects and not CountSketch(2).draw(4).selects

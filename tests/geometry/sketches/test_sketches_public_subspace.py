@@ -14,6 +14,7 @@ from test_sketches_devices import META, Watch, use
 from test_sketches_modules import SPACE as LAYERS
 from torch import nn
 
+from isthmus.base import storage
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import PublicSubspace, Residual, base, principal
 from isthmus.geometry.sketches.subspace import (
@@ -31,7 +32,6 @@ from isthmus.privacy import Clip
 from isthmus.problems.objectives.module import captured
 from isthmus.round.parts import Shuffle
 from isthmus.round.pipeline import Pipeline, Release, Stage
-from isthmus.round.state import pack, unpack
 from isthmus.round.torch_loop import TorchDriver
 
 SPACE = Space.of({"table": (11, 4), "hidden": (5, 9), "conv": (3, 6), "out": (4, 6)})
@@ -290,8 +290,8 @@ def test_a_restored_state_gives_the_same_map(sparse):
         public, space = network(PUBLIC, 100), SPACE
     context, tensors = Rounds(public, space), {}
     sketch, state = PublicSubspace(3, refresh=5).bind(context, None)
-    tree = json.loads(json.dumps(pack(state, "state", tensors)))
-    restored = unpack(tree, load(save(tensors)))
+    tree = json.loads(json.dumps(storage.encode(state, "state", tensors)))
+    restored = storage.decode(tree, load(save(tensors)))
     context.t = 4
     again, _ = PublicSubspace(3, refresh=5).bind(context, restored)
     assert context.asked == 1 and again.norm == sketch.norm and torch.equal(again.dense(), sketch.dense())

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from isthmus.base import validate
+from isthmus.papers.given import given, harmonic
 
 NumberOfRound = Callable[[int], float]
 
@@ -110,11 +111,10 @@ def optimisation_bound(rounds: int, *, diameter: float, lipschitz: float, step: 
     >>> optimisation_bound(1, diameter=2.0, lipschitz=3.0, step=lambda t: 1.0)
     7.5
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(diameter=diameter, lipschitz=lipschitz)
+    given(locals(), step=None)
     etas = [step(t) for t in range(rounds)]
     squares = math.fsum(eta**2 for eta in etas)
-    return (diameter**2 * _harmonic(rounds + 1) + lipschitz**2 * squares) / (2 * math.fsum(etas))
+    return (diameter**2 * harmonic(rounds + 1) + lipschitz**2 * squares) / (2 * math.fsum(etas))
 
 
 def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float, step: float | None = None) -> float:
@@ -126,16 +126,11 @@ def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float
     >>> smooth_optimisation_bound(1, diameter=2.0, smoothness=1.0)
     12.0
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(diameter=diameter, smoothness=smoothness)
+    given(locals(), step=None)
     eta = 1 / (2 * smoothness) if step is None else step
     validate.positive(step=eta)
     validate.at_most(1 / (2 * smoothness), "1 / (2 smoothness)", step=eta)
-    return diameter**2 * _harmonic(rounds + 1) / (2 * eta * (1 - smoothness * eta) * rounds)
-
-
-def _harmonic(k: int) -> float:
-    return math.fsum(1 / i for i in range(1, k + 1))
+    return diameter**2 * harmonic(rounds + 1) / (2 * eta * (1 - smoothness * eta) * rounds)
 
 
 def _keep(beta: NumberOfRound, t: int) -> float:
@@ -145,5 +140,4 @@ def _keep(beta: NumberOfRound, t: int) -> float:
 
 
 def _check(rounds: int, n: int, lipschitz: float) -> None:
-    validate.positive_int(rounds=rounds, n=n)
-    validate.positive(lipschitz=lipschitz)
+    given(locals())

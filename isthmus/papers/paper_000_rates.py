@@ -1,7 +1,7 @@
 """Optimisation and generalisation of CompSGD, CompGD and CompMinibatch: the rates, steps and T of paper 000.
 
 `algorithm` is "sgd" (the uncompressed rows of Tables 1 and 2), "comp_sgd", "comp_gd" or "comp_minibatch".  Bounds with
-explicit constants are in `isthmus.papers.stability_bounds`.
+explicit constants are in `isthmus.papers.paper_000_bounds`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import direction_width, round_up
-from isthmus.papers.rates_compsgd import log_over_root
-from isthmus.papers.schedules import Rule, Schedule
+from isthmus.papers.given import log_over_root
+from isthmus.papers.paper_001_dimensions import direction_width
+from isthmus.papers.schedules import Rule, Schedule, round_up
 
 COMPRESSED = ("comp_sgd", "comp_gd", "comp_minibatch")
 ALGORITHMS = ("sgd", *COMPRESSED)

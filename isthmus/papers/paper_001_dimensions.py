@@ -1,7 +1,4 @@
-"""How narrow a sketch may be: the rule for m_t, and the theorems of Gordon and Johnson and Lindenstrauss behind it.
-
-Rounds are counted from 0 here; the papers' t is t + 1.
-"""
+"""How narrow a sketch may be: the theorems of Gordon and of Johnson and Lindenstrauss behind m_t (paper 001)."""
 
 from __future__ import annotations
 
@@ -10,67 +7,8 @@ import math
 from scipy import optimize, special
 
 from isthmus.base import validate
-
-
-def round_up(x: float) -> int:
-    """The least integer that is at least x, up to a relative rounding error of 1e-12.
-
-    >>> round_up(3 * 1.1 / 1.1), round_up(3.01)
-    (3, 4)
-    """
-    return math.ceil(x * (1 - 1e-12))
-
-
-def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -> int:
-    """The dimension of a compressed gradient, m = min(d, c w(C)^2 / beta^2), up to a constant.
-
-    Algorithm CompSGD (paper 001), step 2a, rounded up.  Its section 2.2 prints max{d, t^2 log d}, which is min.
-
-    Lemma 2.2 derives ||Phi v||^2 >= (1 - beta) ||v||^2 for v = w_{t+1} - w from this m by Gordon's theorem, but
-    applies that to the *normalised* directions of C - C: when C has an interior these fill the sphere, whose width
-    is `direction_width(d)`, about sqrt(d), and not w(C).  The step is right for the tangent cone at a fixed w*: give
-    `sparse_cone_width(d, k)` as the width for a k-sparse w* on the boundary of an l1 ball.
-
-    >>> narrow_dimension(10_000, 3.0, 0.1), narrow_dimension(500, 3.0, 0.1)
-    (900, 500)
-    """
-    validate.positive_int(d=d)
-    validate.positive(width=width, beta=beta, constant=constant)
-    wanted = constant * (width / beta) ** 2
-    return d if wanted >= d else max(1, round_up(wanted))
-
-
-def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
-    """m_t of round t = 0, 1, ...: `narrow_dimension` at beta_t = 1 / (floor(t / every) + offset).
-
-    every   rounds between two dimensions: 1 counts steps, the rounds of an epoch count epochs (section 2.2 of
-            paper 001: m = t^2 log d with t the epoch)
-    offset  1 for beta_t = 1/t of paper 001 (Theorem 2.3), 2 for beta_t = 1/(t + 1) of paper 000
-
-    >>> [dimension_at(t, 100, 2.0) for t in range(6)]
-    [4, 16, 36, 64, 100, 100]
-    >>> [dimension_at(t, 100, 2.0, every=2) for t in range(6)]
-    [4, 4, 16, 16, 36, 36]
-    """
-    validate.non_negative_int(t=t)
-    validate.positive_int(every=every, offset=offset)
-    return narrow_dimension(d, width, 1 / (t // every + offset), constant)
-
-
-def rounds_until_full(d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
-    """How many rounds are narrower than d: the first t with m_t = d, about every * sqrt(d / c) / w(C).
-
-    With t the step and w(C)^2 = log d this is 32 rounds at d = 10^4: m_33 = d in the papers' count.
-
-    >>> rounds_until_full(10_000, math.log(10_000) ** 0.5)
-    32
-    """
-    validate.positive_int(d=d, every=every, offset=offset)
-    validate.positive(width=width, constant=constant)
-    epoch = max(0, math.floor(math.sqrt((d - 1) / constant) / width) - offset - 1)
-    while dimension_at(epoch * every, d, width, every=every, offset=offset, constant=constant) < d:
-        epoch += 1
-    return epoch * every
+from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.schedules import round_up
 
 
 def gordon_dimension(width: float, beta: float, constant: float = 1.0) -> int:
@@ -96,8 +34,7 @@ def gordon_range(m: int, width: float) -> tuple[float, float]:
     >>> round((high + low) ** 2 * math.pi, 12), round(high - low, 12)
     (8.0, 1.0)
     """
-    validate.positive_int(m=m)
-    validate.non_negative(width=width)
+    given(locals(), width=validate.non_negative)
     mean = direction_width(m)
     return max(0.0, (mean - width) / math.sqrt(m)), (mean + width) / math.sqrt(m)
 
@@ -124,8 +61,7 @@ def jl_dimension(points: int, beta: float) -> int:
     >>> jl_dimension(1000, 0.5)
     332
     """
-    validate.positive_int(points=points)
-    validate.open_unit(beta=beta)
+    given(locals(), beta=validate.open_unit)
     return max(1, round_up(4 * math.log(points) / (beta**2 / 2 - beta**3 / 3)))
 
 
@@ -138,9 +74,7 @@ def sparse_jl_dimension(d: int, width: float, beta: float, power: float = 1.0, c
     >>> sparse_jl_dimension(10_000, 2.0, 0.5)
     148
     """
-    validate.positive_int(d=d)
-    validate.positive(width=width, beta=beta, constant=constant)
-    validate.non_negative(power=power)
+    given(locals())
     return max(1, round_up(constant * _log(d) ** power * (width / beta) ** 2))
 
 
@@ -152,9 +86,7 @@ def sparse_jl_columns(m: int, d: int, beta: float, power: float = 1.0, constant:
     >>> sparse_jl_columns(200, 10_000, 0.5), sparse_jl_columns(20, 10_000, 0.5)
     (37, 20)
     """
-    validate.positive_int(m=m, d=d)
-    validate.positive(beta=beta, constant=constant)
-    validate.non_negative(power=power)
+    given(locals())
     return min(m, max(1, round_up(constant * _log(d) ** power / beta**2)))
 
 
@@ -166,9 +98,7 @@ def sparse_jl_condition(m: int, d: int, complexity: float, beta: float) -> bool:
     >>> sparse_jl_condition(8, 8, 0.01, 0.5), sparse_jl_condition(8, 8, 0.02, 0.5)
     (True, False)
     """
-    validate.positive_int(m=m, d=d)
-    validate.non_negative(complexity=complexity)
-    validate.positive(beta=beta)
+    given(locals())
     return math.log(m) ** 2 * math.log(d) ** 2.5 * complexity <= beta
 
 
@@ -183,7 +113,7 @@ def sparse_cone_width(d: int, k: int) -> float:
     >>> round(sparse_cone_width(10_000, 10) ** 2), round(sparse_cone_width(10, 10) ** 2, 6)
     (95, 10.0)
     """
-    _check_sparsity(d, k)
+    check_sparsity(d, k)
 
     def square(tau: float) -> float:
         tail = 2 * ((1 + tau**2) * special.ndtr(-tau) - tau * math.exp(-(tau**2) / 2) / math.sqrt(2 * math.pi))
@@ -202,7 +132,7 @@ def sparse_cone_width_bound(d: int, k: int) -> float:
     >>> round(sparse_cone_width_bound(10_000, 10) ** 2, 3)
     150.655
     """
-    _check_sparsity(d, k)
+    check_sparsity(d, k)
     return math.sqrt(min(d, 2 * k * math.log(d / k) + 1.25 * k))
 
 
@@ -229,8 +159,7 @@ def table_width(
     (10.0, 10.0)
     """
     validate.one_of(("l1", "simplex", "lp", "hull", "subspace", "low_rank", "nuclear"), name=name)
-    validate.positive_int(d=d, vertices=vertices, rank=rank)
-    validate.positive(radius=radius, constant=constant)
+    given(locals(), p=None)
     validate.check(p > 1, "p", p, "give p > 1; p = 1 is 'l1'")
     if columns is not None:
         validate.positive_int(columns=columns)
@@ -248,8 +177,3 @@ def table_width(
 
 def _log(d: int) -> float:
     return math.log(max(d, 2))
-
-
-def _check_sparsity(d: int, k: int) -> None:
-    validate.positive_int(d=d, k=k)
-    validate.at_most(d, "d", k=k)

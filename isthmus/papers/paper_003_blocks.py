@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
+from isthmus.papers.given import given
 
 Vector = Sequence[float] | np.ndarray
 Blocks = Sequence[Sequence[int]]
@@ -51,8 +52,7 @@ def component_smoothness(
     array([0.25, 0.25, 0.25, 0.25])
     """
     bounds = _positive("columns", columns)
-    validate.positive(curvature=curvature)
-    validate.non_negative(ridge=ridge)
+    given(locals())
     smooth = np.empty_like(bounds)
     for block in _partition(blocks, bounds.size):
         some = bounds[block]

@@ -9,16 +9,9 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.schedules import (
-    Rule,
-    Schedule,
-    mapping_beta,
-    mapping_rounds,
-    stationary_beta,
-    stationary_rounds,
-    stationary_threshold,
-)
+from isthmus.papers.given import given, log_inverse
+from isthmus.papers.paper_001_rates import mapping_beta, mapping_plan, stationary_beta, stationary_plan
+from isthmus.papers.schedules import Schedule, round_up
 
 
 def private_stationary_schedule(
@@ -40,12 +33,7 @@ def private_stationary_schedule(
     (1.0, 0.00390625, 20, 0.5)
     """
     problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": lipschitz}
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem)),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
+    return stationary_plan(accuracy, problem, gap, failure, constant)
 
 
 def private_mapping_schedule(
@@ -59,12 +47,7 @@ def private_mapping_schedule(
     >>> plan.step(0), plan.beta(0), plan.rounds
     (0.25, 0.1, 8)
     """
-    beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(beta),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
+    return mapping_plan(accuracy, smoothness, diameter, lipschitz, gap, constant)
 
 
 def stationary_samples(
@@ -97,10 +80,8 @@ def stationary_samples(
     >>> [stationary_samples(1.0, **problem, **budget, d=10**6, width=w) for w in (None, 1.0, 100.0)]
     [128000, 32768, 128000]
     """
-    log = _log_inverse(epsilon, delta)
-    validate.positive_int(rounds=rounds)
-    validate.open_unit(failure=failure)
-    validate.positive(constant=constant)
+    log = log_inverse(epsilon, delta)
+    given(locals(), width=None)
     beta = stationary_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = diameter * (lipschitz + smoothness * diameter) ** 2 / (accuracy**2 * smoothness)
     spread = lipschitz * math.sqrt(rounds * log) / (math.sqrt(failure) * epsilon)
@@ -133,9 +114,8 @@ def mapping_samples(
     >>> [mapping_samples(0.5, **problem, width=w, epsilon=0.5, delta=math.exp(-4)) for w in (None, 1.0)]
     [128000, 1024]
     """
-    log = _log_inverse(epsilon, delta)
-    validate.positive_int(rounds=rounds)
-    validate.positive(constant=constant)
+    log = log_inverse(epsilon, delta)
+    given(locals(), width=None)
     beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = max(smoothness * diameter / accuracy**2, 1 / accuracy)
     spread = lipschitz * math.sqrt(rounds * log) / epsilon
@@ -144,14 +124,5 @@ def mapping_samples(
 
 def _root_dimension(d: int, width: float | None, beta: float) -> float:
     """min(w(C) / beta, sqrt(d))."""
-    validate.positive_int(d=d)
-    if width is None:
-        return math.sqrt(d)
-    validate.positive(width=width)
-    return min(width / beta, math.sqrt(d))
-
-
-def _log_inverse(epsilon: float, delta: float) -> float:
-    validate.positive(epsilon=epsilon)
-    validate.open_unit(delta=delta)
-    return math.log(1 / delta)
+    given(locals(), width=None if width is None else validate.positive)
+    return math.sqrt(d) if width is None else min(width / beta, math.sqrt(d))

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.private_blocks import (
+from isthmus.papers.given import given, log_inverse
+from isthmus.papers.paper_003_blocks import (
     Blocks,
     Vector,
     block_noise,
@@ -20,6 +20,7 @@ from isthmus.papers.private_blocks import (
     smoothness_ratios,
     weighted_radius,
 )
+from isthmus.papers.schedules import round_up
 
 ROWS = ("block", "uniform", "importance", "full", "dp_cd", "dp_sgd", "dp_svrg")
 
@@ -54,9 +55,8 @@ def component_noise(lipschitz: float, n: int, steps: int, *, epsilon: float, del
     >>> round(component_noise(0.5, 1, 1000, epsilon=1.0, delta=1e-5), 3)
     185.846
     """
-    validate.positive(lipschitz=lipschitz)
-    validate.positive_int(n=n, steps=steps)
-    log = _log_inverse(epsilon, delta)
+    given(locals())
+    log = log_inverse(epsilon, delta)
     validate.at_most(1.1 * log, "1.1 log(1/delta)", epsilon=epsilon)
     return lipschitz * math.sqrt(12 * steps * log) / (n * epsilon)
 
@@ -73,7 +73,7 @@ def convex_block_loops(n: int, *, noise: float, radius: float, epsilon: float, d
     Loops(inner=38, outer=1)
     """
     _check(n, noise, radius)
-    log = _log_inverse(epsilon, delta)
+    log = log_inverse(epsilon, delta)
     return Loops(max(1, round_up(n * epsilon * radius / (noise * math.sqrt(log)))))
 
 
@@ -117,7 +117,7 @@ def strongly_convex_block_loops(
     _check(n, noise, 1.0)
     validate.positive(gap=gap)
     factor = 1 + _condition(smoothness, probabilities, strong_convexity)
-    level = factor * noise**2 * _log_inverse(epsilon, delta) / (n * epsilon) ** 2
+    level = factor * noise**2 * log_inverse(epsilon, delta) / (n * epsilon) ** 2
     return Loops(round_up(2 * factor), max(1, round_up(math.log2(gap / level))) if gap > level else 1)
 
 
@@ -191,7 +191,7 @@ def block_convex_utility(
     validate.positive(constant=constant)
     _check(n, 1.0, 1.0)
     M, parts = smoothness_ratios(smoothness), _row_blocks(row, blocks, len(smoothness))
-    common = constant * math.sqrt(_log_inverse(epsilon, delta)) / (n * epsilon)
+    common = constant * math.sqrt(log_inverse(epsilon, delta)) / (n * epsilon)
     plain = weighted_radius(difference, [1.0] * M.size)
     if row in ("dp_sgd", "dp_svrg"):
         return common * math.sqrt(block_noise(lipschitz, [1.0] * M.size)) * plain
@@ -240,7 +240,7 @@ def block_strongly_convex_utility(
     validate.positive(constant=constant, strong_convexity=strong_convexity)
     _check(n, 1.0, 1.0)
     M, parts = smoothness_ratios(smoothness), _row_blocks(row, blocks, len(smoothness))
-    common = constant * _log_inverse(epsilon, delta) / ((n * epsilon) ** 2 * strong_convexity)
+    common = constant * log_inverse(epsilon, delta) / ((n * epsilon) ** 2 * strong_convexity)
     if row in ("dp_sgd", "dp_svrg"):
         return common * block_noise(lipschitz, [1.0] * M.size)
     spread = block_noise(lipschitz, M, parts)
@@ -283,18 +283,10 @@ def block_gain(
     10.0
     """
 
+    problem = {"smoothness": smoothness, "difference": difference, "blocks": blocks, "chances": chances}
+
     def utility(name: str, bounds: Vector) -> float:
-        return block_convex_utility(
-            name,
-            smoothness=smoothness,
-            lipschitz=bounds,
-            difference=difference,
-            n=1,
-            epsilon=1.0,
-            delta=0.5,
-            blocks=blocks,
-            chances=chances,
-        )
+        return block_convex_utility(name, lipschitz=bounds, n=1, epsilon=1.0, delta=0.5, **problem)  # type: ignore[arg-type]
 
     mine = utility(row, lipschitz)
     validate.check(mine > 0, "difference", difference, "give a start that is not the minimiser")
@@ -320,15 +312,8 @@ def _condition(smoothness: Vector, probabilities: Vector, strong_convexity: floa
 
 def _step_noise(n: int, noise: float, epsilon: float, delta: float) -> float:
     """12 log(1/delta) Sigma_S^2 / (n epsilon)^2."""
-    return 12 * _log_inverse(epsilon, delta) * (noise / (n * epsilon)) ** 2
-
-
-def _log_inverse(epsilon: float, delta: float) -> float:
-    validate.positive(epsilon=epsilon)
-    validate.open_unit(delta=delta)
-    return math.log(1 / delta)
+    return 12 * log_inverse(epsilon, delta) * (noise / (n * epsilon)) ** 2
 
 
 def _check(n: int, noise: float, radius: float) -> None:
-    validate.positive_int(n=n)
-    validate.positive(noise=noise, radius=radius)
+    given(locals(), noise=validate.positive)

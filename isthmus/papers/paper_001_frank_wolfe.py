@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.schedules import Rule, Schedule
+from isthmus.papers.given import given
+from isthmus.papers.schedules import Rule, Schedule, round_up
 
 
 def compressed_gap(code: Sequence[float] | np.ndarray, move: Sequence[float] | np.ndarray) -> float:
@@ -35,8 +35,7 @@ def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: fl
     >>> plan.step(0), plan.step(2), plan.beta(0), plan.beta(3), plan.batch_size(0), plan.batch_size(8)
     (1.0, 0.5, 0.25, 0.1, 1, 25)
     """
-    validate.positive(smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    validate.non_negative(noise=noise)
+    given(locals())
     return Schedule(
         step=Rule(2.0, power=1.0, offset=2),
         beta=Rule(2 * smoothness * diameter / gradient_bound, power=1.0, offset=2, high=0.25),
@@ -53,8 +52,7 @@ def convex_fw_rate(rounds: int, *, smoothness: float, diameter: float, constant:
     >>> convex_fw_rate(8, smoothness=2.0, diameter=3.0)
     9.0
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(smoothness=smoothness, diameter=diameter, constant=constant)
+    given(locals())
     return constant * 4 * smoothness * diameter**2 / rounds
 
 
@@ -82,10 +80,7 @@ def stationary_fw_schedule(
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds
     (0.0078125, 0.25, 10, 160)
     """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    validate.positive(gap=gap, constant=constant, margin=margin)
-    validate.non_negative(noise=noise)
-    validate.open_unit(failure=failure)
+    given(locals())
     rounds = constant * gap * smoothness * (diameter / accuracy) ** 2 / failure
     return Schedule(
         step=Rule(accuracy / (16 * diameter**2 * smoothness)),
@@ -117,8 +112,6 @@ def stationary_fw_step_bound(
     ...                          gradient_bound=1.0, noise=0.5)
     -0.125
     """
-    validate.positive(accuracy=accuracy, step=step, batch=batch, smoothness=smoothness, diameter=diameter)
-    validate.positive(gradient_bound=gradient_bound)
-    validate.non_negative(beta=beta, noise=noise)
+    given(locals(), beta=validate.non_negative)
     slope = -accuracy + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
     return step * slope + smoothness * (step * diameter) ** 2 / 2

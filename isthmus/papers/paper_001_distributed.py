@@ -1,30 +1,137 @@
-"""CompDistSGD: Lemma D.1, Corollary D.2 and the communication costs of Tables 2 and 5 (paper 001).
+"""CompDistSGD: contractions, Lemma D.1, Corollary D.2 and the communication costs of Tables 2 and 5 (paper 001).
 
-Parts 1 and 2 of Corollary D.2 keep `strongly_convex_schedule`; parts 1-3 are the rates of CompSGD with G' for G.
+A contraction C of a numbers has E C(v) = v and E ||C(v) - v||^2 <= chi ||v||^2 ((16)) and sends gamma bits.  Parts 1
+and 2 of Corollary D.2 keep `strongly_convex_schedule`; parts 1-3 are the rates of CompSGD with G' for G.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from isthmus.base import validate
-from isthmus.papers.contractions import Contraction, floats
-from isthmus.papers.dimensions import narrow_dimension, round_up
-from isthmus.papers.rates_compsgd import convex_rate, strongly_convex_rate, strongly_convex_smooth_rate
-from isthmus.papers.schedules import (
-    Rule,
-    Schedule,
+from isthmus.papers.given import given
+from isthmus.papers.paper_001_rates import (
+    convex_rate,
     convex_schedule,
     mapping_batch,
-    mapping_beta,
-    mapping_rounds,
+    mapping_plan,
     stationary_batch,
-    stationary_beta,
-    stationary_rounds,
-    stationary_threshold,
+    stationary_plan,
+    strongly_convex_rate,
+    strongly_convex_smooth_rate,
 )
+from isthmus.papers.schedules import Rule, Schedule, narrow_dimension, round_up
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """An encoding of a numbers: chi, the variance it adds, and the bits it sends.
+
+    >>> Contraction(chi=1.0, bits=60.0).bits
+    60.0
+    """
+
+    chi: float
+    bits: float
+
+
+def floats(a: int) -> Contraction:
+    """No contraction: 32 bits a number, chi = 0; section 3.2, paper 001.
+
+    >>> floats(10)
+    Contraction(chi=0.0, bits=320.0)
+    """
+    validate.positive_int(a=a)
+    return Contraction(0.0, 32.0 * a)
+
+
+def qsgd_chi(a: int, levels: float) -> float:
+    """chi = min(a / s^2, sqrt(a) / s) of stochastic rounding to s levels: Appendix D.1, paper 001.
+
+    >>> qsgd_chi(16, 2), qsgd_chi(16, 8)
+    (2.0, 0.25)
+    """
+    validate.positive_int(a=a)
+    validate.check(levels >= 1, "levels", levels, "give at least 1")
+    return min(a / levels**2, math.sqrt(a) / levels)
+
+
+def qsgd_nonzeros(a: int, levels: float) -> float:
+    """At most s (s + sqrt(a)) of the a numbers are not 0, in expectation: Appendix D.1, paper 001.
+
+    >>> qsgd_nonzeros(16, 1)
+    5.0
+    """
+    validate.positive_int(a=a)
+    validate.check(levels >= 1, "levels", levels, "give at least 1")
+    return min(float(a), levels * (levels + math.sqrt(a)))
+
+
+def qsgd(a: int, levels: int | None = None, coding: str = "elias") -> Contraction:
+    """Stochastic rounding of QSGD (Alistarh et al., 2017): Appendix D.1, paper 001.
+
+    levels  s; by default sqrt(a), where chi = 1 and Elias coding sends about 2.8 a + 32 bits (section 3.2)
+    coding  "elias": for a given s at most k (3 + (3/2) log2(2 (s^2 + a) / k)) + 32 bits with k = s (s + sqrt(a)), the
+            expected length of their Theorem 3.2 without its o(1); "fixed": 1 + ceil(log2(s + 1)) bits a number + 32,
+            as in the paper's experiments
+
+    >>> qsgd(100), qsgd(16, levels=3, coding="fixed")
+    (Contraction(chi=1.0, bits=312.0), Contraction(chi=1.3333333333333333, bits=80.0))
+    """
+    validate.one_of(("elias", "fixed"), coding=coding)
+    if levels is not None:
+        validate.positive_int(levels=levels)
+    validate.positive_int(a=a)
+    s = math.sqrt(a) if levels is None else float(levels)
+    chi = 1.0 if levels is None else qsgd_chi(a, s)
+    if coding == "fixed":
+        return Contraction(chi, 32.0 + a * (1 + math.ceil(math.log2(s + 1))))
+    if levels is None:
+        return Contraction(chi, 2.8 * a + 32)
+    k = s * (s + math.sqrt(a))
+    return Contraction(chi, k * (3 + 1.5 * math.log2(2 * (s**2 + a) / k)) + 32)
+
+
+def terngrad(a: int) -> Contraction:
+    """TernGrad (Wen et al., 2017): signs kept with probability |v_i| / ||v||_inf; chi = (sqrt(a) - 1) / 2.
+
+    E ||C(v) - v||^2 = ||v||_inf ||v||_1 - ||v||^2, whose largest ratio to ||v||^2 is chi; log2(3) bits a number + 32.
+
+    >>> terngrad(9).chi, round(terngrad(9).bits, 3)
+    (1.0, 46.265)
+    """
+    validate.positive_int(a=a)
+    return Contraction((math.sqrt(a) - 1) / 2, a * math.log2(3) + 32)
+
+
+def vqsgd(a: int, repetitions: int = 1) -> Contraction:
+    """vqSGD (Gandikota et al., 2019): a random vertex of the cross-polytope +-sqrt(a) ||v|| e_i; chi = (a - 1) / r.
+
+    The mean of r independent vertices; log2(2 a) bits each + 32 for the norm.
+
+    >>> vqsgd(8), vqsgd(8, repetitions=7)
+    (Contraction(chi=7.0, bits=36.0), Contraction(chi=1.0, bits=60.0))
+    """
+    validate.positive_int(a=a, repetitions=repetitions)
+    return Contraction((a - 1) / repetitions, repetitions * math.log2(2 * a) + 32)
+
+
+def random_sparsification(a: int, k: int, shared_seed: bool = False) -> Contraction:
+    """k random entries times a/k (Stich et al., 2018): chi = a/k - 1; 32 bits each, and their places.
+
+    shared_seed  the receiver rebuilds the places, which then cost nothing
+
+    >>> random_sparsification(16, 4), random_sparsification(16, 4, shared_seed=True).bits
+    (Contraction(chi=3.0, bits=144.0), 128.0)
+    """
+    validate.positive_int(a=a, k=k)
+    validate.at_most(a, "a", k=k)
+    place = 0 if shared_seed else math.ceil(math.log2(a))
+    return Contraction(a / k - 1, float(k * (32 + place)))
+
 
 Scheme = Callable[[int], Contraction]
 
@@ -38,9 +145,7 @@ def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1)
     >>> aggregate_second_moment(1.0, 1.0), aggregate_second_moment(1.0, 1.0, clients=4)
     (4.0, 2.5)
     """
-    validate.positive(gradient_bound=gradient_bound)
-    validate.non_negative(chi=chi)
-    validate.positive_int(clients=clients)
+    given(locals())
     return 2 * gradient_bound**2 * (chi / clients + 1)
 
 
@@ -55,9 +160,7 @@ def aggregate_variance(gradient_bound: float, chi: float, noise: float, between:
     >>> aggregate_variance(1.0, 1.0, 2.0, 3.0), aggregate_variance(1.0, 1.0, 2.0, 3.0, clients=4)
     (28.0, 7.0)
     """
-    validate.positive(gradient_bound=gradient_bound)
-    validate.non_negative(chi=chi, noise=noise, between=between)
-    validate.positive_int(clients=clients)
+    given(locals())
     return 2 * (chi * gradient_bound**2 + noise**2 + between**2) / clients
 
 
@@ -157,13 +260,7 @@ def distributed_stationary_schedule(
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     clients = stationary_batch(accuracy, **problem, noise=spread, failure=failure, constant=constant)
     bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return Schedule(
-        step=Rule(1 / smoothness),
-        beta=Rule(stationary_beta(accuracy, **problem, code_bound=bound)),
-        batch=Rule(clients),
-        rounds=stationary_rounds(accuracy, **problem, gap=gap, failure=failure, constant=constant),
-        threshold=stationary_threshold(accuracy, **problem),
-    )
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=clients, code_bound=bound)
 
 
 def distributed_mapping_schedule(
@@ -191,12 +288,7 @@ def distributed_mapping_schedule(
     spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
     clients = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=spread, constant=constant)
     bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
-    return Schedule(
-        step=Rule(1 / (2 * smoothness)),
-        beta=Rule(mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=bound)),
-        batch=Rule(clients),
-        rounds=mapping_rounds(accuracy, smoothness=smoothness, gap=gap, constant=constant),
-    )
+    return mapping_plan(accuracy, smoothness, diameter, bound, gap, constant, batch=clients)
 
 
 # ---------------------------------------------------------------- Tables 2 and 5
@@ -235,8 +327,7 @@ def strongly_convex_smooth_communication(
     ...                                      width=1.0, scheme=floats)
     Communication(sgd=160000.0, contraction=160000.0, compressed=4000.0, dimension=25)
     """
-    validate.positive(accuracy=accuracy, gradient_bound=gradient_bound, strong_convexity=strong_convexity)
-    validate.positive(smoothness=smoothness)
+    given(locals())
     return _single_client(smoothness * (gradient_bound / strong_convexity) ** 2 / accuracy, d, width, scheme, constant)
 
 
@@ -307,22 +398,7 @@ def stationary_communication(
     ...                          gap=1.0, d=100, width=1.0, scheme=floats, failure=0.5)
     Communication(sgd=12800.0, contraction=12800.0, compressed=12800.0, dimension=100)
     """
-
-    def plan(chi: float) -> Schedule:
-        return distributed_stationary_schedule(
-            accuracy,
-            smoothness=smoothness,
-            diameter=diameter,
-            gradient_bound=gradient_bound,
-            noise=noise,
-            between=between,
-            chi=chi,
-            gap=gap,
-            failure=failure,
-            constant=constant,
-        )
-
-    return _many_clients(plan, d, width, scheme)
+    return _many_clients(distributed_stationary_schedule, locals())
 
 
 def mapping_communication(
@@ -345,21 +421,7 @@ def mapping_communication(
     ...                       d=1000, width=1.0, scheme=floats)
     Communication(sgd=96000.0, contraction=96000.0, compressed=1536.0, dimension=16)
     """
-
-    def plan(chi: float) -> Schedule:
-        return distributed_mapping_schedule(
-            accuracy,
-            smoothness=smoothness,
-            diameter=diameter,
-            gradient_bound=gradient_bound,
-            noise=noise,
-            between=between,
-            chi=chi,
-            gap=gap,
-            constant=constant,
-        )
-
-    return _many_clients(plan, d, width, scheme)
+    return _many_clients(distributed_mapping_schedule, locals())
 
 
 def _single_client(base: float, d: int, width: float, scheme: Scheme, constant: float) -> Communication:
@@ -371,11 +433,12 @@ def _single_client(base: float, d: int, width: float, scheme: Scheme, constant: 
     return Communication(constant * base * floats(d).bits, rounds * wide.bits, rounds * bits, r)
 
 
-def _many_clients(plan: Callable[[float], Schedule], d: int, width: float, scheme: Scheme) -> Communication:
-    """kappa T codes, r = w(C)^2 / beta^2."""
-    wide = scheme(d)
-    plain, encoded = plan(0.0), plan(wide.chi)
-    r = encoded.dimension(0, d, width)
+def _many_clients(schedule: Callable[..., Schedule], own: Mapping[str, Any]) -> Communication:
+    """kappa T codes, r = w(C)^2 / beta^2; `own` are the arguments of the row, those of the schedule among them."""
+    d, scheme = own["d"], own["scheme"]
+    wide, problem = scheme(d), {name: own[name] for name in own if name not in ("d", "width", "scheme")}
+    plain, encoded = schedule(**problem, chi=0.0), schedule(**problem, chi=wide.chi)
+    r = encoded.dimension(0, d, own["width"])
     bits = min(wide.bits, scheme(r).bits)
     codes = float(encoded.batch_size() * (encoded.rounds or 1))
     return Communication(plain.batch_size() * (plain.rounds or 1) * floats(d).bits, codes * wide.bits, codes * bits, r)

@@ -25,7 +25,7 @@ from isthmus.papers import (
     sparse_jl_dimension,
     table_width,
 )
-from isthmus.papers.dimensions import round_up
+from isthmus.papers.schedules import round_up
 
 
 def test_round_up_forgives_rounding_only() -> None:

@@ -20,8 +20,8 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.geometry.sets import Ellipsoid
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.schedules import Rule, Schedule
+from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.schedules import Rule, Schedule, round_up
 
 Gaps = float | Sequence[float] | np.ndarray
 
@@ -42,8 +42,7 @@ def ellipsoid_gamma2(axes: Sequence[float] | np.ndarray, *, count: int = 1, cons
     >>> ellipsoid_gamma2([1.0, 1e-12]) < math.sqrt(2 / math.pi) + 1e-9
     True
     """
-    validate.positive_int(count=count)
-    validate.positive(constant=constant)
+    given(locals(), count=validate.positive_int)
     body = Ellipsoid(np.asarray(axes, dtype=float))
     return constant * math.sqrt(1 + math.log(count)) * body.gaussian_width(body.dim).value
 
@@ -62,9 +61,7 @@ def concentration_scale(
     >>> concentration_scale(1, gradient_bound=2.0, smoothness=3.0, gamma2=0.5)
     7.0
     """
-    validate.positive_int(d=d)
-    validate.positive(gradient_bound=gradient_bound, constant=constant)
-    validate.non_negative(smoothness=smoothness, gamma2=gamma2)
+    given(locals(), smoothness=validate.non_negative, gamma2=validate.non_negative)
     reach = smoothness * gamma2 + gradient_bound
     return constant * gradient_bound * reach * math.sqrt(max(1.0, math.log(d)))
 
@@ -77,8 +74,7 @@ def moment_level(failure: float, constant: float = 1.0) -> float:
     >>> moment_level(math.exp(-4))
     4.0
     """
-    validate.open_unit(failure=failure)
-    validate.positive(constant=constant)
+    given(locals())
     return 2 * math.sqrt(max(0.0, math.log(constant / failure)))
 
 
@@ -94,9 +90,7 @@ def moment_deviation(m: int, scale: float, *, level: float = 1.0) -> float:
     >>> moment_deviation(100, 5.0), moment_deviation(100, 5.0, level=4.0)
     (0.5, 2.0)
     """
-    validate.positive_int(m=m)
-    validate.positive(scale=scale)
-    validate.non_negative(level=level)
+    given(locals())
     return level * scale / math.sqrt(m)
 
 
@@ -111,9 +105,7 @@ def fresh_moment_deviation(m: int, *, d: int, gradient_bound: float, failure: fl
     >>> round(fresh_moment_deviation(400, d=10, gradient_bound=1.0, failure=20 * math.exp(-4)), 12)
     0.2
     """
-    validate.positive_int(m=m, d=d)
-    validate.positive(gradient_bound=gradient_bound)
-    validate.open_unit(failure=failure)
+    given(locals())
     return gradient_bound**2 * min(1.0, 2 * math.sqrt(math.log(2 * d / failure) / m))
 
 
@@ -129,8 +121,7 @@ def subspace_perturbation(deviation: float, gap: float) -> float:
     >>> subspace_perturbation(0.25, 1.25), subspace_perturbation(1.0, 1.5), subspace_perturbation(0.0, 1.0)
     (0.25, 1.0, 0.0)
     """
-    validate.non_negative(deviation=deviation)
-    validate.positive(gap=gap)
+    given(locals())
     return 1.0 if 2 * deviation >= gap else deviation / (gap - deviation)
 
 
@@ -202,8 +193,7 @@ def subspace_schedule(n: int, epsilon: float) -> Schedule:
     >>> plan.rounds, plan.step(0)
     (2500, 0.02)
     """
-    validate.positive_int(n=n)
-    validate.positive(epsilon=epsilon)
+    given(locals())
     rounds = max(1, round_up((n * epsilon) ** 2))
     return Schedule(step=Rule(1 / math.sqrt(rounds)), beta=None, rounds=rounds)
 
@@ -219,9 +209,7 @@ def subspace_noise(
     >>> subspace_noise(100, 2500, gradient_bound=3.0, epsilon=0.5, delta=math.exp(-4))
     6.0
     """
-    validate.positive_int(n=n, rounds=rounds)
-    validate.positive(gradient_bound=gradient_bound, epsilon=epsilon, constant=constant)
-    validate.open_unit(delta=delta)
+    given(locals())
     return gradient_bound * math.sqrt(constant * rounds * math.log(1 / delta)) / (n * epsilon)
 
 
@@ -233,9 +221,7 @@ def projected_second_moment(k: int, *, gradient_bound: float, sigma: float) -> f
     >>> projected_second_moment(5, gradient_bound=2.0, sigma=1.0)
     9.0
     """
-    validate.positive_int(k=k)
-    validate.positive(gradient_bound=gradient_bound)
-    validate.non_negative(sigma=sigma)
+    given(locals())
     return gradient_bound**2 + k * sigma**2
 
 
@@ -260,9 +246,7 @@ def subspace_stationary_noise(
     >>> subspace_stationary_noise(100, k=5, smoothness=2.0, gradient_bound=2.0, sigma=1.0, gap=1.0)
     2.0
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(smoothness=smoothness)
-    validate.non_negative(gap=gap)
+    given(locals(), gap=validate.non_negative, step=None)
     eta = _step(rounds, step)
     second = projected_second_moment(k, gradient_bound=gradient_bound, sigma=sigma)
     return 2 * gap / (eta * rounds) + smoothness * eta * second
@@ -280,7 +264,7 @@ def subspace_stationary_projection(
     >>> subspace_stationary_projection(400, k=2, d=9, gradient_bound=2.0, scale=5.0, gaps=2.0)
     0.5
     """
-    _check_dimensions(k, d)
+    check_sparsity(d, k)
     validate.positive(gradient_bound=gradient_bound, constant=constant)
     square = 4 * gap_moment(gaps, 2) * moment_deviation(m, scale) ** 2
     return 0.0 if k == d else constant * 2 * gradient_bound**2 * square
@@ -342,8 +326,7 @@ def subspace_convex_noise(
     >>> subspace_convex_noise(64, k=5, radius=1.0, gradient_bound=2.0, sigma=2.0)
     1.75
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(radius=radius)
+    given(locals(), step=None)
     eta = _step(rounds, step)
     second = projected_second_moment(k, gradient_bound=gradient_bound, sigma=sigma)
     return 2 * radius**2 / (eta * rounds) + eta * second / 2
@@ -361,7 +344,7 @@ def subspace_convex_projection(
     >>> subspace_convex_projection(400, k=2, d=9, radius=0.5, gradient_bound=3.0, scale=5.0, gaps=2.0)
     0.75
     """
-    _check_dimensions(k, d)
+    check_sparsity(d, k)
     validate.positive(radius=radius, gradient_bound=gradient_bound)
     distance = 2 * gap_moment(gaps, 1) * moment_deviation(m, scale)
     return 0.0 if k == d else 2 * radius * gradient_bound * distance
@@ -409,10 +392,7 @@ def _private_rate(
     n: int, k: int, factor: float, epsilon: float, delta: float, projection: float, constant: float
 ) -> float:
     """factor k (sigma / G)^2 / sqrt(T) at T = (n epsilon)^2, plus the projection term."""
-    validate.positive_int(n=n, k=k)
-    validate.positive(epsilon=epsilon, constant=constant)
-    validate.open_unit(delta=delta)
-    validate.non_negative(projection=projection)
+    given(locals())
     return constant * k * factor * math.log(1 / delta) / (n * epsilon) + projection
 
 
@@ -421,11 +401,6 @@ def _step(rounds: int, step: float | None) -> float:
         return 1 / math.sqrt(rounds)
     validate.positive(step=step)
     return step
-
-
-def _check_dimensions(k: int, d: int) -> None:
-    validate.positive_int(k=k, d=d)
-    validate.at_most(d, "d", k=k)
 
 
 def _gaps(gaps: Gaps) -> np.ndarray:

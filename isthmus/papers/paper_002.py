@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import round_up
-from isthmus.papers.schedules import Rule, Schedule
+from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.schedules import Rule, Schedule, round_up
 
 # ---------------------------------------------------------------- the mechanism
 
@@ -28,7 +28,7 @@ def largest_entries(v: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     """
     array = np.asarray(v, dtype=float)
     validate.check(array.ndim == 1, "v.shape", array.shape, "give one dimension")
-    _check_sparsity(array.size, k)
+    check_sparsity(array.size, k)
     keep = np.argsort(-np.abs(array), kind="stable")[:k]
     kept = np.zeros_like(array)
     kept[keep] = array[keep]
@@ -43,7 +43,7 @@ def sparsification_loss(d: int, k: int) -> float:
     >>> sparsification_loss(100, 25)
     0.75
     """
-    _check_sparsity(d, k)
+    check_sparsity(d, k)
     return 1 - k / d
 
 
@@ -55,7 +55,7 @@ def compressive_dimension(d: int, k: int, constant: float = 1.0) -> int:
     >>> compressive_dimension(75, 5), compressive_dimension(75, 5, constant=1.45), compressive_dimension(10, 10)
     (14, 20, 3)
     """
-    _check_sparsity(d, k)
+    check_sparsity(d, k)
     validate.positive(constant=constant)
     return max(3, min(d, round_up(constant * k * math.log(d / k))))
 
@@ -78,8 +78,7 @@ def compressive_scale(p: int, epsilon: float, *, k: int, bound: float) -> float:
     >>> compressive_scale(16, 2.0, k=5, bound=0.5)
     10.0
     """
-    validate.positive_int(p=p, k=k)
-    validate.positive(epsilon=epsilon, bound=bound)
+    given(locals())
     return 2 * bound * k * math.sqrt(p) / epsilon
 
 
@@ -92,8 +91,7 @@ def dense_scale(d: int, epsilon: float, *, bound: float, n: int = 1) -> float:
     >>> dense_scale(100, 2.0, bound=0.5), dense_scale(100, 2.0, bound=0.5, n=10)
     (50.0, 5.0)
     """
-    validate.positive_int(d=d, n=n)
-    validate.positive(epsilon=epsilon, bound=bound)
+    given(locals())
     return 2 * bound * d / (n * epsilon)
 
 
@@ -106,8 +104,7 @@ def laplace_noise(p: int, scale: float) -> float:
     >>> laplace_noise(20, 0.5)
     10.0
     """
-    validate.positive_int(p=p)
-    validate.non_negative(scale=scale)
+    given(locals(), scale=validate.non_negative)
     return 2 * p * scale**2
 
 
@@ -124,7 +121,7 @@ def compressive_error(d: int, k: int, *, epsilon: float, bound: float, constant:
     >>> compressive_error(10, 10, epsilon=1.0, bound=1.0), round(compressive_error(8, 1, epsilon=3.0, bound=3.0), 6)
     (0.0, 4.324077)
     """
-    _check_sparsity(d, k)
+    check_sparsity(d, k)
     validate.positive(epsilon=epsilon, bound=bound, constant=constant)
     return constant * (bound * k**2 * math.log(d / k) / epsilon) ** 2
 
@@ -177,9 +174,7 @@ def last_iterate_bound(
     >>> round(last_iterate_bound(1, diameter=2.0, gradient_bound=2**0.5, bias=1.0, noise=2.0), 12)
     20.0
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(diameter=diameter, gradient_bound=gradient_bound)
-    validate.non_negative(bias=bias, noise=noise)
+    given(locals(), scale=None)
     c = diameter / (math.sqrt(2) * gradient_bound) if scale is None else scale
     validate.positive(scale=c)
     moving = (diameter**2 / (2 * c) + c * gradient_bound**2) / math.sqrt(rounds)
@@ -338,8 +333,3 @@ def _share(energy: float | None) -> float:
     value = 0.0 if energy is None else energy
     validate.check(0 <= value <= 1, "energy", energy, "give a number in [0, 1]")
     return value
-
-
-def _check_sparsity(d: int, k: int) -> None:
-    validate.positive_int(d=d, k=k)
-    validate.at_most(d, "d", k=k)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.papers.dimensions import dimension_at, rounds_until_full
-from isthmus.papers.rates_compgd import shrinkage
-from isthmus.papers.rates_compsgd import log_over_root
-from isthmus.papers.schedules import Rule, Schedule
-from isthmus.papers.stability_bounds import NumberOfRound
+from isthmus.papers.given import given, harmonic, log_inverse, log_over_root
+from isthmus.papers.paper_000_bounds import NumberOfRound
+from isthmus.papers.paper_000_rates import shrinkage
+from isthmus.papers.schedules import Rule, Schedule, dimension_at, rounds_until_full
 
 PRIVATE = ("dp_comp_gd", "dp_comp_minibatch")
 
@@ -67,9 +66,7 @@ def private_optimisation_schedule(
     [1.0, 0.5]
     """
     validate.one_of(PRIVATE, algorithm=algorithm)
-    validate.positive(diameter=diameter, lipschitz=lipschitz)
-    validate.positive_int(dimension=dimension)
-    validate.non_negative(noise=noise)
+    given(locals(), smoothness=None, rounds=None)
     beta = Rule(1.0, power=1.0, offset=2)
     if smoothness is not None and algorithm == "dp_comp_gd":
         validate.positive(smoothness=smoothness)
@@ -88,8 +85,7 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
     >>> plan.rounds, plan.step(0), plan.step(15), plan.beta(0)
     (16, 0.25, 0.25, 0.5)
     """
-    validate.positive_int(n=n)
-    validate.positive(scale=scale)
+    given(locals(), rounds=None)
     T = n**2 if rounds is None else rounds
     validate.positive_int(rounds=T)
     return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
@@ -118,14 +114,12 @@ def private_optimisation_bound(
     >>> round(private_optimisation_bound(1, **once) * shrinkage(3), 12)
     9.0
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(diameter=diameter, lipschitz=lipschitz)
-    validate.non_negative(noise=noise)
+    given(locals(), dimension=None, step=None)
     etas = [step(t) for t in range(rounds)]
     dims = [dimension(t) for t in range(rounds)]
     squares = math.fsum(eta**2 * (lipschitz**2 + m * noise**2) for eta, m in zip(etas, dims, strict=True))
     least = shrinkage(int(min(dims)))
-    return (diameter**2 * _harmonic(rounds + 1) + squares) / (2 * least * math.fsum(etas))
+    return (diameter**2 * harmonic(rounds + 1) + squares) / (2 * least * math.fsum(etas))
 
 
 def private_smooth_optimisation_bound(
@@ -142,13 +136,11 @@ def private_smooth_optimisation_bound(
     >>> round(private_smooth_optimisation_bound(1, smoothness=1.0, step=0.25, **once) / (6 + 10**9 / 16), 6)
     2.666667
     """
-    validate.positive_int(rounds=rounds)
-    validate.positive(diameter=diameter, smoothness=smoothness, step=step)
-    validate.non_negative(noise=noise)
+    given(locals(), dimension=None)
     validate.at_most(1 / (4 * smoothness), "1 / (4 smoothness)", step=step)
     dims = [dimension(t) for t in range(rounds)]
     least = shrinkage(int(min(dims))) - smoothness * step
-    total = diameter**2 * _harmonic(rounds + 1) + (step * noise) ** 2 * math.fsum(dims)
+    total = diameter**2 * harmonic(rounds + 1) + (step * noise) ** 2 * math.fsum(dims)
     return total / (2 * step * least * rounds)
 
 
@@ -184,9 +176,8 @@ def private_optimisation_rate(
     2.0
     """
     validate.one_of(PRIVATE, algorithm=algorithm)
-    validate.positive_int(dimension=dimension, n=n)
-    validate.positive(diameter=diameter, lipschitz=lipschitz, constant=constant)
-    log, order = _log_inverse(epsilon, delta), log_over_root(rounds)
+    given(locals(), batch=None)
+    log, order = log_inverse(epsilon, delta), log_over_root(rounds)
     if smooth and algorithm == "dp_comp_gd":
         private = rounds * log / (n * epsilon) ** 2
         return constant * diameter * lipschitz * math.sqrt(dimension) * (order / math.sqrt(rounds) + private)
@@ -241,15 +232,9 @@ def private_generalisation_rate(
     validate.positive(total=total, diameter=diameter, lipschitz=lipschitz, constant=constant)
     validate.check(n >= 2, "n", n, "give at least 2: the bound has a factor log n")
     validate.check(total >= n**2, "total", total, f"give the sum over n^2 = {n**2} rounds of m_t >= 1")
-    log, more = _log_inverse(epsilon, delta), _extra_log(algorithm, n**2, batch, n, delta)
+    log, more = log_inverse(epsilon, delta), _extra_log(algorithm, n**2, batch, n, delta)
     private = lipschitz**2 * log * more * total / (n**3.5 * epsilon**2)
     return constant * ((diameter**2 + lipschitz**2) * log_over_root(n) + private)
-
-
-def _log_inverse(epsilon: float, delta: float) -> float:
-    validate.positive(epsilon=epsilon)
-    validate.open_unit(delta=delta)
-    return math.log(1 / delta)
 
 
 def _extra_log(algorithm: str, rounds: int, batch: int | None, n: int, delta: float) -> float:
@@ -263,7 +248,3 @@ def _extra_log(algorithm: str, rounds: int, batch: int | None, n: int, delta: fl
     inner = 4 * rounds * size / (delta * n)
     validate.check(inner > 1, "rounds", rounds, "give more: log(4 T b / (delta n)) must be > 0")
     return math.log(inner)
-
-
-def _harmonic(k: int) -> float:
-    return math.fsum(1 / i for i in range(1, k + 1))

@@ -1,0 +1,227 @@
+"""Trees of plain values and tensors as one safetensors file: whole or not at all, sealed, without pickle and code.
+
+A file is the bytes of its tensors behind a JSON header with three entries: the name of its format, the tree (in which
+tensors are references), and a seal: the SHA-256 of the tree and of every tensor.  The seal shows damage; it is no
+signature, for whoever may write the file can forge a whole one.
+
+Objects other than values and tensors are stored by the class that `register`s how.  Nothing that a file names is
+ever imported: `isthmus.base.known` finds a class only among those that are already there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from isthmus.base import known, validate
+
+Kind = TypeVar("Kind")
+Made = TypeVar("Made")
+Tensors = dict[str, Tensor]
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file: its name, who writes it, and the earlier formats that are still read.
+
+    >>> import tempfile
+    >>> notes = Format("notes-1", "the example")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     notes.write(folder + "/a", {"t": 3, "pair": (1.0, math.inf), "names": {1: None}, "w": torch.ones(2)})
+    ...     tree = notes.read(folder + "/a", dict)
+    ...     Path(folder, "a").write_bytes(Path(folder, "a").read_bytes()[:-1])
+    ...     notes.read(folder + "/a", dict)
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: path=... give a file written by the example; ... cut short, altered ...
+    >>> tree["t"], tree["pair"], tree["names"], tree["w"]
+    (3, (1.0, inf), {1: None}, tensor([1., 1.]))
+    """
+
+    name: str
+    writer: str
+    sealed: tuple[str, ...] = ()
+    unsealed: tuple[str, ...] = ()
+
+    def write(self, path: str | Path, tree: Mapping[str, Any]) -> None:
+        """Write the tree to one file; what cannot be stored is refused before the file is touched."""
+        tensors: Tensors = {}
+        text = json.dumps({name: encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
+        with replaced(path) as partial:
+            save_file(tensors, partial, metadata={"format": self.name, "tree": text, "seal": _seal(text, tensors)})
+
+    def read(self, path: str | Path, make: Callable[[Fields], Made]) -> Made:
+        """What `make` makes of the tree in a file; one that is missing, damaged or of another kind is refused."""
+        remedy = f"give a file written by {self.writer}; this one is missing, cut short, altered or of another kind"
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # not a view of the file
+            kind, text = header.get("format"), header.get("tree", "")
+            whole = kind in self.unsealed or header.get("seal") == _seal(text, tensors)
+            validate.check(kind in (self.name, *self.sealed, *self.unsealed) and whole, "path", str(path), remedy)
+            return make({name: decode(value, tensors) for name, value in json.loads(text).items()})
+        except validate.InvalidInput:
+            raise
+        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
+
+
+@contextlib.contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """A file beside `path` to write to; it takes its place once it is whole and on the disk, or disappears."""
+    target = Path(path)
+    partial = target.with_name(target.name + ".part")
+    try:
+        yield partial
+        sync(partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(target.parent)
+
+
+def sync(path: str | Path) -> None:
+    """Force a file's bytes, or a folder's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- objects that say how
+
+
+@dataclass(frozen=True)
+class _Stored:
+    kind: type
+    take: Callable[[Any], tuple[str | None, Fields]]
+    make: Callable[[str | None, Fields], Any]
+
+
+_OBJECTS: dict[str, _Stored] = {}
+
+
+def register(
+    tag: str,
+    kind: type[Kind],
+    take: Callable[[Kind], tuple[str | None, Fields]] | None = None,
+    make: Callable[[str | None, Fields], Kind] | None = None,
+) -> None:
+    """Store the dataclasses that are a `kind`, by the name of their class and their fields unless told otherwise.
+
+    take, make  an object as (a name or None, values), and the object that they are
+
+    A subclass needs nothing: it is found by its name among those that are imported when the file is read.
+    """
+    _OBJECTS[f"@{tag}"] = _Stored(
+        kind,
+        take or (lambda value: (known.address(type(value)), fields_of(value))),
+        make or (lambda name, inner: known.imported(kind, str(name))(**inner)),
+    )
+
+
+def fields_of(value: Any) -> Fields:
+    """The fields of a dataclass by name.
+
+    >>> fields_of(Format("a", "b"))
+    {'name': 'a', 'writer': 'b', 'sealed': (), 'unsealed': ()}
+    """
+    return {each.name: getattr(value, each.name) for each in fields(value)}
+
+
+# ---------------------------------------------------------------- values
+
+
+def encode(value: Any, path: str, tensors: Tensors) -> Any:
+    """A value as JSON; tensors and arrays become references into `tensors`, named by their path.
+
+    >>> encode({"a": [1, (2.5, None)], "b": -math.inf}, "x", {})
+    {'a': [1, {'@tuple': [2.5, None]}], 'b': {'@float': '-inf'}}
+    """
+    if isinstance(value, (np.generic, Enum)):
+        return encode(value.item() if isinstance(value, np.generic) else value.value, path, tensors)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"@float": repr(value)}
+    if isinstance(value, (Tensor, np.ndarray)):
+        return _encode_array(value, path, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [encode(each, f"{path}/{k}", tensors) for k, each in enumerate(value)]
+        return items if isinstance(value, list) else {"@tuple": items}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("@") for key in value):
+            return {key: encode(each, f"{path}/{key}", tensors) for key, each in value.items()}
+        pairs = enumerate(value.items())
+        return {"@dict": [[encode(each, f"{path}/{k}.{j}", tensors) for j, each in enumerate(p)] for k, p in pairs]}
+    for tag, stored in _OBJECTS.items():
+        if isinstance(value, stored.kind) and is_dataclass(value):
+            name, inner = stored.take(value)
+            tree = {key: encode(each, f"{path}/{key}", tensors) for key, each in inner.items()}
+            return {tag: tree} if name is None else {tag: name, "fields": tree}
+    remedy = "only numbers, strings, arrays, lists, dicts, and sets that are dataclasses of them can be stored"
+    validate.refuse(path, value, remedy)
+
+
+def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fields:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
+    numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
+    validate.check(numeric, path, value, "only arrays of numbers or strings can be stored")
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    while path in tensors:  # {"a/b": x, "a": {"b": y}}
+        path += "'"
+    tensors[path] = tensor.detach().to("cpu", copy=True).contiguous()
+    return {"@tensor" if isinstance(value, Tensor) else "@numpy": path}
+
+
+def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` made a tree of."""
+    if isinstance(tree, list):
+        return [decode(each, tensors) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = next(iter(tree), "")
+    inner: Any = tree.get(tag)
+    if not tag.startswith("@"):
+        return {key: decode(each, tensors) for key, each in tree.items()}
+    if tag == "@float":
+        return float(inner)
+    if tag in ("@list", "@tuple"):  # lists have no tag since format 2 of estimators
+        return (list if tag == "@list" else tuple)(decode(each, tensors) for each in inner)
+    if tag == "@dict":
+        return {decode(key, tensors): decode(each, tensors) for key, each in inner}
+    if tag == "@array":
+        return np.array(decode(inner, tensors), dtype=tree["dtype"])
+    if tag in ("@tensor", "@numpy"):
+        return tensors[inner] if tag == "@tensor" else tensors[inner].numpy()
+    validate.check(tag in _OBJECTS, "path", tag, "this file holds something that this version cannot read")
+    named = isinstance(inner, str)
+    return _OBJECTS[tag].make(inner if named else None, decode(tree["fields"] if named else inner, tensors))
+
+
+def _seal(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """One hash of the header's tree and of every tensor with its name and kind."""
+    whole = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        whole.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        if value.numel():
+            whole.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return whole.hexdigest()

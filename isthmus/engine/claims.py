@@ -1,0 +1,39 @@
+"""What the promise of a training rests on, in words."""
+
+from __future__ import annotations
+
+ASSUMPTIONS = (
+    "one record belongs to one person",
+    "no code between the layers mixes the examples of a batch (tested on first and on random batches, not proven), and "
+    "the loss is a mean (or sum) over them",
+    "whether a step is taken does not depend on the private data beyond what was released",
+    "model, sketch, clip, normaliser, number of rounds and learning rates are public choices",
+)
+RANDOM = (
+    "random layers such as dropout, and random augmentation in the dataset, draw from secrets of the operating system, "
+    "afresh in every pass and independently of the data; nothing random elsewhere in training follows a public seed"
+)
+FIXED = (
+    "the number of steps was fixed before training, whatever was released: stopping on results costs a planned budget"
+)
+MEAN = (
+    "the last digits of a record's gradient do not depend on how many records its batch has, though the mean loss "
+    "divides by that number: a loss that is a sum (loss_reduction='sum') needs no such assumption"
+)
+SHAPES = (
+    "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
+    "how the tensor library multiplies matrices"
+)
+KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
+NORMALISER = "the number of records is public: it sets the sampling rate"
+PUBLIC = "the public examples are not private records, and were chosen without looking at those"
+
+
+def claims(*, seeded: bool, mean: bool, public: bool) -> tuple[str, ...]:
+    """The assumptions of a training: with seeded noise, a loss that is a mean, or public examples, or without.
+
+    >>> RANDOM in claims(seeded=True, mean=True, public=False), PUBLIC in claims(seeded=True, mean=True, public=True)
+    (False, True)
+    """
+    held = {RANDOM: not seeded, MEAN: mean, SHAPES: True, NORMALISER: True, PUBLIC: public}
+    return *ASSUMPTIONS, *(words for words, holds in held.items() if holds)
