@@ -148,7 +148,8 @@ def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, in
 def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     place = place_of(choice, order)
     behind = math.inf if choice.shortfall is None else choice.shortfall
-    return len(order) if place is None else place, behind, choice.margin_noise or 0.0
+    noise = round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
+    return len(order) if place is None else place, behind, noise
 
 
 def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
