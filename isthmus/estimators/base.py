@@ -20,7 +20,7 @@ from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
-from isthmus.estimators import turns
+from isthmus.estimators import stored, turns
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
@@ -31,7 +31,6 @@ from isthmus.estimators.inputs import (
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.estimators.parameters import Parameters
-from isthmus.estimators.stored import save
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
@@ -366,7 +365,7 @@ class PrivateLinear(Parameters):
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
-        save(self, path)
+        stored.save(self, path)
 
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind}

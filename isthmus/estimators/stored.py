@@ -36,7 +36,7 @@ def save(estimator: Any, path: str | Path) -> None:
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
 
     >>> import tempfile
-    >>> from isthmus import PrivateClassifier
+    >>> from isthmus.estimators import PrivateClassifier
     >>> X, y = np.random.default_rng(0).uniform(-1, 1, (500, 3)), np.arange(500) % 2
     >>> model = PrivateClassifier(epsilon=1.0, bounds=(-1, 1), classes=[0, 1]).fit(X, y)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -45,9 +45,9 @@ def save(estimator: Any, path: str | Path) -> None:
     >>> bool((again.predict_proba(X) == model.predict_proba(X)).all()), again.privacy_ == model.privacy_
     (True, True)
     """
-    kind = known.address(type(estimator))
+    kind = type(estimator).__name__
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
-    validate.check(kind in KINDS, "estimator", estimator, remedy)
+    validate.check(kind in KINDS and _kind(kind) is type(estimator), "estimator", estimator, remedy)
     validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
     state = getattr(estimator, "_partial_state", None)
     statement = estimator.privacy_
@@ -69,6 +69,11 @@ def load(path: str | Path) -> Any:
     return FORMAT.read(path, _rebuilt)
 
 
+def _kind(name: str) -> Any:
+    validate.check(name in KINDS, "path", name, f"a file holds one of {list(KINDS)}")
+    return known.imported(Parameters, name)
+
+
 def _params(estimator: Any) -> dict[str, Any]:
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
@@ -82,8 +87,7 @@ def _attributes(estimator: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _rebuilt(tree: dict[str, Any]) -> Any:
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
-    validate.check(tree["class"] in KINDS, "path", tree["class"], f"this file holds no {' or '.join(KINDS)}")
-    estimator: Any = known.imported(Parameters, tree["class"])(**params)
+    estimator = _kind(tree["class"])(**params)
     estimator._weights = tree["weights"]
     estimator._maps = RowMaps([RowMap(**each) for each in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
