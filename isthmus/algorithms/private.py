@@ -251,9 +251,10 @@ class _Private:
         if self.published:
             told: dict[str, Any] = {"n": n, "steps": rounds, "epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
             return [own_length(release, self.clipping().init(), **told, batch=self.batch_size)]
-        if not isinstance(self.clip, AdaptiveClip):
+        clip = release.clip
+        if not isinstance(self.clip, AdaptiveClip) or not isinstance(clip, AdaptiveClip):
             return [release]
-        below = Below(encode, release.clip, "main/gradient")
+        below = Below(encode, clip, "main/gradient")
         count = plan.mechanism(self.clip.release)
         return [release, Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard)]
 

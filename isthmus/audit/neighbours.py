@@ -221,7 +221,7 @@ class _Adversary:
     """Builds the pairs against one release."""
 
     def __init__(self, probe: Probe, release: Release, slot: str, n: int, seed: int, t: int) -> None:
-        self.frame, self.n, self.ord = _Frame(probe.sketch(slot)), n, release.clip.ord
+        self.frame, self.n, self.ord = _Frame(probe.sketch(slot)), n, release.clipped.ord
         self.size, self.replaced = probe.share(release, slot), probe.promise.adjacency is Adjacency.REPLACE_ONE
         self.k = int(getattr(inner(release.mechanism), "k", 1))
         self.blank = Pair("", torch.zeros(n - 1, probe.space.d), torch.zeros(probe.space.d), None, probe.space, seed, t)

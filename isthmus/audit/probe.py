@@ -112,7 +112,7 @@ class Probe:
 
     def share(self, release: Release, slot: str) -> float:
         """The bound of one record's share right after the clip."""
-        return float(release.clip.total(self.round.bounds[slot]))
+        return float(release.clipped.total(self.round.bounds[slot]))
 
     def values(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Values:
         """What each release of a stage hands to its mechanism, by slot, for the records of an index (None: all)."""

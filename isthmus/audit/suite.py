@@ -57,7 +57,7 @@ class Case:
     @property
     def selects(self) -> bool:
         """Whether it chooses coordinates: such releases are drawn one by one, and fewer of them tell enough."""
-        return any(release.clip.ord == math.inf for stage in self.pipe.stages for release in stage.releases)
+        return any(release.clipped.ord == math.inf for stage in self.pipe.stages for release in stage.releases)
 
 
 def multiplier(rate: float = 1.0, adjacency: Adjacency = ADD, mechanism: str = "gaussian", steps: int = 1) -> float:

@@ -292,7 +292,7 @@ class PrivacyEngine:
 
         def observe(round: Any) -> None:
             first, released = driver.stage.releases[0], round.released[driver.stage.name]
-            bound = first.clip.total(round.bounds[f"{driver.stage.name}/{first.name}"])
+            bound = first.clipped.total(round.bounds[f"{driver.stage.name}/{first.name}"])
             multiplier = getattr(first.mechanism, "multiplier", 0.0)
             std = multiplier * bound / driver.stage.sampler.divisor(driver.n, round.t)
             below = released.get(getattr(first.clip, "release", ""))
@@ -426,6 +426,6 @@ def _stage(sampler: Poisson | FixedSize, releases: Sequence[Release], layers: La
     """The one stage of a round; noise too coarse or too fine for the dtype of the weights is refused."""
     stage = Stage(sampler, releases)
     for release in stage.releases:
-        scale = release.mechanism.multiplier * release.clip.total(release.clip.init())  # type: ignore[attr-defined]
+        scale = release.mechanism.number * release.clipped.total(release.clipped.init())
         check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
     return stage

@@ -51,6 +51,7 @@ class Draws(Sampler[list[int]]):
         if self.micro == 1:
             return None
         number = max(1, round(self.draw.rate * self.n / self.micro))
+        assert self.keys.noise is not None
         return self.keys.noise.integers(number, count)
 
 

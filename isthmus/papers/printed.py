@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import Stored
-from isthmus.geometry.lifts import Lifted
+from isthmus.geometry.lifts import Lift, Lifted
 from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
 from isthmus.privacy import Clip, Gaussian, Mechanism
@@ -148,13 +148,13 @@ class _SumMap(Sketch):
 class Inside:
     """A lift by the sketch that `OfTheSum` applies."""
 
-    lift: Any
+    lift: Lift
     reads_w: ClassVar[bool] = True
 
-    def __call__(self, sketch: _SumMap, y: Tensor, w: Tensor, eta: Any) -> Lifted:
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: float | Tensor) -> Lifted | None:
         """Lift a code."""
-        lifted: Lifted = self.lift(sketch.inner, y, w, eta)
-        return lifted
+        assert isinstance(sketch, _SumMap)
+        return self.lift(sketch.inner, y, w, eta)
 
 
 def own_length(

@@ -70,6 +70,8 @@ class Noise(Protocol):
 
     def subset(self, n: int, k: int) -> Tensor: ...
 
+    def integers(self, high: int, size: int) -> Tensor: ...
+
 
 class Source:
     """Draws from a stream of random bytes; `SecretSource` and `SeededSource` say where the bytes come from.

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
+from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import generator
+from isthmus.round.sources import Records
+from isthmus.round.wire import Message
 
-Contribute = Callable[["Client"], Any]
+Contribute = Callable[["Client"], Message]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Client:
     """One holder of records: its name, its problem, and how often it was asked in this round before."""
 
     name: str
-    problem: Any
+    problem: Records
     visit: int = 0
 
     @property
@@ -32,7 +35,7 @@ class Client:
 class Aggregator(Protocol):
     """Collects one message from wherever the data is."""
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Any:
+    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
         """The added message."""
         ...
 
@@ -41,9 +44,9 @@ class Aggregator(Protocol):
 class Local:
     """All the data is here."""
 
-    problem: Any
+    problem: Records
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Any:
+    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
         """The one contribution."""
         return contribute(Client("0", self.problem))
 
@@ -56,7 +59,7 @@ class Clients:
     adds their sums (every record counts the same).
     """
 
-    problems: Sequence[Any]
+    problems: Sequence[Records]
     per_round: int | None = None
     uniform: bool = True
 
@@ -65,7 +68,7 @@ class Clients:
         if self.per_round is not None:
             validate.positive_int(per_round=self.per_round)
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Any:
+    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
         """The sum of the drawn clients' messages."""
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
@@ -76,6 +79,7 @@ class Clients:
             visits[number] += 1
             message = message.normalised() if self.uniform else message
             total = message if total is None else total + message
+        assert total is not None
         return total
 
 
@@ -83,15 +87,15 @@ class Clients:
 class AllReduce:
     """One process a rank, each with its own records: messages are added by `torch.distributed.all_reduce`."""
 
-    problem: Any
-    group: Any = None
+    problem: Records
+    group: dist.ProcessGroup | None = None
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Any:
+    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
         """This rank's message plus everybody else's."""
         rank = str(dist.get_rank(self.group))
         return contribute(Client(rank, self.problem)).map(self._sum)
 
-    def _sum(self, value: Any) -> Any:
+    def _sum(self, value: Tensor) -> Tensor:
         value = value.clone()
         dist.all_reduce(value, group=self.group)
         return value

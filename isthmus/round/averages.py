@@ -94,7 +94,8 @@ class UniformRandom:
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The chosen iterate."""
-        return memo["choice"]
+        chosen: Tensor = memo["choice"]
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -129,4 +130,5 @@ class Restart:
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The average of the last inner loop that counts."""
-        return memo["output"]
+        found: Tensor = memo["output"]
+        return found

@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base.space import Space
+from isthmus.problems.scaling import RowMaps
 from isthmus.round.pipeline import Pipeline, Stage, StepSize
+from isthmus.round.updates import Update
 
 Look = Callable[[Stage, Any, Space], Tensor]
 """A stage, the problem it looks at and the space of what it releases -> the released values."""
@@ -29,14 +31,14 @@ class Prepared:
     objective: Any
     step: StepSize | None = None
     start: Tensor | None = None
-    update: Any = None
-    transform: Any = None
+    update: Update | None = None
+    transform: RowMaps | None = None
     target: tuple[float, float] | None = None
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was prepared in its slots."""
-        changes = {"step": self.step, "update": self.update}
-        return replace(pipe, **{name: value for name, value in changes.items() if value is not None})
+        step = pipe.step if self.step is None else self.step
+        return replace(pipe, step=step, update=pipe.update if self.update is None else self.update)
 
 
 def prepare(pipe: Pipeline, objective: Any, look: Look) -> tuple[Prepared, dict[str, Tensor]]:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.geometry.sets import ConvexSet, Whole
+from isthmus.privacy.plan import Charge
 from isthmus.problems.penalties import NoPenalty, Penalty
 from isthmus.round.aggregators import Aggregator, Clients, Local
 from isthmus.round.before import Prepared, prepare
@@ -43,7 +44,7 @@ class Binding:
     """The objective itself, for line searches of runs that are not private."""
     gradient: Callable[[Tensor], Tensor] | None = None
     """Its full gradient, for stop rules of runs that are not private."""
-    before: tuple[Any, ...] = ()
+    before: tuple[Charge, ...] = ()
     """Charges of releases before the loop that share a private recipe's budget (see `algorithms.before`)."""
 
     @property
@@ -193,7 +194,8 @@ def _prepare(
 
     def recall(stage: Stage, problem: Any, space: Space) -> Tensor:
         spending.recall(stage)
-        return earlier[stage.name]
+        value: Tensor = earlier[stage.name]
+        return value
 
     return prepare(pipe, objective, recall)[0], {"prepare": earlier}
 
@@ -358,7 +360,8 @@ def _aggregator(objective: Any, clients: Any, pipe: Pipeline) -> Aggregator:
     if clients is None:
         return Local(objective)
     if hasattr(clients, "collect"):
-        return clients
+        given: Aggregator = clients
+        return given
     return Clients(list(clients), pipe.wire.per_round)
 
 

@@ -28,11 +28,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from isthmus.base import validate
 from isthmus.base.space import Space
-from isthmus.geometry.lifts import pinv
+from isthmus.geometry.lifts import Lift, pinv
 from isthmus.geometry.sketches import Encoder, Identity
 from isthmus.privacy.accounting import joint
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.clips import Clipping
+from isthmus.privacy.library import DpEvent
 from isthmus.privacy.mechanisms import Exact, Mechanism
 from isthmus.privacy.plan import PrivacyPlan
 from isthmus.round.averages import Average, Last
@@ -44,6 +47,7 @@ from isthmus.round.updates import Step, Update
 from isthmus.round.wire import Wire
 
 if TYPE_CHECKING:
+    from isthmus.round.before import Prepared
     from isthmus.round.step import Round
 
 StepSize = Callable[[int], float | Tensor]
@@ -58,9 +62,16 @@ class Release:
 
     name: str = "gradient"
     encode: Encoder = field(default_factory=Identity)
-    clip: Any = None
+    clip: Clipping | None = None
     mechanism: Mechanism = field(default_factory=Exact)
-    lift: Any = pinv
+    lift: Lift = pinv
+
+    @property
+    def clipped(self) -> Clipping:
+        """The clip, of a release that has one, as every private one does."""
+        if self.clip is None:
+            validate.refuse("clip", None, f"release {self.name!r} bounds nothing: clip it")
+        return self.clip
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,7 @@ class Stage:
     def private(self) -> bool:
         return any(release.mechanism.private for release in self.releases)
 
-    def event(self, adjacency: Adjacency) -> Any:
+    def event(self, adjacency: Adjacency) -> DpEvent:
         """What one round of the stage releases, for the accountant: its releases together, seen through its sampler."""
         return self.sampler.event(joint([release.mechanism.event(adjacency) for release in self.releases]))
 
@@ -120,11 +131,11 @@ class Before(Protocol):
         """The look, and the space of what it releases; None where nothing is looked at."""
         ...
 
-    def event(self, adjacency: Adjacency) -> Any:
+    def event(self, adjacency: Adjacency) -> DpEvent:
         """What the look costs."""
         ...
 
-    def apply(self, prepared: Any, bought: Tensor | None) -> Any:
+    def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The `Prepared` problem with what follows from the released values."""
         ...
 
@@ -181,7 +192,7 @@ def slots(stages: Sequence[Stage]) -> Iterator[tuple[Stage, Release, str]]:
             yield stage, release, f"{stage.name}/{release.name}"
 
 
-def _nested(encoder: Any, path: str) -> Iterator[tuple[str, Encoder]]:
+def _nested(encoder: Encoder, path: str) -> Iterator[tuple[str, Encoder]]:
     """An encoder and the encoders among its fields."""
     yield path, encoder
     if is_dataclass(encoder):

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from isthmus.privacy.statement import PrivacyStatement
+from isthmus.problems.scaling import RowMaps
 from isthmus.round.state import State
 
 
@@ -33,13 +35,13 @@ class Result:
     average: Tensor
     status: str
     history: Sequence[dict[str, Any]]
-    privacy: Any
+    privacy: PrivacyStatement | None
     dims: int
     bytes: int
     seconds: float
     state: State
     certificate: Mapping[str, float] = field(default_factory=dict)
-    transform: Any = None
+    transform: RowMaps | None = None
     target: tuple[float, float] | None = None
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:

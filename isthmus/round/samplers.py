@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
+from isthmus.privacy.library import DpEvent
 from isthmus.privacy.sampling import FullBatch, Keyring, Sampler
 
 __all__ = ["Full", "Sampler", "Shuffle", "Uniform", "WithoutReplacement"]
@@ -49,7 +50,7 @@ class _Batches:
         """ceil(n / first batch size)."""
         return -(-n // self.size(0))
 
-    def event(self, event: Any) -> Any:
+    def event(self, event: DpEvent) -> NoReturn:
         """Refused: batches from a public seed hide nobody, and may hold a record more than once."""
         validate.refuse("sampler", type(self).__name__, "a private stage draws with Poisson, FixedSize or Full")
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from isthmus.base import validate
 from isthmus.privacy import accounting
-from isthmus.privacy.library import dpa
-from isthmus.privacy.mechanisms import words_of
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.mechanisms import Mechanism, words_of
+
+if TYPE_CHECKING:
+    from isthmus.round.pipeline import Pipeline, Release, Stage
 
 
-def claims(pipe: Any) -> bool:
+def claims(pipe: Pipeline) -> bool:
     """Whether a pipeline says anything about privacy: a promise, or a stage that adds noise."""
     return pipe.promise is not None or any(stage.private for stage in pipe.stages)
 
 
-def check_sound(pipe: Any) -> None:
+def check_sound(pipe: Pipeline) -> None:
     """Refuse fillings that could break their own guarantee or cannot work."""
     names = [stage.name for stage in pipe.stages]
     validate.one_of(("last", "average"), output=pipe.output)
@@ -34,7 +38,7 @@ def check_sound(pipe: Any) -> None:
     validate.check(not pipe.before or pipe.promise is not None, "promise", pipe.promise, remedy)
 
 
-def _check_claim(pipe: Any) -> None:
+def _check_claim(pipe: Pipeline) -> None:
     """A pipeline that claims privacy holds no unnoised look at the data, whichever slot it would stand in."""
     promise = pipe.promise
     private = [stage.name for stage in pipe.stages if stage.private]
@@ -62,7 +66,7 @@ def _check_claim(pipe: Any) -> None:
         _check_blind(slot, getattr(pipe, slot))
 
 
-def check_costs(mechanism: Any, adjacency: Any) -> None:
+def check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
     """Refuse a mechanism that calls itself private and has no finite cost, or none at all.
 
     One that runs as its paper prints it may have none: it says itself what it really gives, and epsilon is infinite.
@@ -75,7 +79,7 @@ def check_costs(mechanism: Any, adjacency: Any) -> None:
     validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
 
-def assumed(pipe: Any) -> list[str]:
+def assumed(pipe: Pipeline) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of the user's own that are shown records."""
     own = [stage for stage in pipe.stages if not getattr(stage.source, "own_records", False)]
     found = [
@@ -86,11 +90,11 @@ def assumed(pipe: Any) -> list[str]:
     return found + (["the examples that a sketch learns from are public, and no private records"] if learned else [])
 
 
-def _parts(event: Any) -> list[Any]:
+def _parts(event: DpEvent) -> list[DpEvent]:
     return list(accounting.leaves_of(event))
 
 
-def _check_blind(slot: str, part: Any) -> None:
+def _check_blind(slot: str, part: object) -> None:
     """Refuse parts that hold the objective's own loss or gradient, as line searches and certified stops do."""
     for name in ("loss", "gradient"):
         given = getattr(part, name, None)
@@ -98,7 +102,7 @@ def _check_blind(slot: str, part: Any) -> None:
         validate.check(given is None, f"{slot}.{name}", given, remedy)
 
 
-def _check_release(pipe: Any, stage: Any, release: Any) -> None:
+def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
     where = f"release {release.name!r}"
     noisy, wire = release.mechanism.private, pipe.wire
     clip = release.clip
@@ -106,7 +110,7 @@ def _check_release(pipe: Any, stage: Any, release: Any) -> None:
         not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
     )
     validate.check(
-        not noisy or release.encode.settled_ord(clip.ord) in release.mechanism.ords,
+        not noisy or release.encode.settled_ord(release.clipped.ord) in release.mechanism.ords,
         "ord",
         getattr(clip, "ord", None),
         f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",

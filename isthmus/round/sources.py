@@ -11,15 +11,25 @@ from torch import Tensor
 
 from isthmus.base.space import Space
 from isthmus.gradients import Rows
+from isthmus.problems.queries import Query
+from isthmus.round.state import Held
+
+
+class Records(Protocol):
+    """Who holds records: how many, and a vector of each at a point."""
+
+    @property
+    def n(self) -> int: ...
+    def rows(self, w: Tensor, index: Any = None) -> Rows: ...
 
 
 class RowSource(Protocol):
     """Per-example vectors of the drawn records."""
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Any]) -> Any: ...
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows | Query: ...
 
 
-def current(problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Any]) -> Any:
+def current(problem: Records, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows:
     """g_i(w): the gradients at the iterate."""
     return problem.rows(w, index)
 
@@ -34,9 +44,11 @@ class AgainstAnchor:
     stage: str
     own_records: ClassVar[bool] = True
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Any]) -> Any:
+    def __call__(self, problem: Records, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows:
         """The differences of the drawn records."""
-        return problem.rows(w, index).minus(problem.rows(held[self.stage].w, index))
+        anchor = held[self.stage].w
+        assert anchor is not None
+        return problem.rows(w, index).minus(problem.rows(anchor, index))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from isthmus.base.matrix import exact_products
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import Encoder, Sketch
+from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
+from isthmus.privacy.clips import Clipping
 from isthmus.privacy.ledger import Purse
 from isthmus.problems.queries import Query
 from isthmus.round.aggregators import Aggregator, Client
@@ -29,7 +31,7 @@ from isthmus.round.wire import Keys, Message
 # ---------------------------------------------------------------- what an encoder sees, what a round holds
 
 
-Kept = dict[str, tuple[Any, Sketch]]
+Kept = dict[str, tuple[Hashable, Sketch]]
 """The maps a run holds between rounds, by slot: a convenience that any machine can rebuild, never part of the state."""
 
 
@@ -37,7 +39,7 @@ class RoundContext:
     """What an encoder may look at when it is bound; an encoder is bound once a round, however often it is asked."""
 
     def __init__(self, round: Round, slots: Mapping[int, str], parts: Mapping[str, Any], kept: Kept) -> None:
-        self._round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
+        self._round: Round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
         self._slots, self._parts, self._kept = slots, parts, kept
         self._bound: dict[int, Sketch] = {}
         self.changed: dict[str, Any] = {}
@@ -58,7 +60,7 @@ class RoundContext:
         """The clip bounds of this round's releases, by slot: public, given or paid for."""
         return self._round.bounds
 
-    def rows(self, data: Any) -> Any:
+    def rows(self, data: Any) -> Rows:
         """Per-example gradients at the iterate on public data."""
         return self._round.public_rows(self._round.w, data)
 
@@ -90,12 +92,13 @@ class Round:
     seed: int
     eta: float | Tensor
     read: Callable[[], Tensor]
-    public_rows: Callable[[Tensor, Any], Any]
+    public_rows: Callable[[Tensor, Any], Rows]
     held: dict[str, Held]
     sketches: dict[str, Sketch] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
     released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    context: Any = None
+
+    context: RoundContext = field(init=False)
 
     @cached_property
     def w(self) -> Tensor:
@@ -112,7 +115,12 @@ class Round:
 
 
 def measure(
-    release: Release, sketch: Sketch, bound: float, rows: Any, codes: Any = None, rounding: Rounding | None = None
+    release: Release,
+    sketch: Sketch,
+    bound: float,
+    rows: Rows | Query | None,
+    codes: Rows | None = None,
+    rounding: Rounding | None = None,
 ) -> Bounded:
     """The only code that reads per-example values: the clipped sum of codes, with its bound.
 
@@ -120,20 +128,23 @@ def measure(
     sum over records is a `Query`, whose proven bound must be within that of the clip.
     """
     clip = release.clip
-    if clip is None:
-        return Bounded(sketch.forward_sum(rows), 2, math.inf)
     if isinstance(rows, Query):
+        validate.check(clip is not None, "clip", clip, f"{type(rows).__name__} is released with its bound only")
+        assert clip is not None
         proven = clip.ord == 2 and rows.bound <= clip.total(bound)
         validate.check(proven, "clip", clip, f"{type(rows).__name__} moves by up to {rows.bound} in the norm 2")
         return Bounded(rows.value(), clip.ord, clip.total(bound))
     whole = codes if rows is None else rows
+    assert whole is not None
+    if clip is None:
+        return Bounded(sketch.forward_sum(whole), 2, math.inf)
     with exact_products(whole.device):  # a bound means nothing in reduced precision
-        return _clipped(clip, sketch, bound, rows, codes, rounding or Rounding())
+        if not clip.before:
+            whole = sketch.encode(whole) if codes is None else codes
+        return _clipped(clip, sketch, bound, whole, rounding or Rounding())
 
 
-def _clipped(clip: Any, sketch: Sketch, bound: float, rows: Any, codes: Any, rounding: Rounding) -> Bounded:
-    if not clip.before:
-        rows = sketch.encode(rows) if codes is None else codes
+def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding: Rounding) -> Bounded:
     extra = rounding.kappa(rows, encoded=rows.d < sketch.d)
     share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
     if clip.before:
@@ -151,7 +162,7 @@ def open_round(
     seed: int,
     epoch: int,
     read: Callable[[], Tensor],
-    public_rows: Callable[[Tensor, Any], Any],
+    public_rows: Callable[[Tensor, Any], Rows],
     eta: float | Tensor | None = None,
     kept: Kept | None = None,
 ) -> Round:
@@ -172,7 +183,7 @@ def bind_stage(round: Round, stage: Stage, state: State) -> None:
 
 
 def contribute(
-    round: Round, stage: Stage, client: Client, keys: Keys, memory: dict[str, Any], physical: int | None = None
+    round: Round, stage: Stage, client: Client, keys: Keys, memory: dict[str, Tensor], physical: int | None = None
 ) -> Message:
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n = client.problem.n
@@ -240,7 +251,7 @@ def advance(round: Round, state: State, sent: Sequence[Message]) -> State:
 # ---------------------------------------------------------------- the loop
 
 
-def no_public(w: Tensor, data: Any) -> Any:
+def no_public(w: Tensor, data: Any) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
     validate.refuse("public", data, "this look at the data has no public examples: give a sketch that needs none")
 
@@ -252,7 +263,7 @@ class Setting:
     aggregator: Aggregator
     space: Space
     keys: Keys
-    public_rows: Callable[[Tensor, Any], Any] = no_public
+    public_rows: Callable[[Tensor, Any], Rows] = no_public
     per_epoch: int = 1
     physical: int | None = None
     ledger: Purse | None = None
@@ -293,7 +304,7 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> Round:
     )
 
 
-def _through(round: Round, stage: Stage, state: State, setting: Setting, memory: dict[str, Any]) -> Message:
+def _through(round: Round, stage: Stage, state: State, setting: Setting, memory: dict[str, Tensor]) -> Message:
     """One stage of a round: its maps, everybody's contributions, its release."""
     bind_stage(round, stage, state)
 
@@ -340,14 +351,15 @@ def _found(pipe: Pipeline, state: State) -> Tensor | None:
 def fragment(
     round: Round,
     stage: Stage,
-    rows: Any,
-    codes: Mapping[str, Any] | None = None,
+    rows: Rows | Query | None,
+    codes: Mapping[str, Rows] | None = None,
     rounding: Rounding | None = None,
 ) -> Message:
     """The message of one physical batch; its divisor is set once for the whole stage."""
     values = {}
     for _, release, slot in slots([stage]):
         if round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+            assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
             given = None if codes is None else codes.get(release.name)
@@ -356,7 +368,7 @@ def fragment(
     return Message(values, 0.0)
 
 
-def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Any]) -> Message:
+def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Tensor]) -> Message:
     """Feedback and codec, and the count of what goes over the wire."""
     wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
     for _, release, slot in slots([stage]):

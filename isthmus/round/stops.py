@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sets import ConvexSet
 from isthmus.round.state import State
+
+if TYPE_CHECKING:
+    from isthmus.round.step import Round
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class FirstOrderStationary:
     def __post_init__(self) -> None:
         validate.positive(threshold=self.threshold)
 
-    def __call__(self, round: Any, old: State, new: State) -> bool:
+    def __call__(self, round: Round, old: State, new: State) -> bool:
         """Whether w_t is the point."""
         m = min(sketch.m for sketch in round.sketches.values())
         factor = math.sqrt(round.space.d / m) if self.rescale else 1.0
@@ -57,7 +60,7 @@ class GapBelow:
     def __post_init__(self) -> None:
         validate.positive(alpha=self.alpha)
 
-    def __call__(self, round: Any, old: State, new: State) -> bool:
+    def __call__(self, round: Round, old: State, new: State) -> bool:
         """Whether w_t is the point; the update has kept its compressed gap."""
         if new.update["gap"] > self.alpha:
             return False

@@ -31,6 +31,7 @@ from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
+from isthmus.privacy.noise import Noise
 from isthmus.problems.objectives.module import Layers, captured, merged
 from isthmus.round import passes
 from isthmus.round.averages import Last
@@ -79,7 +80,7 @@ class TorchDriver:
         public: Any = None,
         reduction: str = "mean",
         seed: int = 0,
-        noise: Any = None,
+        noise: Noise | None = None,
         ledger: Purse | None = None,
         layers: Layers | None = None,
         reduce: Callable[[Message], Message] = lambda message: message,
@@ -106,8 +107,8 @@ class TorchDriver:
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
-        self._rows: dict[str, list[Any]] = {}
-        self._codes: dict[str, dict[str, list[Any]]] = {}
+        self._rows: dict[str, list[Rows]] = {}
+        self._codes: dict[str, dict[str, list[Rows | None]]] = {}
         before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
@@ -288,7 +289,7 @@ class TorchDriver:
         asked = [parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad]
         return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in asked]
 
-    def _push(self, name: str, rows: Any) -> None:
+    def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
         if self.reduction == "mean":  # before the sketch: what overflows must not depend on the size of the batch

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Keys:
     """The randomness of a run: a public seed, and a secret source of noise (operating-system entropy)."""
 
     seed: int = 0
-    noise: Any = None
+    noise: Noise | None = None
 
     def __post_init__(self) -> None:
         validate.non_negative_int(seed=self.seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class Lift(Protocol):
     reads_w: ClassVar[bool] = True
     """Whether the iterate is asked for; else `w` may be None."""
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Step) -> Lifted | None: ...
+    def __call__(self, sketch: Sketch, y: Tensor, w: Any, eta: Step) -> Lifted | None: ...
 
 
 @dataclass(frozen=True)
