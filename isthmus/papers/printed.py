@@ -48,6 +48,15 @@ class Printed(Mechanism):
         """Those of the mechanism itself."""
         return tuple(self.inner.ords)
 
+    @property
+    def number(self) -> float:
+        """That of the mechanism itself."""
+        return self.inner.number
+
+    def with_number(self, number: float) -> Printed:
+        """The mechanism with another number, in the same words."""
+        return replace(self, inner=self.inner.with_number(number))
+
     def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The noisy value."""
         return self.inner.release(bounded, noise)

@@ -190,7 +190,7 @@ def test_skgd_as_published_is_sound_and_noisier() -> None:
     """The printed constant: 1.575 times the tight noise at (1, 1e-5), for replace-one; really epsilon 0.608."""
     objective = problem()
     printed = skgd(as_published=True)
-    noise = [build(one, objective, BALL, 24).stages[0].releases[0].mechanism.multiplier for one in (
+    noise = [build(one, objective, BALL, 24).stages[0].releases[0].mechanism.number for one in (
         printed, skgd(adjacency="replace-one"))]  # fmt: skip
     assert noise[0] / noise[1] == pytest.approx(1.575, abs=2e-3)
     found = minimize(objective, printed, BALL, steps=24)
