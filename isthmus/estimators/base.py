@@ -20,7 +20,7 @@ from isthmus.algorithms.before import buying
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
-from isthmus.estimators import turns
+from isthmus.estimators import stored, turns
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
@@ -351,9 +351,7 @@ class PrivateLinear(Parameters):
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
-        from isthmus.estimators.stored import save
-
-        save(self, path)
+        stored.save(self, path)
 
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind}

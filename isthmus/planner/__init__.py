@@ -20,7 +20,7 @@ from isthmus.base import validate
 from isthmus.planner.found import Plan
 from isthmus.planner.notes import energy_of, notes_of
 from isthmus.planner.public import read_public
-from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Rule, place_of
+from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Ranking, place_of
 from isthmus.problems.objectives.known import Loss
 from isthmus.round.minimize import Recipe
 
@@ -132,7 +132,7 @@ def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:
     return made
 
 
-def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Rule, dict[str, int]]:
+def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Ranking, dict[str, int]]:
     """The first rule that holds and has something to prefer, with its order."""
     rules = PRIVATE_RULES if facts.private else FREE_RULES
     for rule in rules:
@@ -150,7 +150,7 @@ def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     return len(order) if place is None else place, behind, choice.margin_noise or 0.0
 
 
-def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]) -> str:
+def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, int]) -> str:
     named = place_of(choice, order) is not None
     if choice is ranked[0] and named:
         return f"{rule.why} (rule: {rule.name})"
@@ -162,5 +162,8 @@ def _why(choice: Choice, ranked: list[Choice], rule: Rule, order: dict[str, int]
 def _numbers(values: Any) -> tuple[float, ...]:
     return tuple(validate.as_tensor("smoothness", values).double().reshape(-1).tolist())
 
+
+Rule = Ranking
+"""The name that users know."""
 
 __all__ = ["CONSTANTS", "Choice", "Facts", "Plan", "PublicFacts", "RULES", "Rule", "plan"]

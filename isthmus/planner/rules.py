@@ -22,7 +22,7 @@ SKETCHES = ("dp_comp_minibatch", "rpdp_sgd")
 
 
 @dataclass(frozen=True)
-class Rule:
+class Ranking:
     """Where `when` holds, the choices named by `prefers` come first, in that order."""
 
     name: str
@@ -78,8 +78,8 @@ def _default(facts: Facts) -> tuple[str, ...]:
     return (f"dp_gd ({preferred(facts)})", *PREPARED)
 
 
-PRIVATE_RULES: tuple[Rule, ...] = (
-    Rule(
+PRIVATE_RULES: tuple[Ranking, ...] = (
+    Ranking(
         "known subspace",
         "max_dims < parameters, constraint is a Subspace",
         lambda facts: facts.narrow and _narrow_set(facts),
@@ -87,7 +87,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "the set has few dimensions: a sketch that keeps them loses nothing",
         "Theorem 2.3 (001); experiments/synthetic.py: 3.0e-5 memoryless on a 10-dimensional subspace, SGD 3.8e-5",
     ),
-    Rule(
+    Ranking(
         "public directions",
         "max_dims < parameters; public rows whose top k <= max_dims directions hold 80 % of the hold-out energy",
         lambda facts: facts.narrow and _public_directions(facts),
@@ -95,7 +95,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "public gradients live in few directions, and only few numbers may leave",
         "Theorem 6 (004); docs/planner.md, low rank",
     ),
-    Rule(
+    Ranking(
         "public frequencies",
         "max_dims < parameters; public M_j (or public rows); CSR, or n mu >= 8 d",
         lambda facts: (
@@ -107,7 +107,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "only few numbers may leave, and public facts say which columns matter",
         "experiments/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
     ),
-    Rule(
+    Ranking(
         "few numbers",
         "max_dims < parameters",
         lambda facts: facts.narrow,
@@ -115,7 +115,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "only few numbers may leave: a fresh sketch every round sees all columns in the end",
         "experiments/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
     ),
-    Rule(
+    Ranking(
         "small polytope",
         "an l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's",
         _small_polytope,
@@ -123,7 +123,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "the set is small and has corners: choosing one costs ln d, noise in all of R^d costs sqrt(d)",
         "2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball",
     ),
-    Rule(
+    Ranking(
         "few coefficients",
         "sparsity is given, no polytope, n mu < 2 d",
         lambda facts: facts.sparsity is not None and facts.b < 2 * facts.parameters,
@@ -131,7 +131,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "few coefficients matter: choosing them costs ln d, noise in all of R^d costs sqrt(d)",
         "docs/planner.md, sparse truth",
     ),
-    Rule(
+    Ranking(
         "uneven columns",
         "public M_j that differ by 100 or more, and columns may not be rescaled (set, penalty or scale='none')",
         lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
@@ -139,7 +139,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "columns have very different scales and may not be rescaled: each gets a step of its own",
         "experiments/coordinates.py: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns",
     ),
-    Rule(
+    Ranking(
         "few passes",
         "max_passes < 10 (moments or X'X bought), < 50 (else)",
         _few_passes,
@@ -149,7 +149,7 @@ PRIVATE_RULES: tuple[Rule, ...] = (
         "few passes are allowed: batches take a hundred steps in each",
         "docs/planner.md, few passes: a9a .840 in one pass, all records .764",
     ),
-    Rule(
+    Ranking(
         "prepared descent",
         "else",
         lambda facts: True,
@@ -159,8 +159,8 @@ PRIVATE_RULES: tuple[Rule, ...] = (
     ),
 )
 
-FREE_RULES: tuple[Rule, ...] = (
-    Rule(
+FREE_RULES: tuple[Ranking, ...] = (
+    Ranking(
         "few numbers",
         "max_dims < parameters",
         lambda facts: facts.narrow,
@@ -168,7 +168,7 @@ FREE_RULES: tuple[Rule, ...] = (
         "only few numbers may leave, and what a sketch loses is sent later",
         "experiments/imdb_l1.py: .8700 with a tenth of the numbers, SGD .8712, memoryless .8539",
     ),
-    Rule(
+    Ranking(
         "few passes",
         "max_passes < 50",
         lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
@@ -176,7 +176,7 @@ FREE_RULES: tuple[Rule, ...] = (
         "few passes are allowed: batches take many steps in each",
         "docs/planner.md, few passes",
     ),
-    Rule(
+    Ranking(
         "polytope",
         "constraint is an l1 ball, simplex or hull with radius * |x_ij| <= 5",
         lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
@@ -184,7 +184,7 @@ FREE_RULES: tuple[Rule, ...] = (
         "vertices of a small polytope are exact and sparse",
         "experiments/frank_wolfe.py: 3e-13 with away steps after 200 rounds",
     ),
-    Rule(
+    Ranking(
         "plain descent",
         "else",
         lambda facts: True,

@@ -38,7 +38,7 @@ from isthmus.privacy.plan import PrivacyPlan
 from isthmus.round.averages import Average, Last
 from isthmus.round.samplers import Sampler
 from isthmus.round.sound import check_sound
-from isthmus.round.sources import Source, current
+from isthmus.round.sources import RowSource, current
 from isthmus.round.state import State
 from isthmus.round.updates import Step, Update
 from isthmus.round.wire import Wire
@@ -71,7 +71,7 @@ class Stage:
     releases: Sequence[Release] = (Release(),)
     name: str = "main"
     every: int = 1
-    source: Source = current
+    source: RowSource = current
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", tuple(self.releases))  # what was checked stays as it was

@@ -13,7 +13,7 @@ from isthmus.base.space import Space
 from isthmus.gradients import Rows
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Per-example vectors of the drawn records."""
 
     def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Any]) -> Any: ...

@@ -1,0 +1,107 @@
+"""docs/architecture.md shows the tree that is there, and the code keeps its rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import isthmus
+
+ROOT = Path(isthmus.__file__).parent
+PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+BLOCK = PAGE.split("<!-- tree:")[1].split("Users import from")[0]
+TREE = {folder: names.split(", ") for folder, names in re.findall(r"^    (\w+) +(\w.*)$", BLOCK, re.M)}
+HEAVY = {"torch", "opendp", "tensorboard", "matplotlib", "pandas", "pyarrow", "importlib", "fcntl", "resource", "flwr"}
+TWICE = {"Poisson"}
+"""A loss and a sampler: both are names that users import, from `isthmus` and from `isthmus.privacy`."""
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_the_page_shows_the_tree() -> None:
+    found = {}
+    for folder in (each for each in ROOT.iterdir() if (each / "__init__.py").exists()):
+        inside = [each for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
+        found[folder.name] = sorted(each.stem for each in inside if not each.stem.startswith("_"))
+    assert {folder: sorted(names) for folder, names in TREE.items()} == found
+    assert all(names == sorted(names) for names in TREE.values())
+
+
+def test_a_folder_imports_only_folders_above_it_on_the_page() -> None:
+    order, wrong = list(TREE), []
+    homes = {**isthmus._ALIASES, **isthmus._HOME_OF}
+    for path, tree in modules():
+        own = path.relative_to(ROOT).parts[0]
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                plain = node.module == "isthmus"
+                names = [f"isthmus.{alias.name}" for alias in node.names] if plain else [node.module]
+            for name in names:
+                first = name.removeprefix("isthmus.").split(".")[0]
+                home = homes.get(first, first).split(".")[0]
+                if name.startswith("isthmus.") and own in order and order.index(home) > order.index(own):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_nothing_is_imported_inside_a_function_but_what_is_heavy() -> None:
+    wrong = []
+    for path, tree in modules():
+        for function in ast.walk(tree):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for node in ast.walk(function):
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] not in HEAVY]
+    assert not wrong
+
+
+def test_a_private_name_stays_in_its_folder() -> None:
+    wrong = []
+    for path, tree in modules():
+        own = path.relative_to(ROOT).parts[0]
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("isthmus."):
+                continue
+            words = (node.module or "").split(".")
+            private = [each for each in (*words, *(alias.name for alias in node.names)) if each.startswith("_")]
+            if private and words[1] != own:
+                wrong.append(f"{path.relative_to(ROOT)} imports {private} of {node.module}")
+    assert not wrong
+
+
+def test_a_class_name_exists_once() -> None:
+    homes = defaultdict(list)
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in TWICE} == {}
+
+
+def test_noise_is_drawn_in_one_place() -> None:
+    """`mechanism.release` is called by `close_stage` and by mechanisms that wrap another one, and nowhere else."""
+    found = []
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "release":
+                found.append(str(path.relative_to(ROOT)))
+    allowed = {"round/step.py", "papers/printed.py", "audit/known_bad.py", "audit/distinguish.py"}
+    assert set(found) <= allowed and found.count("round/step.py") == 1
+
+
+def test_files_and_functions_can_be_seen_whole() -> None:
+    long = {}
+    for path, _ in modules():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > 500:
+            long[str(path.relative_to(ROOT))] = lines
+    assert not long

@@ -1,0 +1,184 @@
+"""docs/extending.md: five parts of somebody else's, defined outside the package, go through every door."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import isthmus
+from isthmus import Logistic, PrivateClassifier, PrivateRegressor, algorithms, estimators, minimize
+from isthmus.algorithms.before import buying
+from isthmus.algorithms.purchases import ClassCounts, Ranges
+from isthmus.privacy import Charge, Ledger, PrivacyPlan, PrivacyStatement
+from isthmus.round.state import State
+
+PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A module with the five parts as the page has them, imported from a folder of its own."""
+    file = tmp_path_factory.mktemp("outside") / "somebody_elses_parts.py"
+    file.write_text("\n\n".join(BLOCKS[:5]), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[file.stem]
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, (3000, 6))
+    return X, (X @ [2.0, 1.0, 0.5, 0.0, 0.0, 0.0] > 0).astype(int)
+
+
+def objective(parts: ModuleType, table: Any) -> Any:
+    return parts.SquaredHinge(table[0] / np.sqrt(6), table[1], classes=(0, 1))
+
+
+def test_the_page_runs_as_it_stands(parts: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(BLOCKS[5], str(PAGE), "exec"), dict(vars(parts)))
+    shown = capsys.readouterr().out
+    assert "rounded to a grid" in shown and "folded_gd" in shown and "epsilon=1" in shown
+
+
+def test_the_sketch_is_what_it_says(parts: Any) -> None:
+    for d, m in ((12, 5), (10, 10), (7, 1)):
+        sketch = parts.Folding(m).draw(d, seed=3, t=2)
+        phi = sketch.dense()
+        torch.testing.assert_close(phi @ phi.T, d / m * torch.eye(m, dtype=torch.float64))
+        v = torch.arange(d, dtype=torch.float64)
+        torch.testing.assert_close(sketch.forward(v), phi @ v)
+        assert float(sketch.forward(v).norm()) <= sketch.gain(2) * float(v.norm())
+
+
+def test_the_set_can_what_it_writes(parts: Any) -> None:
+    cone = parts.Orthant(2.0)
+    assert cone.can("project") and cone.can("lmo") and cone.can("diameter")
+    assert not cone.can("support") and not cone.can("gauge") and not cone.can("vertex_form")
+    point = cone.project(torch.tensor([3.0, -1.0, 4.0]))
+    assert cone.contains(point) and point.tolist() == pytest.approx([1.2, 0.0, 1.6])
+
+
+@pytest.mark.parametrize("sketch", ["comp_sgd", "priv_sgd", "dp_comp_minibatch"])
+def test_the_sketch_goes_through_recipes(parts: Any, table: Any, sketch: str) -> None:
+    more: dict[str, Any] = {} if sketch == "comp_sgd" else {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
+    recipe = getattr(algorithms, sketch)(m=3, step=0.5, sketch=parts.Folding, **more)
+    found = minimize(Logistic(*table, classes=(0, 1)), recipe, parts.Orthant(5.0), steps=30)
+    assert found.x is not None and parts.Orthant(5.0).contains(found.x)
+
+
+def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(0, 2, (60,)))
+    module, engine = torch.nn.Linear(4, 2), isthmus.PrivacyEngine()
+    _, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=torch.utils.data.DataLoader(data, batch_size=20),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sketch=parts.Folding(5),
+    )
+    for x, y in loader:
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    assert engine.driver is not None and engine.driver.state.dims == 5 * len(loader)
+
+
+def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, tmp_path: Path) -> None:
+    recipe = parts.folded_gd(epsilon=1.0, delta=1e-5, clip=0.5, step=2.0, n="exact")
+    ledger = Ledger(tmp_path / "book", budget=(1.0, 1e-5))
+    problem, cone = objective(parts, table), parts.Orthant(9.0)
+    half = minimize(problem, recipe, cone, steps=20, ledger=ledger, record=1, callbacks=[lambda r, s: s.t == 8])
+    half.state.save(tmp_path / "state")
+    whole = minimize(problem, recipe, cone, steps=20, ledger=ledger, resume=State.load(tmp_path / "state"))
+    assert ledger.rounds() == {"main": 20} and ledger.spent() == pytest.approx(1.0, rel=1e-3)
+    words = whole.privacy.words()
+    assert "20 x Gaussian noise of" in words and "rounded to a grid" in words
+    assert PrivacyStatement.from_json(whole.privacy.to_json()) == whole.privacy
+
+
+def test_a_plan_sets_the_mechanism_and_is_stored(parts: Any) -> None:
+    plan = PrivacyPlan(1.0, 1e-5, items=[Charge("a", parts.Coarse(1.0), rounds=4)])
+    again = PrivacyPlan.from_json(plan.to_json())
+    assert isinstance(again.mechanism("a"), parts.Coarse) and again.mechanism("a") == plan.mechanism("a")
+
+
+def test_the_recipe_buys_what_is_not_declared(parts: Any, table: Any) -> None:
+    recipe = parts.folded_gd(epsilon=1.0, delta=1e-5, clip=0.5, step=2.0, n="exact")
+    ledger = Ledger(budget=(1.0, 1e-5))
+    minimize(objective(parts, table), buying(recipe, [Ranges(), ClassCounts()]), steps=10, ledger=ledger)
+    assert ledger.rounds() == {"ranges": 1, "classes": 1, "main": 10}
+    model = PrivateClassifier(epsilon=1.0, algorithm=parts.folded_gd, classes=[0, 1], class_weight="balanced").fit(
+        *table
+    )
+    assert model.privacy_.epsilon <= 1.0 and model.score(*table) > 0.7
+
+
+def test_a_recipe_without_a_budget_of_ours_is_refused_by_name(table: Any) -> None:
+    def own(binding: Any) -> Any:
+        return algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=1.0, n="exact").build(
+            isthmus.round.minimize.Binding(
+                binding.constraint, binding.penalty, binding.space, binding.n, binding.steps, None
+            )
+        )
+
+    with pytest.raises(isthmus.InvalidInput, match="own_gd.*Budget"):
+        minimize(Logistic(*table, classes=(0, 1)), buying(isthmus.Recipe("own_gd", own), [Ranges()]), steps=3)
+
+
+def test_the_planner_ranks_the_recipe_and_the_loss(parts: Any) -> None:
+    found = isthmus.plan(n=3000, d=6, epsilon=1.0, loss=parts.SquaredHinge, algorithms=["dp_gd", parts.folded_gd])
+    choice = found.choice("folded_gd")
+    assert choice.arguments["clip"] == 0.5 and choice.dims == 3 and "an example" in choice.evidence
+    assert "folded_gd" in found.table() and "squared_hinge" in found.words()
+    named = isthmus.plan(n=3000, d=6, epsilon=1.0, loss="squared_hinge")
+    assert named.facts.of_loss is parts.SquaredHinge
+
+
+def test_an_estimator_of_all_five_is_fitted_saved_and_loaded(parts: Any, table: Any, tmp_path: Path) -> None:
+    model = PrivateClassifier(
+        epsilon=2.0,
+        algorithm=parts.folded_gd,
+        loss=parts.SquaredHinge,
+        constraint=parts.Orthant(10.0),
+        classes=[0, 1],
+        bounds=(-1, 1),
+    ).fit(*table)
+    assert model.score(*table) > 0.8 and parts.Orthant(10.0).contains(model._weights.reshape(-1))
+    assert "rounded to a grid" in model.privacy_.words()
+    estimators.save(model, tmp_path / "model.safetensors")
+    again = estimators.load(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(again.predict(table[0]), model.predict(table[0]))
+    assert again.constraint == model.constraint and again.loss is parts.SquaredHinge
+    assert again.algorithm is parts.folded_gd and again.privacy_ == model.privacy_
+    page = isthmus.report.Record.of(model, title="theirs").to_dict()
+    assert page["model"]["algorithm"] == "folded_gd"
+
+
+def test_a_file_imports_nothing_by_itself(parts: Any, table: Any, tmp_path: Path) -> None:
+    model = PrivateRegressor(
+        epsilon=9.0, constraint=parts.Orthant(3.0), bounds=(-1, 1), target_bounds=(0, 1), algorithm="dp_gd"
+    ).fit(*table)
+    estimators.save(model, tmp_path / "model.safetensors")
+    address = f"{parts.Orthant.__module__}:{parts.Orthant.__qualname__}"
+    data = (tmp_path / "model.safetensors").read_bytes()
+    assert address.encode() in data
+    parts.Orthant.__qualname__ = "Gone"
+    try:
+        with pytest.raises(isthmus.InvalidInput, match="import it first"):
+            estimators.load(tmp_path / "model.safetensors")
+    finally:
+        parts.Orthant.__qualname__ = "Orthant"
