@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import isthmus
@@ -64,6 +65,41 @@ def test_a_folder_imports_only_folders_below_it() -> None:
             if LAYERS.index(layer_of(name)) > own:
                 wrong.append(f"{relative} imports {name}")
     assert not wrong
+
+
+TWICE = {"Poisson", "Rule"}
+"""Public names of two families: a loss and a sampler, a schedule of the papers and a rule of the planner."""
+
+
+def test_the_library_is_imported_at_the_top_of_its_files() -> None:
+    late = set()
+    for path in ROOT.rglob("*.py"):
+        functions = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]
+        for node in (inner for each in functions for inner in ast.walk(each)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(name.split(".")[0] == "isthmus" for name in names):
+                late.add(path.relative_to(ROOT).as_posix())
+    assert not late
+
+
+def test_names_with_an_underscore_stay_in_their_folder() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        own = path.relative_to(ROOT).parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("isthmus."):
+                parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+                if parts[1] != own and any(part.startswith("_") for part in parts):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {node.module}")
+    assert not wrong
+
+
+def test_a_class_name_exists_once() -> None:
+    trees = [ast.parse(path.read_text()) for path in ROOT.rglob("*.py")]
+    names = Counter(each.name for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef))
+    found = {name for name, count in names.items() if count > 1 and not name.startswith("_")}
+    assert found == TWICE
 
 
 def test_importing_the_package_does_not_import_torch() -> None:

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
-from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Run, allowed_step, full_rounds, full_run
+from isthmus.algorithms.filling import Choice, Facts, Refusal, Run, allowed_step, full_rounds, full_run
 from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate

@@ -17,13 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.choice import Choice, Refusal
-from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import AVERAGED, Run, full_run, sampled_run
+from isthmus.algorithms.filling import AVERAGED, CONSTANTS, Choice, Facts, Refusal, Run, costs, full_run, sampled_run
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import unbiased

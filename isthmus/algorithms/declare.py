@@ -95,7 +95,9 @@ class Algorithm(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recipe:
         """The recipe for these arguments."""
-        return self.function(*args, **kwargs)
+        made = self.function(*args, **kwargs)
+        validate.check(isinstance(made, Recipe), "algorithm", self.name, "return a Recipe")
+        return made
 
     def __repr__(self) -> str:
         return f"<algorithm {self.address}>"

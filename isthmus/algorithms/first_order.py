@@ -11,12 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isthmus.algorithms.choice import Choice
-from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Run, free_run
+from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, pinv
 from isthmus.geometry.sets import Whole

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from isthmus.algorithms import costs
-from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import free_run
+from isthmus.algorithms.filling import Choice, Facts, Refusal, costs, free_run
 from isthmus.base import validate
 from isthmus.geometry.lifts import adjoint
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity

@@ -6,10 +6,19 @@ import math
 from typing import Any
 
 from isthmus.algorithms import costs
-from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.constants import CONSTANTS
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import AVERAGED, allowed_step, full_run, plain_run, sampled_run, sketched, walk
+from isthmus.algorithms.filling import (
+    AVERAGED,
+    Choice,
+    Facts,
+    Refusal,
+    allowed_step,
+    full_run,
+    plain_run,
+    sampled_run,
+    sketched,
+    walk,
+)
 from isthmus.algorithms.private import dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Statistics
 from isthmus.problems.objectives.linear import GRAM_LIMIT

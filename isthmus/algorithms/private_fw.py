@@ -10,13 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.choice import Choice, Refusal
-from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Run, full_rounds
+from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Refusal, Run, costs, full_rounds
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.base.matrix import matmul

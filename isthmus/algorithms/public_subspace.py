@@ -11,12 +11,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget
-from isthmus.algorithms.choice import Choice, Refusal
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import allowed_step, sampled_run, sketched, walk
+from isthmus.algorithms.filling import Choice, Facts, Refusal, allowed_step, costs, sampled_run, sketched, walk
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-from isthmus.algorithms import costs
 from isthmus.algorithms.budget import Budget, rounds_of
-from isthmus.algorithms.choice import Choice, Refusal
-from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.facts import Facts
-from isthmus.algorithms.filling import Run, batch_of, sampled_rounds, walk
+from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Refusal, Run, batch_of, costs, sampled_rounds, walk
 from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate

@@ -38,7 +38,6 @@ class Intercept(Mechanism):
 
     kept: list[Bounded] = field(default_factory=list)
     private: ClassVar[bool] = False
-    guarantee = ""
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:

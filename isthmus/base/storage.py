@@ -97,6 +97,8 @@ def replaced(path: str | Path) -> Iterator[Path]:
 
 def sync(path: str | Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk."""
+    if os.name == "nt":  # it opens no folder, and writes out only what is open for writing
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -39,7 +39,8 @@ from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
 from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
-from isthmus.round.minimize import minimize
+from isthmus.round.minimize import Binding, Recipe, minimize
+from isthmus.round.pipeline import Pipeline
 from isthmus.round.spending import unspent
 from isthmus.round.state import State
 
@@ -159,8 +160,6 @@ class PrivateLinear(Parameters):
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
-        stated = result.privacy is not None or not self._private
-        validate.check(stated, "algorithm", choice.name, "it ran without a budget: a private recipe makes a promise")
         self.plan_, self.choice_, self.result_, self._assumed = found, choice, result, assumed
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
@@ -180,7 +179,22 @@ class PrivateLinear(Parameters):
             longest = problem.facts["n"] / (curvature * max(top_eigenvalue(problem.objective.X), 1e-12))
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
+        recipe = self._promised(recipe) if self._private else recipe
         return buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
+
+    def _promised(self, recipe: Recipe) -> Recipe:
+        """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
+        published = self.as_published or bool((self.options or {}).get("as_published"))  # its statement tells
+
+        def build(binding: Binding) -> Pipeline:
+            pipe = recipe.bind(binding)
+            told = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
+            kept = told is not None and (published or told[0] <= self.epsilon and told[1] <= (self.delta or 1.0))
+            remedy = f"it promises {told}, not the budget it was given: pass epsilon and delta on to its Budget"
+            validate.check(kept, "algorithm", recipe.name, remedy)
+            return pipe
+
+        return replace(recipe, build=build)
 
     def _spending(self) -> dict[str, Any]:
         ledger = self._opened_ledger()

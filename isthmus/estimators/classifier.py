@@ -14,6 +14,7 @@ from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.leaks import leak
+from isthmus.estimators.stored import storable
 from isthmus.problems.objectives.known import Loss, known_losses, loss_for
 from isthmus.problems.objectives.linear import CLASSES_READ
 
@@ -24,6 +25,7 @@ def _has_probabilities(estimator: Any) -> bool:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+@storable
 class PrivateClassifier(ClassifierMixin, PrivateLinear):
     """A linear classifier trained under differential privacy.
 

@@ -14,12 +14,14 @@ from isthmus.algorithms.purchases import Purchase, TargetRange, scaled_targets, 
 from isthmus.base import validate
 from isthmus.estimators.base import Posed, PrivateLinear
 from isthmus.estimators.leaks import leak
+from isthmus.estimators.stored import storable
 from isthmus.problems.objectives import Huber
 from isthmus.problems.objectives.known import Loss, known_losses, loss_of
 from isthmus.problems.objectives.targets import CountTargets
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
+@storable
 class PrivateRegressor(RegressorMixin, PrivateLinear):
     """A linear regression trained under differential privacy.
 

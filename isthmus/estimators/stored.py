@@ -8,21 +8,25 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import find
 from isthmus.base import known, storage, validate
-from isthmus.estimators.parameters import Parameters
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State
 
+if TYPE_CHECKING:
+    from isthmus.estimators.base import PrivateLinear
+
+Kind = TypeVar("Kind", bound="type[PrivateLinear]")
 FORMAT = storage.Format("isthmus-estimator-2", "isthmus.estimators.save", sealed=("isthmus-estimator-1",))
-KINDS = ("PrivateClassifier", "PrivateRegressor")
+KINDS: dict[str, type[PrivateLinear]] = {}
+"""The classes that can be stored, by name."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
 FITTED = ("coef_", "intercept_", "classes_", "target_bounds_", "n_features_in_", "feature_names_in_", "n_iter_")
@@ -30,13 +34,19 @@ PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds
 """What `partial_fit` remembers of earlier calls."""
 
 
-def save(estimator: Any, path: str | Path) -> None:
+def storable(kind: Kind) -> Kind:
+    """A class decorator: estimators of this class, and not of those below it, can be saved and loaded."""
+    KINDS[kind.__name__] = kind
+    return kind
+
+
+def save(estimator: PrivateLinear, path: str | Path) -> None:
     """Write a fitted estimator to one file, whole or not at all.
 
     A seal (SHA-256) shows damage to the file; it is no signature: whoever may write the file can forge a whole one.
 
     >>> import tempfile
-    >>> from isthmus.estimators import PrivateClassifier
+    >>> from isthmus import PrivateClassifier
     >>> X, y = np.random.default_rng(0).uniform(-1, 1, (500, 3)), np.arange(500) % 2
     >>> model = PrivateClassifier(epsilon=1.0, bounds=(-1, 1), classes=[0, 1]).fit(X, y)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +57,7 @@ def save(estimator: Any, path: str | Path) -> None:
     """
     kind = type(estimator).__name__
     remedy = f"give a fitted {' or '.join(KINDS)}; of a search or a Pipeline, its fitted estimator"
-    validate.check(kind in KINDS and _kind(kind) is type(estimator), "estimator", estimator, remedy)
+    validate.check(KINDS.get(kind) is type(estimator), "estimator", estimator, remedy)
     validate.check(hasattr(estimator, "_weights"), "estimator", estimator, "fit it first")
     state = getattr(estimator, "_partial_state", None)
     statement = estimator.privacy_
@@ -69,25 +79,20 @@ def load(path: str | Path) -> Any:
     return FORMAT.read(path, _rebuilt)
 
 
-def _kind(name: str) -> Any:
-    validate.check(name in KINDS, "path", name, f"a file holds one of {list(KINDS)}")
-    return known.imported(Parameters, name)
-
-
-def _params(estimator: Any) -> dict[str, Any]:
+def _params(estimator: PrivateLinear) -> dict[str, Any]:
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
     if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
         given["random_state"] = None
     return given | {"loss": _named(given["loss"]), "algorithm": _named(given["algorithm"])}
 
 
-def _attributes(estimator: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(estimator, name) for name in names if getattr(estimator, name, None) is not None}
 
 
-def _rebuilt(tree: dict[str, Any]) -> Any:
+def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
-    estimator = _kind(tree["class"])(**params)
+    estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
     estimator._maps = RowMaps([RowMap(**each) for each in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():

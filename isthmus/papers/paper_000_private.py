@@ -95,13 +95,7 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
 
 
 def private_optimisation_bound(
-    rounds: int,
-    *,
-    diameter: float,
-    lipschitz: float,
-    noise: float,
-    dimension: NumberOfRound,
-    step: NumberOfRound,
+    rounds: int, *, diameter: float, lipschitz: float, noise: float, dimension: NumberOfRound, step: NumberOfRound
 ) -> float:
     """E F_S(w_bar) - F_S(w*) of DP-CompGD and DP-CompMiniBatch: Theorems 11 and 14, paper 000, before their O(.).
 
@@ -233,7 +227,7 @@ def private_generalisation_rate(
     validate.check(n >= 2, "n", n, "give at least 2: the bound has a factor log n")
     validate.check(total >= n**2, "total", total, f"give the sum over n^2 = {n**2} rounds of m_t >= 1")
     log, more = log_inverse(epsilon, delta), _extra_log(algorithm, n**2, batch, n, delta)
-    private = lipschitz**2 * log * more * total / (n**3.5 * epsilon**2)
+    private = lipschitz**2 * log * more * total / (float(n**3.5) * epsilon**2)
     return constant * ((diameter**2 + lipschitz**2) * log_over_root(n) + private)
 
 

@@ -67,7 +67,7 @@ def weighted_average(points: Sequence[Sequence[float]] | np.ndarray, steps: Sequ
         weights.shape == stack.shape[:1], "steps.shape", weights.shape, f"give one a point: {stack.shape[:1]}"
     )
     validate.check(bool((weights >= 0).all()) and weights.sum() > 0, "steps", weights, "give steps >= 0, not all 0")
-    return weights @ stack / weights.sum()
+    return np.asarray(weights @ stack / weights.sum())
 
 
 # ---------------------------------------------------------------- steps and T by goal
@@ -151,13 +151,7 @@ def _scale(scale: float | None, largest: float) -> float:
 
 
 def optimisation_rate(
-    algorithm: str,
-    rounds: int,
-    *,
-    smooth: bool,
-    diameter: float = 1.0,
-    lipschitz: float = 1.0,
-    constant: float = 1.0,
+    algorithm: str, rounds: int, *, smooth: bool, diameter: float = 1.0, lipschitz: float = 1.0, constant: float = 1.0
 ) -> float:
     """E F_S(w_bar) - F_S(w*) after T rounds, up to a constant: Table 1, paper 000.
 
@@ -190,8 +184,8 @@ def small_step_rate(rounds: int, *, diameter: float = 1.0, lipschitz: float = 1.
     True
     """
     validate.positive(diameter=diameter, lipschitz=lipschitz, constant=constant)
-    order = log_over_root(rounds) * rounds**0.25
-    return constant * (diameter**2 * order + lipschitz**2 / rounds**0.75)
+    order = float(log_over_root(rounds) * rounds**0.25)
+    return float(constant * (diameter**2 * order + lipschitz**2 / rounds**0.75))
 
 
 def stability_rate(algorithm: str, n: int, *, smooth: bool, lipschitz: float = 1.0, constant: float = 1.0) -> float:
@@ -214,13 +208,7 @@ def stability_rate(algorithm: str, n: int, *, smooth: bool, lipschitz: float = 1
 
 
 def generalisation_rate(
-    algorithm: str,
-    n: int,
-    *,
-    smooth: bool,
-    diameter: float = 1.0,
-    lipschitz: float = 1.0,
-    constant: float = 1.0,
+    algorithm: str, n: int, *, smooth: bool, diameter: float = 1.0, lipschitz: float = 1.0, constant: float = 1.0
 ) -> float:
     """E F(w_bar) - F(w*) at the T and step of `goal_schedule`, up to a constant: Table 2, paper 000.
 
@@ -251,4 +239,4 @@ def _log_power(n: int, power: float) -> float:
     """(log n)^power / sqrt(n)."""
     validate.positive_int(n=n)
     validate.check(n >= 2 or power == 0, "n", n, "give at least 2: the bound has a factor log n")
-    return math.log(n) ** power / math.sqrt(n)
+    return float(math.log(n) ** power) / math.sqrt(n)

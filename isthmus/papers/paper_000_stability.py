@@ -36,12 +36,12 @@ class Stability:
     @property
     def mean(self) -> np.ndarray:
         """The expectation over the randomness of the algorithm, a row a neighbour."""
-        return self.distances.mean(axis=0)
+        return np.asarray(self.distances.mean(axis=0))
 
     @property
     def worst(self) -> np.ndarray:
         """The largest mean over the neighbours: what uniform stability bounds, up to the Lipschitz constant."""
-        return self.mean.max(axis=0)
+        return np.asarray(self.mean.max(axis=0))
 
     def growth(self, start: int = 1) -> float:
         """The least-squares slope of log `worst` against log t from round `start` on: the exponent of t.

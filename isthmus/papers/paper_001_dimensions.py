@@ -99,7 +99,7 @@ def sparse_jl_condition(m: int, d: int, complexity: float, beta: float) -> bool:
     (True, False)
     """
     given(locals())
-    return math.log(m) ** 2 * math.log(d) ** 2.5 * complexity <= beta
+    return bool(math.log(m) ** 2 * math.log(d) ** 2.5 * complexity <= beta)
 
 
 def sparse_cone_width(d: int, k: int) -> float:
@@ -117,7 +117,7 @@ def sparse_cone_width(d: int, k: int) -> float:
 
     def square(tau: float) -> float:
         tail = 2 * ((1 + tau**2) * special.ndtr(-tau) - tau * math.exp(-(tau**2) / 2) / math.sqrt(2 * math.pi))
-        return k * (1 + tau**2) + (d - k) * max(0.0, tail)
+        return float(k * (1 + tau**2) + (d - k) * max(0.0, tail))
 
     top = math.sqrt(2 * math.log(d / k)) + 1
     best = optimize.minimize_scalar(square, bounds=(0.0, top), method="bounded", options={"xatol": 1e-10})
@@ -163,7 +163,7 @@ def table_width(
     validate.check(p > 1, "p", p, "give p > 1; p = 1 is 'l1'")
     if columns is not None:
         validate.positive_int(columns=columns)
-    orders = {
+    orders: dict[str, float] = {
         "l1": math.sqrt(math.log(d)),
         "simplex": math.sqrt(math.log(d)),
         "lp": d ** (1 - 1 / p),

@@ -189,13 +189,7 @@ def distributed_strongly_convex_smooth_rate(
 
 
 def distributed_strongly_convex_rate(
-    rounds: int,
-    *,
-    gradient_bound: float,
-    strong_convexity: float,
-    chi: float,
-    clients: int = 1,
-    constant: float = 1.0,
+    rounds: int, *, gradient_bound: float, strong_convexity: float, chi: float, clients: int = 1, constant: float = 1.0
 ) -> float:
     """E F(w_T) - F* = O(G'^2 (1 + log T) / (lambda T)), up to a constant: Corollary D.2, part 2, paper 001.
 

@@ -63,12 +63,7 @@ def compressed_threshold(threshold: float, d: int, m: int) -> float:
 
 
 def stationary_beta(
-    accuracy: float,
-    *,
-    smoothness: float,
-    diameter: float,
-    gradient_bound: float,
-    code_bound: float | None = None,
+    accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float, code_bound: float | None = None
 ) -> float:
     """beta = min(1/4, mu alpha^2 / (64 G ||C|| (G + mu ||C||)^2)): Theorem 2.4 (B.4), paper 001.
 

@@ -24,12 +24,7 @@ SAMPLINGS = ("full", "single", "block", "nice")
 
 
 def component_smoothness(
-    columns: Vector,
-    *,
-    curvature: float,
-    blocks: Blocks | None = None,
-    rows: float | None = None,
-    ridge: float = 0.0,
+    columns: Vector, *, curvature: float, blocks: Blocks | None = None, rows: float | None = None, ridge: float = 0.0
 ) -> np.ndarray:
     """M_1..M_d of a mean of losses l(x_i' w) from |x_ij| <= B_j and l'' <= h: Assumption 3.6, paper 003.
 
@@ -100,16 +95,11 @@ def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -
     smooth = _positive("smoothness", smoothness)
     parts = _partition([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
     largest = np.array([smooth[block].max() for block in parts])
-    return largest / largest.sum()
+    return np.asarray(largest / largest.sum())
 
 
 def sampling_probabilities(
-    sampling: str,
-    d: int,
-    *,
-    blocks: Blocks | None = None,
-    chances: Vector | None = None,
-    tau: int | None = None,
+    sampling: str, d: int, *, blocks: Blocks | None = None, chances: Vector | None = None, tau: int | None = None
 ) -> np.ndarray:
     """p_j = Prob(j in S) of each coordinate: sections 3.2, 3.4 and 4.2.1, paper 003.
 
@@ -228,7 +218,7 @@ def smoothness_ratios(smoothness: Vector, probabilities: Vector | None = None) -
     p = np.ones_like(smooth) if probabilities is None else _positive("probabilities", probabilities)
     validate.check(p.shape == smooth.shape, "probabilities.shape", p.shape, f"give shape {smooth.shape}")
     validate.check(bool((p <= 1 + 1e-12).all()), "probabilities", p, "give numbers in (0, 1]")
-    return smooth / p
+    return np.asarray(smooth / p)
 
 
 # ---------------------------------------------------------------- checks

@@ -44,7 +44,7 @@ class Printed(Mechanism):
     sound: bool = True
 
     @property
-    def ords(self) -> tuple[float, ...]:  # type: ignore[override]
+    def ords(self) -> tuple[float, ...]:  # type: ignore[override]  # a wrapper's are known when it is made
         """Those of the mechanism itself."""
         return tuple(self.inner.ords)
 

@@ -95,7 +95,7 @@ class Rule:
 
     def __call__(self, t: int) -> float:
         validate.non_negative_int(t=t)
-        return min(self.high, max(self.low, self.scale / (t + self.offset) ** self.power))
+        return min(self.high, max(self.low, self.scale / float((t + self.offset) ** self.power)))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,8 @@ def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[C
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    for filling in _everything(facts, refused) if asked is None else _asked(facts, asked, refused):
+    fillings = _everything(facts, refused) if asked is None else _asked(facts, asked, refused)
+    for filling in dict.fromkeys(fillings):
         made = _within(facts, filling(facts))
         if isinstance(made, Refusal):
             refused[filling.name] = made.reason
@@ -147,7 +148,8 @@ def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Ranking, dict[str,
 def _rank(choice: Choice, order: dict[str, int]) -> tuple[int, float, float]:
     place = place_of(choice, order)
     behind = math.inf if choice.shortfall is None else choice.shortfall
-    return len(order) if place is None else place, behind, choice.margin_noise or 0.0
+    noise = round(choice.margin_noise or 0.0, 9)  # many are at tau, up to their rounding
+    return len(order) if place is None else place, behind, noise
 
 
 def _why(choice: Choice, ranked: list[Choice], rule: Ranking, order: dict[str, int]) -> str:

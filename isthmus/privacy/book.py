@@ -7,13 +7,13 @@ import copy
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from isthmus.base.validate import refuse
-from isthmus.privacy.chain import Chain, Store, Tally, mended
+from isthmus.privacy.chain import Agreed, Chain, FileStore, Tally, mended
 from isthmus.privacy.event_json import Json
 
 
@@ -23,21 +23,13 @@ class Book(Protocol):
     tally: Tally
 
     @property
-    def identity(self) -> str:
-        """What tells it from every other book."""
-        ...
+    def identity(self) -> str: ...
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """One holder at a time, with everything counted that others have written."""
-        ...
+    def locked(self) -> contextlib.AbstractContextManager[None]: ...
 
-    def append(self, *bodies: Json) -> None:
-        """Count and keep records, as safely as the book keeps anything when this returns; call it inside `locked`."""
-        ...
+    def append(self, *bodies: Json) -> None: ...
 
-    def records(self) -> list[Json]:
-        """Every record from the first."""
-        ...
+    def records(self) -> list[Json]: ...
 
 
 class MemoryBook:
@@ -80,7 +72,7 @@ class MemoryBook:
 class FileBook:
     """The hash chain of a file; `given` is what a first record that was torn had said."""
 
-    def __init__(self, store: Store, given: Mapping[str, Any]) -> None:
+    def __init__(self, store: FileStore, given: Agreed) -> None:
         self.tally, self._store = Tally(), store
         self._chain = Chain(store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name))
 

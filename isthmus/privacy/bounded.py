@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Sketch
-from isthmus.gradients import Lazy
+from isthmus.gradients import Lazy, Rows
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 
@@ -71,7 +70,7 @@ class Rounding:
     batch: float | None = None
     share: float = 1.0
 
-    def kappa(self, rows: Any, encoded: bool) -> float:
+    def kappa(self, rows: Rows, encoded: bool) -> float:
         """What rounding may add to the bound of one record, relative; nothing to one of exact counts."""
         return 0.0 if rows.exact else kappa(self.batch, rows.dtype, encoded)
 
@@ -86,7 +85,12 @@ def part_of_error(number: int, last: bool) -> float:
 
 
 def encoded_sum(
-    sketch: Any, rows: Any, weights: Any, bound: float | Mapping[str, float], kappa: float, ord: float
+    sketch: Sketch,
+    rows: Rows,
+    weights: Tensor | Mapping[str, Tensor],
+    bound: float | Mapping[str, float],
+    kappa: float,
+    ord: float,
 ) -> Tensor:
     """Phi sum_i c_i g_i, float64, to within kappa / 2 of the bound times the gain of Phi.
 
@@ -103,7 +107,7 @@ def encoded_sum(
 
 
 def weighted_sum(
-    rows: Any, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
+    rows: Rows, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
 ) -> Tensor:
     """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
 
@@ -131,7 +135,7 @@ def weighted_sum(
     return Lazy(others, rows.n, rows.d, dtype=rows.dtype).sum_to(weights, rho)
 
 
-def _shortened(rows: Any, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:
+def _shortened(rows: Rows, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:
     """The weights, less where a record's terms are too long, and the share of all terms that the error may be."""
     most, sizes = rows.n * bound * (1 + 2.0**-20), rows.mass(ord)
     if sizes is not None:

@@ -20,7 +20,7 @@ def default_delta(n: int) -> float:
     (1e-05, '2.51e-07')
     """
     validate.positive_int(n=n)
-    return min(1e-5, float(n) ** -1.1)
+    return min(1e-5, math.pow(n, -1.1))
 
 
 def mu_of(epsilon: float, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:

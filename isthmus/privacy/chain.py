@@ -20,12 +20,12 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypedDict
 
 from isthmus.base.validate import refuse
 from isthmus.privacy.adjacency import Adjacency
@@ -41,16 +41,12 @@ class LedgerCorrupt(RuntimeError):
     """A ledger whose lines were altered, removed or reordered: the message has the file and the line."""
 
 
-class Store(Protocol):
-    """Bytes that only grow, behind a lock that one holder has at a time."""
+class Agreed(TypedDict):
+    """What a ledger is opened with; None where nothing is said."""
 
-    name: str
-
-    def locked(self) -> contextlib.AbstractContextManager[None]: ...
-    def read(self, offset: int) -> bytes: ...
-    def append(self, data: bytes) -> None: ...
-    def mark(self) -> tuple[int, str]: ...
-    def set_mark(self, number: int, digest: str) -> None: ...
+    budget: tuple[float, float] | None
+    adjacency: str | None
+    dataset: str | None
 
 
 class FileStore:
@@ -147,7 +143,7 @@ class Chain:
     `apply(record)` is told every record in order; `mend(junk)` says what record takes the place of a torn tail.
     """
 
-    def __init__(self, store: Store, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
+    def __init__(self, store: FileStore, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
         self.store, self._apply, self._mend = store, apply, mend
         self.number, self.first, self._head, self._offset = 0, "", START, 0
 
@@ -328,7 +324,7 @@ class Tally:
         self.rounds[what] += rounds
 
 
-def opening(given: Mapping[str, Any]) -> Json:
+def opening(given: Agreed) -> Json:
     """The first record of a ledger."""
     return {
         "kind": "open",
@@ -340,7 +336,7 @@ def opening(given: Mapping[str, Any]) -> Json:
     }
 
 
-def mended(tally: Tally, junk: bytes, given: Mapping[str, Any], name: str) -> Json:
+def mended(tally: Tally, junk: bytes, given: Agreed, name: str) -> Json:
     """The record that takes the place of a torn one: it charges the most that the torn one may have charged."""
     head = junk.split(b"\t")[0]  # later pieces are recoveries that were killed in their turn
     if not tally.opened:
@@ -372,7 +368,7 @@ def _may_be(head: bytes, beginning: str) -> bool:
 # ---------------------------------------------------------------- arguments
 
 
-def checked_budget(budget: Any) -> tuple[float, float] | None:
+def checked_budget(budget: object) -> tuple[float, float] | None:
     """(epsilon, delta) as floats, or None."""
     if budget is None:
         return None
@@ -386,16 +382,13 @@ def checked_budget(budget: Any) -> tuple[float, float] | None:
 
 def adjacency_value(adjacency: Adjacency | str | None) -> str | None:
     """The text of an `Adjacency`, checked."""
-    if adjacency is None:
-        return None
-    known = {member.value for member in Adjacency}
     value = adjacency.value if isinstance(adjacency, Adjacency) else adjacency
-    if value not in known:
-        refuse("adjacency", adjacency, f"choose one of {sorted(known)}")
-    return str(value)
+    if value not in (None, *(member.value for member in Adjacency)):
+        refuse("adjacency", adjacency, f"choose one of {[member.value for member in Adjacency]}")
+    return value
 
 
-def check_rounds(**arguments: Any) -> None:
+def check_rounds(**arguments: object) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:

@@ -5,20 +5,56 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.gradients import Rows
 
 _SPAN = 1e6
 SMALLEST, LARGEST = 1e-24, 1e30
 """Bounds between which the rounding of float32 numbers is relative, sums of 10^8 records included."""
 
 
+class Clipping(Protocol):
+    """What bounds a record's share of a sum: weights such that every weighted row stays below a bound.
+
+    ord     the norm that is bounded
+    before  whether rows are clipped before the sketch, or their codes after it
+
+    A clip of one's own brings `init`, and of the rest what differs from one bound for whole rows that never changes.
+    """
+
+    @property
+    def ord(self) -> float: ...
+    @property
+    def before(self) -> bool: ...
+
+    def init(self) -> float:
+        """The bound of the first round."""
+        ...
+
+    def weights(self, rows: Rows, bound: float) -> Tensor | Mapping[str, Tensor]:
+        """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
+        return _weights(rows, self.ord, bound)
+
+    def each(self, bound: float) -> float | Mapping[str, float]:
+        """The bound of every weighted row."""
+        return bound
+
+    def total(self, bound: float) -> float:
+        """The bound of one record's share in the sum."""
+        return bound
+
+    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
+        """The bound of the next round, from released values only: here it never changes."""
+        return bound
+
+
 @dataclass(frozen=True)
-class Clip:
+class Clip(Clipping):
     """`c_i = min(1, C / ||v_i||_ord)`: weights only, a clip never touches values.
 
     `before=True` clips gradients before the sketch (and the sketch's certified gain multiplies the bound);
@@ -48,25 +84,9 @@ class Clip:
         """The bound of the first round."""
         return self.bound
 
-    def weights(self, rows: Any, bound: float) -> Tensor:
-        """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
-        return _weights(rows, self.ord, bound)
-
-    def each(self, bound: float) -> float:
-        """The bound of every weighted row."""
-        return bound
-
-    def total(self, bound: float) -> float:
-        """The bound of one record's share in the sum."""
-        return bound
-
-    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
-        """The bound of the next round, from released values only: here it never changes."""
-        return bound
-
 
 @dataclass(frozen=True)
-class PerLeafClip:
+class PerLeafClip(Clipping):
     """Each leaf has its own bound `C_l`; a record's share is below `sqrt(sum C_l^2)`.
 
     >>> PerLeafClip({"a": 3.0, "b": 4.0}).total(1.0)
@@ -87,7 +107,7 @@ class PerLeafClip:
         """Bounds are given; the state is one common factor."""
         return 1.0
 
-    def weights(self, rows: Any, bound: float) -> dict[str, Tensor]:
+    def weights(self, rows: Rows, bound: float) -> dict[str, Tensor]:
         """A weight for each row and leaf."""
         leaves = rows.leaves()
         names = [name for name, _ in leaves]
@@ -101,10 +121,6 @@ class PerLeafClip:
     def total(self, bound: float) -> float:
         """The bound of one record's share in the stacked sum."""
         return bound * math.sqrt(sum(value**2 for value in self.bounds.values()))
-
-    def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
-        """Never changes."""
-        return bound
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,7 @@ class GroupClip(Clip):
 
 
 @dataclass(frozen=True)
-class AdaptiveClip:
+class AdaptiveClip(Clipping):
     """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
 
     The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2`; with b = that + 1/2, the share of
@@ -153,18 +169,6 @@ class AdaptiveClip:
         """The bound of the first round."""
         return self.initial
 
-    def weights(self, rows: Any, bound: float) -> Tensor:
-        """The weight of each row, `min(1, C / norm)`."""
-        return _weights(rows, self.ord, bound)
-
-    def each(self, bound: float) -> float:
-        """The bound of every weighted row."""
-        return bound
-
-    def total(self, bound: float) -> float:
-        """The bound of one record's share in the sum."""
-        return bound
-
     def next(self, bound: float, released: Mapping[str, Tensor]) -> float:
         """One geometric step; noise can carry the count outside [0, 1], where it is cut."""
         validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
@@ -174,7 +178,7 @@ class AdaptiveClip:
         return min(high, max(low, moved))
 
 
-def _weights(rows: Any, ord: float, bound: float) -> Tensor:
+def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
     """min(1, C / norm), rounded down, of each row; 0 where the weighted row could not be kept below C.
 
     Norms carry a reserve for the roundings of the product, relative ones.  Below the normal numbers roundings are

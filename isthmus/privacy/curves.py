@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from scipy.special import log_ndtr
 
-from isthmus.privacy.library import dpa
+from isthmus.privacy.library import DpEvent, dpa
 
 DISCRETISATION = 1e-4
 """The interval of privacy-loss distributions: results are upper bounds, tight to about 1e-3 of a typical epsilon."""
@@ -27,7 +26,7 @@ def exact(multiplier: float, asked: str, given: float) -> float:
     return float(-math.exp(log_p) * math.expm1(min(0.0, log_q - log_p)))
 
 
-def renyi(parts: Mapping[Any, int], relation: Any, asked: str, given: float, coarse: bool) -> float:
+def renyi(parts: Mapping[DpEvent, int], relation: object, asked: str, given: float, coarse: bool) -> float:
     """The Renyi accountant's answer at the best order: a sparse search, then every order around its optimum.
 
     The library's own list of orders thins out after 64, which costs up to 3 % of an epsilon.
@@ -47,7 +46,7 @@ def renyi(parts: Mapping[Any, int], relation: Any, asked: str, given: float, coa
 
 
 def _at_orders(
-    orders: list[Any], parts: Mapping[Any, int], relation: Any, asked: str, given: float
+    orders: list[float], parts: Mapping[DpEvent, int], relation: object, asked: str, given: float
 ) -> tuple[float, float]:
     accountant = dpa.rdp.RdpAccountant(orders, relation)
     for leaf, count in parts.items():
@@ -59,7 +58,7 @@ def _at_orders(
     return float(value), min(orders, key=lambda a: abs(a - order))
 
 
-def interval(leaves: Mapping[Any, int], factor: int) -> float:
+def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
     """An interval fine against the loss of one round, with at most some million points for all of them.
 
     It decides how tight the result is, never whether it is an upper bound.

@@ -41,7 +41,7 @@ _KINDS: dict[str, dict[str, str]] = {
 _RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
 
 
-def canonical(data: Any) -> str:
+def canonical(data: object) -> str:
     """The one text of a JSON value: sorted keys, no spaces, ASCII, no NaN or infinity."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -124,6 +124,11 @@ def words(leaf: Json) -> str:
     if kind == "MixtureOfGaussians":
         return f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}"
     return "a value without noise" if kind == "NonPrivate" else f"a composition ({kind})"
+
+
+def all_words(event: DpEvent | Mapping[str, Any]) -> str:
+    """Each kind of release of an event, in words."""
+    return ", ".join(words(leaf) for leaf, _ in flatten(to_json(event)))
 
 
 def sampling_words(leaf: Json) -> str:

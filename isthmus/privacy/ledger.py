@@ -1,7 +1,8 @@
 """The privacy ledger: a durable record of everything that was released, written before it is released.
 
 A ledger is an append-only file of JSON lines, each sealed to the one before it by a hash.  A run announces what one
-round of each of its stages costs, then charges the ledger before every private release.
+round of each of its stages costs, then charges the ledger before every private release.  Without a path the same
+records are kept plainly in memory, for the process that made the ledger.
 
 Guarantees:
 
@@ -55,9 +56,9 @@ from isthmus.privacy.accounting import compose
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.book import Book, FileBook, MemoryBook
 from isthmus.privacy.chain import (
+    Agreed,
     FileStore,
     LedgerCorrupt,
-    Store,
     adjacency_value,
     check_rounds,
     checked_budget,
@@ -83,9 +84,7 @@ class Named(Protocol):
 class Purse(Protocol):
     """What a pipeline needs: it is charged before anything private is released."""
 
-    def charge(self, stage: Any, t: int) -> None:
-        """Pay for round t of a stage, or raise."""
-        ...
+    def charge(self, stage: Any, t: int) -> None: ...
 
 
 class Budgeted(Protocol):
@@ -99,7 +98,7 @@ class Budgeted(Protocol):
     def pay(self, what: str, event: Event, rounds: int = 1, *, seeded: bool = False) -> None: ...
     def run(
         self, events: Mapping[str, Event], reserve: int | Mapping[str, int] = 1, *, seeded: bool = False
-    ) -> Purse: ...
+    ) -> Any: ...
 
 
 class BudgetExceeded(RuntimeError):
@@ -174,7 +173,7 @@ class Ledger:
     ) -> None:
         if not isinstance(dataset, str | None):
             refuse("dataset", dataset, "give a public name, as a string")
-        given = {"budget": checked_budget(budget), "adjacency": adjacency_value(adjacency), "dataset": dataset}
+        given = Agreed(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
         self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), given)
         tally = self._book.tally
         with self._book.locked():
@@ -205,7 +204,7 @@ class Ledger:
         return cls(path, budget, adjacency=adjacency, dataset=dataset)
 
     @staticmethod
-    def _make_store(path: str | os.PathLike[str]) -> Store:
+    def _make_store(path: str | os.PathLike[str]) -> FileStore:
         return FileStore(path)
 
     @property

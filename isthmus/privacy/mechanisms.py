@@ -70,7 +70,7 @@ class Mechanism(ABC):
 
     def describe(self) -> str:
         """The release in words, here those of its event (which knows what it cost, not what it was)."""
-        return ", ".join(event_json.words(leaf) for leaf, _ in event_json.flatten(event_json.to_json(self.event())))
+        return event_json.all_words(self.event())
 
     @property
     def number(self) -> float:
@@ -123,16 +123,14 @@ def named(kind: str) -> type[Mechanism]:
     return found[kind]
 
 
-def words_of(mechanism: Any) -> tuple[str, str | None, str]:
+def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
     """Release, source of noise and guarantee of a mechanism, in words; of one that is no subclass, what it says.
 
     >>> words_of(Gaussian(2.0))
     ('Gaussian noise of 2 times the bound of one record', None, '')
     """
-    if isinstance(mechanism, Mechanism):
-        return mechanism.describe(), mechanism.source, mechanism.guarantee
     describe = getattr(mechanism, "describe", None)
-    words = Mechanism.describe(mechanism) if describe is None else str(describe())
+    words = event_json.all_words(mechanism.event()) if describe is None else str(describe())
     return words, getattr(mechanism, "source", None), getattr(mechanism, "guarantee", "")
 
 

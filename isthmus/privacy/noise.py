@@ -54,37 +54,21 @@ class Noise(Protocol):
 
     seeded: bool
 
-    def describe(self) -> str:
-        """The noise in words, for the privacy statement."""
-        ...
+    def describe(self) -> str: ...
 
-    def uniform(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
-        """Uniform on (0, 1)."""
-        ...
+    def uniform(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
 
-    def normal(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
-        """Standard normal."""
-        ...
+    def normal(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
 
-    def add_normal(self, out: Tensor, scale: float) -> None:
-        """out += scale times standard normals, in place."""
-        ...
+    def add_normal(self, out: Tensor, scale: float) -> None: ...
 
-    def laplace(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
-        """Standard Laplace."""
-        ...
+    def laplace(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
 
-    def gumbel(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor:
-        """Standard Gumbel."""
-        ...
+    def gumbel(self, shape: Shape, dtype: torch.dtype = ..., device: Device = ...) -> Tensor: ...
 
-    def mask(self, n: int, q: float, device: Device = ...) -> Tensor:
-        """Poisson membership."""
-        ...
+    def mask(self, n: int, q: float, device: Device = ...) -> Tensor: ...
 
-    def subset(self, n: int, k: int) -> Tensor:
-        """k different indices below n."""
-        ...
+    def subset(self, n: int, k: int) -> Tensor: ...
 
 
 class Source:
@@ -125,7 +109,8 @@ class Source:
 
         def draw(size: int) -> NDArray[np.float64]:
             u = self._uniform(4, size)
-            return np.log(u[0]) * np.cos(np.pi * u[1]) + np.log(u[2]) * np.cos(np.pi * u[3])
+            drawn: NDArray[np.float64] = np.log(u[0]) * np.cos(np.pi * u[1]) + np.log(u[2]) * np.cos(np.pi * u[3])
+            return drawn
 
         return _tensor(draw, shape, dtype, device)
 
@@ -237,7 +222,7 @@ class FastSource(SecretSource):
         """As `Source.add_normal`; on the CPU by the polar pair `r cos`, `r sin` of uniforms, on torch's threads."""
         if out.device.type != "cpu" or os.getpid() != _HOME:
             return super().add_normal(out, scale)
-        for part in out.view(-1).split(_PAIRS):
+        for part in torch.split(out.view(-1), _PAIRS):
             half = (len(part) + 1) // 2
             radius, angle, other = _polar(half, scale)
             for place, drawn in ((part[:half], other), (part[half:], angle[: len(part) - half])):
@@ -316,7 +301,7 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_PAIRS + 2), torch.empty(_PAIRS // 2 + 1, dtype=torch.float64)
     uniform = _BUFFERS.uniform[: 2 * size]
     np.random.Generator(np.random.SFC64(secrets.randbits(192))).random(out=uniform)
-    radius, angle = torch.from_numpy(uniform).split(size) if size else (torch.empty(0), torch.empty(0))
+    radius, angle = torch.split(torch.from_numpy(uniform), size) if size else (torch.empty(0), torch.empty(0))
     radius.neg_().log1p_().mul_(-2).sqrt_().mul_(scale)  # the scale is never squared: its square may leave the range
     angle.mul_(2 * math.pi)
     cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
@@ -347,7 +332,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
 
 def pieces(out: Tensor) -> tuple[Tensor, ...]:
     """The coordinates of a tensor that are noised together."""
-    return out.view(-1).split(CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
+    return torch.split(out.view(-1), CHUNK if out.device.type == "cpu" else DEVICE_CHUNK)
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:

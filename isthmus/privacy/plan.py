@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -66,7 +66,7 @@ class Charge:
         kind = named(given) if isinstance(given, str) else given
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", given, "give a Mechanism, its class or its name")
-        options = {each.name for each in _fields(kind)}
+        options: set[str] = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
         validate.check("k" in options or self.k == 1, "k", self.k, "only top-k takes a k")
         needed = "grid" not in options or self.grid is not None
         validate.check(needed, "grid", self.grid, "a discrete Gaussian needs its grid")
@@ -123,10 +123,9 @@ class PrivacyPlan:
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
-            spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)
-            validate.check(
-                spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, f"these items cost {spent:.6g} at delta"
-            )
+        spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)  # of calibrated ones it is remembered
+        remedy = f"these items cost {spent:.6g} at delta"
+        validate.check(spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, remedy)
 
     @classmethod
     def exact(
@@ -184,7 +183,11 @@ class PrivacyPlan:
     def to_json(self) -> str:
         """The plan as text: what `from_json` reads, where the mechanisms of one's own are imported."""
         items = [
-            {**_shown(item), "mechanism": _written(item.mechanism), "sampler": _sampler_written(item.sampler)}
+            {
+                **asdict(item),
+                "mechanism": _written(item.mechanism),
+                "sampler": {"kind": type(item.sampler).__name__, **asdict(item.sampler)},
+            }
             for item in self.items
         ]
         record = {**{key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}, "numbers": self._numbers}
@@ -241,45 +244,40 @@ _SCALES: dict[Any, float] = {}
 def _cost(item: Charge) -> tuple[Any, ...]:
     """Everything about an item that its price depends on."""
     sampled, made = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
-    return type(made), made, item.rounds, item.share, sampled, item.sampler.rate, item.stage
-
-
-def _fields(kind: Any) -> tuple[Any, ...]:
-    """What a mechanism or its class is made of."""
-    validate.check(is_dataclass(kind), "mechanism", kind, "make it a frozen dataclass, or give an instance")
-    return fields(kind)
-
-
-def _shown(item: Any) -> dict[str, Any]:
-    return {each.name: getattr(item, each.name) for each in fields(item)}
-
-
-def _sampler_written(sampler: FullBatch | Poisson | FixedSize) -> dict[str, Any]:
-    return {"kind": type(sampler).__name__, **_shown(sampler)}
+    return type(made), made, repr(made.event()), item.rounds, item.share, sampled, item.sampler.rate, item.stage
 
 
 def _address(kind: type[Mechanism]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _written(given: Mechanism | type[Mechanism] | str) -> Any:
+def _written(given: Any) -> Any:
     """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, type):
+    if isinstance(given, type) and issubclass(given, Mechanism):
         return {"class": _address(given)}
-    _fields(given)
-    return {"class": _address(type(given)), "fields": _shown(given)}
+    if isinstance(given, Mechanism):
+        made: Any = given
+        validate.check(is_dataclass(made), "mechanism", given, "make it a frozen dataclass: its fields are written")
+        return {
+            "class": _address(type(given)),
+            "fields": {each.name: _written(getattr(made, each.name)) for each in fields(made)},
+        }
+    known = given is None or isinstance(given, (str, int, float, tuple))
+    validate.check(known, "mechanism", given, "a plan is written with mechanisms made of numbers, texts and mechanisms")
+    return [_written(each) for each in given] if isinstance(given, tuple) else given
 
 
-def _read(data: Any) -> Mechanism | type[Mechanism] | str:
+def _read(data: Any) -> Any:
     """What was written; a class is looked up among those of this process, and nothing is imported for a text."""
-    if isinstance(data, str):
+    if isinstance(data, list):
+        return tuple(_read(each) for each in data)
+    if not isinstance(data, dict):
         return data
     found = {_address(each): each for each in Mechanism.known()}
     address = data["class"]
     validate.check(address in found, "mechanism", address, "import the module that defines it before reading the plan")
-    return found[address](**data["fields"]) if "fields" in data else found[address]
+    given = {name: _read(value) for name, value in data.get("fields", {}).items()}
+    return found[address](**given) if "fields" in data else found[address]
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:

@@ -7,13 +7,37 @@ noise.  The divisor is a public constant, never the size of the drawn batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
-from isthmus.privacy.library import dpa
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.noise import Noise
+
+
+class Keyring(Protocol):
+    """The randomness of a run that samplers draw from: its public seed and its secret source."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def noise(self) -> Noise | None: ...
+
+
+class Sampler(Protocol):
+    """Chooses the records of a round."""
+
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor | None: ...
+
+    def divisor(self, n: int, t: int = 0) -> float: ...
+
+    def rounds(self, n: int) -> int: ...
+
+    def event(self, event: DpEvent) -> DpEvent: ...
+
+    def describe(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +57,7 @@ class FullBatch:
         if self.expected is not None:
             validate.positive(expected=self.expected)
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> None:
+    def draw(self, n: int, t: int, keys: Keyring | None, client: str) -> None:
         """All records."""
         return None
 
@@ -45,7 +69,7 @@ class FullBatch:
         """One."""
         return 1
 
-    def event(self, event: Any) -> Any:
+    def event(self, event: DpEvent) -> DpEvent:
         """The event unchanged."""
         return event
 
@@ -77,7 +101,7 @@ class Poisson:
         if self.expected is not None:
             validate.positive(expected=self.expected)
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
         return _secret(self, keys).mask(n, self.rate).nonzero().reshape(-1)
 
@@ -89,7 +113,7 @@ class Poisson:
         """1 / rate, rounded."""
         return max(1, round(1 / self.rate))
 
-    def event(self, event: Any) -> Any:
+    def event(self, event: DpEvent) -> DpEvent:
         """`PoissonSampledDpEvent(rate, event)` of one Gaussian or Laplace release."""
         if self.rate == 1:
             return event
@@ -124,7 +148,7 @@ class FixedSize:
         """The share of the records that a round looks at."""
         return self.batch_size / self.n
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
         validate.check(n == self.n, "n", n, f"the sampler was built, and is accounted, for n={self.n} records")
         return _secret(self, keys).subset(n, self.batch_size)
@@ -137,7 +161,7 @@ class FixedSize:
         """ceil(n / batch size)."""
         return -(-self.n // self.batch_size)
 
-    def event(self, event: Any) -> Any:
+    def event(self, event: DpEvent) -> DpEvent:
         """`SampledWithoutReplacementDpEvent(n, batch_size, event)` of one Gaussian release."""
         if self.batch_size == self.n:
             return event
@@ -153,8 +177,9 @@ class FixedSize:
         return f"every round looks at {self.batch_size} of {self.n} records, drawn without replacement"
 
 
-def _secret(sampler: Any, keys: Any) -> Any:
-    source = getattr(keys, "noise", None)
+def _secret(sampler: Sampler, keys: Keyring) -> Noise:
+    source: Noise | None = getattr(keys, "noise", None)
     name = type(sampler).__name__
-    validate.check(source is not None, "noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
+    if source is None:
+        validate.refuse("noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
     return source

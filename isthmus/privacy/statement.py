@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from isthmus.base import validate
 from isthmus.privacy import accounting, event_json
@@ -25,7 +24,7 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.library import DpEvent, dpa
-from isthmus.privacy.mechanisms import words_of
+from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 
 ROUNDING = (
@@ -266,7 +265,9 @@ class Account:
     _said: list[tuple[str, int]] = field(default_factory=list)
     _told: bool = False
 
-    def add(self, event: DpEvent | Json, *mechanisms: Any, count: int = 1, sampler: str = "", noise: str = "") -> None:
+    def add(
+        self, event: DpEvent | Json, *mechanisms: Mechanism, count: int = 1, sampler: str = "", noise: str = ""
+    ) -> None:
         """`count` times an event as its sampler sees it: what these mechanisms released of one sample.
 
         Without mechanisms its words are those of the event; `noise` is what the run's source says of itself.
@@ -306,7 +307,7 @@ class Account:
             n=self.n,
             sampler="; ".join(dict.fromkeys(self.samplers)),
             assumptions=dict.fromkeys(self.assumptions),
-            guarantee=" ".join(dict.fromkeys(self.guarantees)),
+            guarantee="; ".join(dict.fromkeys(self.guarantees)),
             noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
             leaks=self.leaks,
             released=self.released or (_counted(self._said) if told else ""),

@@ -9,38 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import generator, key
-from isthmus.privacy.sampling import FullBatch
+from isthmus.privacy.sampling import FullBatch, Keyring, Sampler
 
-
-class Sampler(Protocol):
-    """Chooses the records of a round."""
-
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor | None:
-        """Indices into the client's records, or None for all of them."""
-        ...
-
-    def divisor(self, n: int, t: int = 0) -> float:
-        """The public constant that the sum of round t is divided by."""
-        ...
-
-    def rounds(self, n: int) -> int:
-        """How many rounds make an epoch."""
-        ...
-
-    def event(self, event: Any) -> Any:
-        """The accounting event of one round, from the event of its releases."""
-        ...
-
-    def describe(self) -> str:
-        """Words for a privacy statement."""
-        ...
+__all__ = ["Full", "Sampler", "Shuffle", "Uniform", "WithoutReplacement"]
 
 
 Full = FullBatch
@@ -84,7 +62,7 @@ class _Batches:
 class Uniform(_Batches):
     """`batch_size` records drawn independently and uniformly: an unbiased gradient oracle."""
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """Indices, with repetition."""
         return torch.from_numpy(generator(keys.seed, t, "uniform", client).integers(0, n, self.size(t)))
 
@@ -93,7 +71,7 @@ class Uniform(_Batches):
 class WithoutReplacement(_Batches):
     """A fresh subset of `batch_size` different records each round."""
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """Indices, all different."""
         size = self.size(t)
         validate.at_most(n, "the number of records", batch_size=size)
@@ -111,7 +89,7 @@ class Shuffle(_Batches):
     [0, 1, 2, 3]
     """
 
-    def draw(self, n: int, t: int, keys: Any, client: str) -> Tensor:
+    def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The next `batch_size` entries of the endless stream of permutations."""
         start, pieces = t * self.size(0), []
         stop = start + self.size(0)

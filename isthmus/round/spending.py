@@ -13,7 +13,7 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.privacy import event_json
 from isthmus.privacy.leaks import leak, warn_of_large_delta
-from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.ledger import Budgeted, Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.aggregators import Local
@@ -30,13 +30,13 @@ class Spending:
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
     """
 
-    def __init__(self, promise: Promise, ledger: Any = None, noise_seed: int | None = None) -> None:
+    def __init__(self, promise: Promise, ledger: Budgeted | None = None, noise_seed: int | None = None) -> None:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
         finite = math.isfinite(promise.epsilon)
         remedy = "a mechanism without a guarantee cannot share a budget"
         validate.check(finite or ledger is None, "ledger", ledger, remedy)
         budget = (promise.epsilon, promise.delta) if finite else None
-        self.ledger = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
+        self.ledger: Budgeted = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
@@ -102,7 +102,7 @@ class Spending:
         return self._account(pipe, rounds).epsilon()
 
     def _account(self, pipe: Pipeline, rounds: int) -> Account:
-        """Everything that so many rounds release, those before the loop included."""
+        """Everything that so many rounds release, after the looks before the loop."""
         promise, noise = self.promise, self.noise.describe()
         account = Account(promise.delta, promise.adjacency, promise.n, self.seeded, leaks=self.leaks)
         looks = [(stage, 1, "") for stage in self._before]

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 import training_child
 from engine_cases import MODELS, N, assert_same, cnn, data, mlp, private, train
+from safetensors import safe_open
+from safetensors.torch import save_file
 from test_sketches import public
 
 from isthmus import (
@@ -176,13 +178,13 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(content[: len(content) - 9])
     elif how == "cut in the header":
         path.write_bytes(content[:60])
+    elif how == "one bit":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     elif how == "pickle":
         torch.save({"module": 1}, path)
     elif how == "json":
         path.write_text("{}")
     elif how == "foreign tensors":
-        from safetensors.torch import save_file
-
         save_file({"a": torch.ones(2)}, path)
     elif how == "foreign format":
         path.write_bytes(content.replace(b"isthmus-checkpoint-2", b"isthmus-checkpoint-9"))
@@ -192,7 +194,10 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["missing", "empty", "cut", "cut in the header", "pickle", "json", "foreign tensors", "foreign format", "altered"],
+    [
+        *("missing", "empty", "cut", "cut in the header", "one bit", "pickle", "json"),
+        *("foreign tensors", "foreign format", "altered"),
+    ],
 )
 def test_other_files_are_refused_and_change_nothing(how: str, tmp_path: Path) -> None:
     path, run = tmp_path / "a", train(private(mlp(), data()), 1)
@@ -203,6 +208,34 @@ def test_other_files_are_refused_and_change_nothing(how: str, tmp_path: Path) ->
         fresh.engine.load_checkpoint(path=path, module=fresh.module)
     assert_same(fresh.module, mlp(), 0.0)
     assert fresh.engine.ledger.rounds() == {}
+
+
+def as_before(tree: Any) -> Any:
+    """A tree as format 1 had it: tuples as lists, all keys as text."""
+    if isinstance(tree, list):
+        return [as_before(each) for each in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "@tuple" in tree:
+        return as_before(tree["@tuple"])
+    pairs = tree["@dict"] if "@dict" in tree else tree.items()
+    return {str(key): as_before(value) for key, value in pairs}
+
+
+def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
+    path, run = tmp_path / "a", train(private(mlp(), data(), optimizer=adam), 1)
+    run.engine.save_checkpoint(path=path, module=run.module, optimizer=run.optimizer)
+    with safe_open(path, framework="pt") as file:
+        tree = json.dumps(as_before(json.loads(file.metadata()["tree"])))
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
+    save_file(tensors, path, metadata={"format": "isthmus-checkpoint-1", "tree": tree})
+    fresh = private(mlp(), data(), optimizer=adam)
+    fresh.engine.load_checkpoint(path=path, module=fresh.module, optimizer=fresh.optimizer)
+    assert_same(run.module, fresh.module, 0.0)
+    assert fresh.engine.get_epsilon(DELTA) == run.engine.get_epsilon(DELTA)
+    ours, theirs = (each.optimizer.state_dict()["state"] for each in (fresh, run))
+    assert all(torch.equal(ours[0][name], theirs[0][name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    train(fresh, 1)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,11 @@ def careless(*, epsilon: float, step: float) -> Recipe:
     return algorithms.gd(step=step)
 
 
+def generous(*, epsilon: float, clip: float, step: float, n: Any) -> Recipe:
+    """Spends ten times what it is given."""
+    return algorithms.dp_gd(epsilon=10 * epsilon, clip=clip, step=step, n=n)
+
+
 @dataclass(frozen=True)
 class HalfBall(ConvexSet):
     """The l2 ball of half a radius."""
@@ -280,17 +285,19 @@ def test_a_recipe_that_is_dp_gd_gives_what_dp_gd_gives() -> None:
     assert bought.privacy_.nominal <= 1.0 and "ranges" in bought.result_.state.parts["prepare"]
 
 
-def test_a_recipe_that_makes_no_promise_is_refused() -> None:
+@pytest.mark.parametrize("recipe", [careless, generous])
+def test_a_recipe_that_does_not_keep_the_budget_is_refused(recipe: Any, tmp_path: Path) -> None:
     X, y = labelled()
-    model = classifier(algorithm=careless)
-    with pytest.raises(InvalidInput, match="it ran without a budget"):
-        model.fit(X, y)
-    assert not hasattr(model, "coef_") and not hasattr(model, "result_")
+    for bounds in ((-2, 2), None):
+        model = classifier(algorithm=recipe, bounds=bounds, checkpoint=tmp_path / "state")
+        with pytest.raises(InvalidInput, match=r"not the budget it was given: pass epsilon and delta on"):
+            model.fit(X, y)
+        assert not hasattr(model, "coef_") and not hasattr(model, "result_") and not any(tmp_path.glob("state"))
 
 
 def test_what_is_no_recipe_is_refused() -> None:
     X, y = labelled()
-    for wrong in (3, "adam", print):
+    for wrong in (3, "adam", print, lambda *, epsilon, n: 3):
         with pytest.raises(InvalidInput, match="algorithm="):
             classifier(algorithm=wrong).fit(X, y)
 

@@ -133,6 +133,8 @@ def test_names() -> None:
     with pytest.raises(InvalidInput, match="none can run here"):
         _ = free.best
     assert "by name" in plan(n=500, d=5, epsilon=1.0, exact=False).refused["dp_svrg"]
+    twice = plan(n=500, d=5, epsilon=1.0, algorithms=["dp_gd", "dp_gd (plain)", "dp_gd"], exact=False)
+    assert sorted(choice.name for choice in twice.choices) == sorted({choice.name for choice in twice.choices})
 
 
 def test_a_plan_survives_pickle_and_json() -> None:

@@ -98,6 +98,13 @@ def test_the_best_comes_first_then_by_shortfall() -> None:
     assert "behind" in found.choice("dp_sgd").why
 
 
+def test_two_that_rank_alike_stand_in_the_order_in_which_they_are_known() -> None:
+    found = plan(n=4000, d=60, epsilon=1.0, delta=1e-7, density=0.2, bound=0.3, exact=False)
+    names = [choice.name for choice in found.choices]
+    assert found.choice("dp_gd (plain)").margin_noise == pytest.approx(found.choice("dp_comp_minibatch").margin_noise)
+    assert names.index("dp_gd (plain)") < names.index("dp_comp_minibatch")  # whatever the last digits of their noise
+
+
 def test_the_bound_of_vertices_grows_with_the_logarithm_of_d_only() -> None:
     def facts(d: int) -> Facts:
         return Facts(n=4000, d=d, epsilon=1.0, constraint=L1Ball(4 * d**0.5), bound=d**-0.5)

@@ -29,7 +29,7 @@ def light_package() -> None:
 
 def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
     light_package()
-    from isthmus.privacy.chain import FileStore, Store
+    from isthmus.privacy.chain import FileStore
     from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
     class TornStore(FileStore):
@@ -45,8 +45,7 @@ def main(path: str, out: str, reserve: int, mode: str, rounds: int) -> None:
 
     class TornLedger(Ledger):
         @staticmethod
-        def _make_store(path: str | os.PathLike[str] | None) -> Store:
-            assert path is not None
+        def _make_store(path: str | os.PathLike[str]) -> FileStore:
             return TornStore(path)
 
     ledger = (TornLedger if mode == "torn" else Ledger)(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
@@ -111,7 +111,29 @@ def test_a_mechanism_brings_its_calibration(template: Mechanism, cost: Any) -> N
     assert template.with_number(made.number) == made and made.with_number(1.0) == template
 
 
+@dataclass(frozen=True)
+class Wrapped(Mechanism):
+    """Another mechanism, whose noise is set through it."""
+
+    inner: Mechanism
+    marks: tuple[int, ...] = (1, 2)
+
+    @property
+    def number(self) -> float:
+        return self.inner.number
+
+    def with_number(self, number: float) -> Wrapped:
+        return Wrapped(self.inner.with_number(number), self.marks)
+
+    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+        return self.inner.release(bounded, noise)
+
+    def event(self, adjacency: Any = None) -> Any:
+        return self.inner.event()
+
+
 PLANS: dict[str, list[Charge]] = {
+    "wrapper": [Charge("g", Wrapped(Twice(1.0)), rounds=3)],
     "instance": [Charge("g", Twice(1.0, "kept"), rounds=10)],
     "class": [Charge("g", Twice, rounds=10, sampler=Poisson(0.1))],
     "name": [Charge("g", "best-of-tests", rounds=10)],
@@ -152,6 +174,12 @@ class Fixed(Mechanism):
         return dpa.GaussianDpEvent(1.0)
 
 
+def test_what_no_text_can_hold_is_refused() -> None:
+    plan = PrivacyPlan(1.0, 1e-5, items=[Charge("g", Wrapped(Gaussian(1.0), (1, object())))])  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="mechanism=.*a plan is written with mechanisms made of numbers"):
+        plan.to_json()
+
+
 @pytest.mark.parametrize("wrong", [Exact(), Fixed(), dict, 3])
 def test_what_a_plan_cannot_set_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidInput, match="mechanism"):
@@ -174,3 +202,23 @@ def test_what_is_no_subclass_is_told_by_its_event() -> None:
             return dpa.ZCDpEvent(rho=0.5, xi=0.0)
 
     assert words_of(Duck()) == ("a release of 0.5-zCDP", None, "")
+
+
+@dataclass(frozen=True)
+class Hidden(Mechanism):
+    """Two that compare equal and differ in what they cost."""
+
+    multiplier: float
+    part: float = field(default=1.0, compare=False)
+
+    def release(self, bounded: Bounded, noise: Any) -> torch.Tensor:
+        return Gaussian(self.multiplier * self.part).release(bounded, noise)
+
+    def event(self, adjacency: Any = None) -> Any:
+        return dpa.GaussianDpEvent(self.multiplier * self.part)
+
+
+def test_a_remembered_calibration_is_not_taken_for_another_mechanism() -> None:
+    plans = [PrivacyPlan(1.0, 1e-5, items=[Charge("g", Hidden(1.0, part))]) for part in (1.0, 0.5)]
+    assert plans[1].multiplier("g") == pytest.approx(2 * plans[0].multiplier("g"), rel=1e-4)
+    assert all(0.9999 <= epsilon_of(plan.total(), 1e-5) <= 1.0 for plan in plans)

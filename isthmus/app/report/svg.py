@@ -92,36 +92,37 @@ def lines(name: str, title: str, series: Sequence[Series], frame: Frame) -> str:
     """A line chart; `name` makes its ids unique.  Lines differ by dashes too, not by colour alone."""
     series = [each for each in series if each.points()]
     direct = len(series) > 1 and max(len(each.name) for each in series) <= 22
-    told = _told(series, frame)
     key = _legend([each.name for each in series], direct) if len(series) > 1 else ""
-    drawn = (_lines(series, frame, width, height, wide and direct) for wide, width, height in _SIZES)
-    return key + "".join(
-        _svg(f"{name}-{kind}", kind, (width, height), (title, told), body)
-        for kind, (_, width, height), body in zip(("wide", "narrow"), _SIZES, drawn, strict=True)
-    )
+
+    def draw(kind: str, width: float, height: float) -> str:
+        return _lines(series, frame, width, height, kind == "wide" and direct)
+
+    return key + _twice(name, (title, _told(series, frame)), draw)
 
 
 def bars(name: str, title: str, rows: Sequence[tuple[str, float, bool]], percent: bool = False) -> str:
     """Horizontal bars from zero: (name, value, whether it stands out), each with its name and its value."""
     told = "; ".join(f"{each}: {short(value, percent)}" for each, value, _ in rows)
-    return "".join(
-        _svg(f"{name}-{kind}", kind, (width, 40 * len(rows) + 4), (title, told), _bars(rows, width, percent))
-        for kind, (_, width, _) in zip(("wide", "narrow"), _SIZES, strict=True)
-    )
+    return _twice(name, (title, told), lambda _, width, __: _bars(rows, width, percent), 40.0 * len(rows) + 4)
 
 
 def meter(name: str, title: str, parts: Sequence[Part], total: float, ends: tuple[str, str]) -> str:
     """One bar of length `total`, filled by parts from the left, with words at both ends."""
     told = f"{'; '.join(part.name for part in parts)}. The whole bar is {ends[1]}."
+    return _twice(name, (title, told), lambda _, width, __: _meter(parts, total, ends, width), 18.0 * len(parts) + 46)
+
+
+_SIZES = {"wide": (720.0, 280.0), "narrow": (340.0, 240.0)}
+
+
+def _twice(
+    name: str, words: tuple[str, str], draw: Callable[[str, float, float], str], height: float | None = None
+) -> str:
+    """A drawing for a page and for a phone; `height` where it does not follow from the width."""
     return "".join(
-        _svg(
-            f"{name}-{kind}", kind, (width, 24 + 18 * len(parts) + 22), (title, told), _meter(parts, total, ends, width)
-        )
-        for kind, (_, width, _) in zip(("wide", "narrow"), _SIZES, strict=True)
+        _svg(f"{name}-{kind}", kind, (width, high if height is None else height), words, draw(kind, width, high))
+        for kind, (width, high) in _SIZES.items()
     )
-
-
-_SIZES = ((True, 720.0, 280.0), (False, 340.0, 240.0))
 
 
 def _svg(name: str, kind: str, size: tuple[float, float], words: tuple[str, str], body: str) -> str:

@@ -28,7 +28,7 @@ FEW = 10
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRows:
     """The rows to train on, as numbers, and everything public about them.
 
     features   names of the encoded columns, None for a matrix
@@ -67,7 +67,7 @@ class Prepared:
         return int(self.x.shape[1])
 
 
-def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = False) -> Prepared:
+def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = False) -> PreparedRows:
     """Read and encode the data.  `settled` says that the schema is complete: nothing may be guessed any more."""
     names = columns_of(settings.data, settings.reading)
     if names is not None:
@@ -95,7 +95,7 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
         (x, y), test = split(x, y, settings.test_fraction, salt)
     bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
     features = schema.features if table.frame is not None else None
-    return Prepared(
+    return PreparedRows(
         table.name, schema, x, y, features, bounds, _public_rows(public, schema), test, tuple(leaks), tuple(notes)
     )
 

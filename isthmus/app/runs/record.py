@@ -15,7 +15,7 @@ from isthmus.app.runs import model
 from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Prepared
+from isthmus.app.runs.prepare import PreparedRows
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.statement import Account
 
@@ -56,7 +56,7 @@ class Outcome:
         }
 
 
-def trained(estimator: Any, settings: Settings, problem: Prepared) -> dict[str, Any]:
+def trained(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[str, Any]:
     """What the record needs of the fitted estimator, for the stages after it."""
     data = {
         "name": problem.name,

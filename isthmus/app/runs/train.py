@@ -24,14 +24,14 @@ from isthmus.app.runs.budget import open_shared
 from isthmus.app.runs.config import Settings, read_constraint
 from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.app.runs.measure import Figure
-from isthmus.app.runs.prepare import Prepared, prepare
+from isthmus.app.runs.prepare import PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.app.runs.schema import Schema
 from isthmus.base import validate
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
-from isthmus.privacy import Adjacency, Gaussian, Ledger, noise_multiplier
-from isthmus.privacy.budget import default_delta
+from isthmus.privacy import Adjacency, Gaussian, Ledger
+from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
 
@@ -96,7 +96,7 @@ def _begun(run: RunFolder) -> bool:
     return run.has(files.CHECKPOINT) or (ledger.exists() and bool(Ledger(ledger).rounds()))
 
 
-def dry_run(settings: Settings, declared: Schema) -> tuple[Prepared, Any]:
+def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
     """The schema and the plan of a run that is not made: nothing is spent, nothing is written."""
     if settings.budget is not None:
         open_shared(settings.budget)
@@ -120,7 +120,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[Prepared, Any]:
     return problem, found
 
 
-def _settled(settings: Settings, problem: Prepared) -> Settings:
+def _settled(settings: Settings, problem: PreparedRows) -> Settings:
     """The settings with everything that was guessed, so that a resumed run guesses nothing."""
     target = problem.target
     paths = {name: getattr(settings, name) for name in ("data", "public", "test", "budget")}
@@ -139,7 +139,7 @@ def _settled(settings: Settings, problem: Prepared) -> Settings:
 
 
 def _carry(
-    run: RunFolder, settings: Settings, problem: Prepared, shared: Any, *, say: Say, warn: Say, progress: bool
+    run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any, *, say: Say, warn: Say, progress: bool
 ) -> Outcome:
     """Every stage that is not done yet."""
     heard: list[str] = list(run.settings["leaks"])
@@ -153,16 +153,14 @@ def _carry(
         return record.outcome(run, settings, ledger)
 
 
-def _ledger(run: RunFolder, settings: Settings, problem: Prepared, shared: Any) -> Ledger | None:
+def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> Ledger | None:
     """The run's own ledger, beside the shared one; None for a run that is not private."""
     if not settings.private:
         return None
     planned = []
     if settings.measure_epsilon is not None:
         delta, adjacency = _delta(settings, problem), Adjacency(settings.adjacency)
-        planned = [
-            Gaussian(noise_multiplier(epsilon=settings.measure_epsilon, delta=delta, adjacency=adjacency)).event()
-        ]
+        planned = [Gaussian(1 / mu_of(settings.measure_epsilon, delta, adjacency)).event()]
     path, label = run.path / files.LEDGER, run.settings["label"]
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
@@ -170,7 +168,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: Prepared, shared: Any) 
     return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
-def _train(run: RunFolder, settings: Settings, problem: Prepared, ledger: Any, progress: bool) -> Any:
+def _train(run: RunFolder, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
     if run.has(files.MODEL):
         return model.load(run).estimator
@@ -199,7 +197,9 @@ def _check_readable(checkpoint: Path) -> None:
         ) from None
 
 
-def _estimator(settings: Settings, problem: Prepared, *, ledger: Any, checkpoint: Any, seed: int, verbose: int) -> Any:
+def _estimator(
+    settings: Settings, problem: PreparedRows, *, ledger: Any, checkpoint: Any, seed: int, verbose: int
+) -> Any:
     """The estimator that the settings describe, not fitted."""
     target = problem.target
     given: dict[str, Any] = {
@@ -233,7 +233,7 @@ def _estimator(settings: Settings, problem: Prepared, *, ledger: Any, checkpoint
     return PrivateRegressor(**given, target_bounds=target.bounds)
 
 
-def _measured(run: RunFolder, settings: Settings, problem: Prepared, fitted: Any, ledger: Any) -> list[Figure]:
+def _measured(run: RunFolder, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any) -> list[Figure]:
     """The figures of the test rows; already measured, those in the folder."""
     if run.has(files.METRICS):
         return [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
@@ -261,7 +261,7 @@ def _test_words(settings: Settings, rows: int) -> str:
     return f"{rows} {source}, published without noise" if settings.private else f"{rows} {source}"
 
 
-def _delta(settings: Settings, problem: Prepared) -> float:
+def _delta(settings: Settings, problem: PreparedRows) -> float:
     """As asked, or min(1e-5, n^-1.1) of the public number of rows."""
     return settings.delta if settings.delta is not None else default_delta(settings.n or problem.n)
 

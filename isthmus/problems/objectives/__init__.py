@@ -11,6 +11,8 @@
 | `Huber` | squared, linear beyond delta | 1 | delta |
 | `Poisson` | exp(z) - y z + log(y!) | - | - |
 | `TorchObjective` | any torch function of one example | - | - |
+
+A linear loss brings what others ask of it as class attributes (see `LinearModel`): its `name`, how y is read, its clip.
 """
 
 from isthmus.problems.objectives.base import Objective

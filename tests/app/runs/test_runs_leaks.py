@@ -14,7 +14,7 @@ from isthmus import estimators
 from isthmus.app.cli import main
 from isthmus.app.report import Record, render
 from isthmus.app.runs.config import load
-from isthmus.app.runs.prepare import FEW, Prepared, prepare
+from isthmus.app.runs.prepare import FEW, PreparedRows, prepare
 from isthmus.base.validate import InvalidInput
 
 QUICK = ["--algorithm", "dp_gd", "--scale", "none", "--step", "4", "--max-iter", "5"]
@@ -36,7 +36,7 @@ def table(change: Any = None, n: int = 120) -> str:
     return "t.csv"
 
 
-def prepared(change: Any = None, **options: Any) -> Prepared:
+def prepared(change: Any = None, **options: Any) -> PreparedRows:
     settings, declared = load(None, {"data": table(change), "target": "y", **options})
     return prepare(settings, declared, salt="salt")
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from isthmus.app.runs.config import load
-from isthmus.app.runs.prepare import Prepared, prepare, split
+from isthmus.app.runs.prepare import PreparedRows, prepare, split
 from isthmus.app.runs.schema import Schema
 from isthmus.base.validate import InvalidInput
 
@@ -33,7 +33,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return messy.write(tmp_path_factory.mktemp("data") / "people.csv", 400)
 
 
-def prepared(path: Path, **options: Any) -> Prepared:
+def prepared(path: Path, **options: Any) -> PreparedRows:
     settings, declared = load(None, {"data": str(path), "target": "churned", **options})
     return prepare(settings, declared, salt="salt")
 
