@@ -34,7 +34,7 @@ class TopEigenvalue(Query):
     inequality lambda_max(A) <= lambda_max(A + x x') <= lambda_max(A) + ||x||^2 <= lambda_max(A) + 1.  The rest of
     `bound`, `KAPPA`, is for what rounding and Lanczos may be off by (`top_eigenvalue`).
 
-    >>> TopEigenvalue([[1.0, 0.0], [0.6, 0.8]]).value().tolist()
+    >>> [round(top, 9) for top in TopEigenvalue([[1.0, 0.0], [0.6, 0.8]]).value().tolist()]
     [1.6]
     """
 

@@ -10,7 +10,6 @@ import torch
 
 from isthmus.base import validate
 from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
-from isthmus.geometry.sets import Simplex
 
 
 def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
@@ -43,8 +42,9 @@ def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -
 
     A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.
     """
-    constraint, phi, v = problem.constraint, problem.phi, problem.v
-    if isinstance(constraint, Simplex) or float(end.residual @ end.residual) > tol * problem.reference(end.w):
+    constraint, phi, v, form = problem.constraint, problem.phi, problem.v, problem.form
+    simplex = form is not None and form.rows is None and not form.signed
+    if simplex or float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return end
     if not constraint.contains(torch.zeros(phi.d, dtype=torch.float64)):
         validate.refuse("constraint", constraint, "pick='min_gauge' needs a set that contains the origin")
