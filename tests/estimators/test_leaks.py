@@ -182,7 +182,7 @@ def test_bought_ranges_have_the_noise_that_is_stated() -> None:
     for seed in range(4):
         ledger = Ledger()
         model = classifier(bounds=None, noise_seed=seed, ledger=ledger).fit(X, y)
-        exact = Ranges().measure(LeastSquares(X, y))
+        exact = Ranges().rows(LeastSquares(X, y)).sum()
         event = next(r["event"] for r in ledger.records() if r["kind"] == "charge" and r["what"] == "ranges")
         released = model.result_.state.parts["prepare"]["ranges"]
         noise.append((released - exact).numpy() / (event["noise_multiplier"] * math.sqrt(4)))

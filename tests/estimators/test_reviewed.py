@@ -80,7 +80,7 @@ def test_a_run_goes_on_only_with_what_it_had_bought() -> None:
     begun = minimize(objective, recipe, steps=10, record=1, callbacks=[lambda record, state: state.t >= 5])
     pipe = recipe.bind(Binding(Whole(), NoPenalty(), objective.space, objective.n, 10, None))
     with pytest.raises(InvalidInput, match="resume"):
-        minimize(objective, replace(pipe, prepare=None, step=lambda t: 1.0), steps=10, resume=begun.state)
+        minimize(objective, replace(pipe, before=(), step=lambda t: 1.0), steps=10, resume=begun.state)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -202,7 +202,7 @@ def test_a_prediction_that_is_no_number_counts_as_wrong() -> None:
             return np.array([np.inf, np.nan])
 
     search = PrivateSearch(PrivateRegressor(target_bounds=(-1, 1)), {"step": [1, 2]})
-    assert search._scores([Diverged()], np.zeros((2, 1)), np.zeros(2), None).tolist() == [0.0]
+    assert search._scores([Diverged()], np.zeros((2, 1)), np.zeros(2), None).dense().tolist() == [[0.0], [0.0]]
 
 
 def test_the_top_eigenvalue_of_nothing_is_zero() -> None:
