@@ -22,7 +22,7 @@ from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Sta
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
 from isthmus.geometry.sets import Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity, PublicSubspace
+from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity
 from isthmus.geometry.sketches.base import Size, resolve
 from isthmus.papers import Rule
 from isthmus.papers.printed import Printed, own_length
@@ -273,7 +273,7 @@ class _Private:
 
     def clipping(self) -> Any:
         """The clip as its type."""
-        before = isinstance(self.encoder, PublicSubspace) and self.encoder.clip == "before"
+        before = self.encoder is not None and self.encoder.clips_before
         if isinstance(self.clip, AdaptiveClip):
             return replace(self.clip, before=before)
         return Clip(self.clip, before=before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,10 @@ from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Refusal, Run, c
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.base.matrix import matmul
+from isthmus.base.space import Space
 from isthmus.geometry.lifts import Lifted
-from isthmus.geometry.sets import ConvexHull, L1Ball, Simplex
-from isthmus.geometry.sketches import Context, Encoder, Identity, Sketch
+from isthmus.geometry.sets import ConvexSet, VertexForm
+from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.papers import Rule
 from isthmus.privacy import Charge, Clip, NoisyMax
@@ -59,8 +60,12 @@ def dp_fw(
         sampler = budget.sampler(binding, None)
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
-        encode, lift, signed = _polytope(binding.constraint)
-        mechanism = NoisyMax(plan.multiplier("vertex"), signed=signed)
+        form = form_of(binding.constraint)
+        remedy = "private Frank-Wolfe needs a polytope that brings its vertices, such as L1Ball, Simplex or ConvexHull"
+        validate.check(form is not None, "constraint", binding.constraint, remedy)
+        assert form is not None
+        mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)
+        encode, lift = VertexScores(form), Vertex(form)
         return Pipeline(
             [Stage(sampler, [Release("vertex", encode, bound, mechanism=mechanism, lift=lift)])],
             rule,
@@ -72,70 +77,62 @@ def dp_fw(
     return Recipe("dp_fw", build, {"epsilon": epsilon, "delta": delta, "clip": clip})
 
 
-def _polytope(constraint: Any) -> tuple[Encoder, Any, bool]:
-    """Scores of the vertices, the vertex of a choice, and whether both signs are candidates."""
-    if isinstance(constraint, L1Ball):
-        return Identity(), _Vertex(constraint.radius, -1.0), True
-    if isinstance(constraint, Simplex):
-        return Negated(), _Vertex(constraint.radius, 1.0), False
-    if isinstance(constraint, ConvexHull):
-        return VertexScores(constraint), _HullVertex(constraint), False
-    validate.refuse("constraint", constraint, "private Frank-Wolfe needs a polytope: L1Ball, Simplex or ConvexHull")
+def form_of(constraint: ConvexSet | None) -> VertexForm | None:
+    """The vertices of a set that brings them; None of others."""
+    return constraint.vertex_form() if constraint is not None and constraint.can("vertex_form") else None
 
 
 @dataclass(frozen=True)
-class _Vertex:
-    """A signed coordinate as the vertex `sign radius e_j`."""
+class Vertex:
+    """The vertex of a chosen score: where both signs are candidates, the one against the largest product."""
 
-    radius: float
-    sign: float
+    form: VertexForm
+    reads_w: ClassVar[bool] = False
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Any) -> Lifted:
+    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: float | Tensor) -> Lifted:
         """The vertex itself; a choice has no length, so the divisor does not matter."""
-        return Lifted(-self.sign * y.sign(), self.sign * self.radius * y.sign())
+        vertex = self.form.vertex(-y.sign() if self.form.signed else y.sign())
+        return Lifted(-vertex / self.form.radius, vertex)
 
 
-@dataclass(frozen=True)
-class _HullVertex:
-    """A chosen row of the vertices."""
+@dataclass(frozen=True, eq=False)
+class VertexScores(Encoder):
+    """g -> <v, g> of every vertex at radius 1, with the sign that makes the best one the largest."""
 
-    hull: ConvexHull
+    form: VertexForm
 
-    def __call__(self, sketch: Sketch, y: Tensor, w: Tensor, eta: Any) -> Lifted:
-        """The vertex itself."""
-        vertex = self.hull.vertices[int(y.argmax())].to(w)
-        return Lifted(w - vertex, vertex)
+    def bind(self, context: Context, state: object) -> tuple[Sketch, None]:
+        """The map, the same every round."""
+        sign = 1.0 if self.form.signed else -1.0  # of both signs one is tried anyway
+        if self.form.rows is None:
+            return _AxisScores(context.space, sign), None
+        return _RowScores(context.space, sign * self.form.rows), None
 
 
-class _NegatedMap(IdentityMap):
-    """v -> -v: the largest score is the smallest product with the gradient."""
+class _AxisScores(IdentityMap):
+    """g -> sign g: the coordinate axes."""
+
+    def __init__(self, space: Space, sign: float) -> None:
+        super().__init__(space)
+        self.sign = sign
 
     def forward(self, v: Tensor) -> Tensor:
-        """-v."""
-        return -v
+        """sign v."""
+        return self.sign * v
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """-y."""
-        return -y
+        """sign y."""
+        return self.sign * y
 
     def encode(self, rows: Any) -> Any:
-        """Minus the rows."""
-        return rows.scaled(-1.0)
+        """sign times the rows."""
+        return rows if self.sign == 1 else rows.scaled(self.sign)
 
 
-@dataclass(frozen=True)
-class Negated(Encoder):
-    """v -> -v."""
+class _RowScores(Sketch):
+    """g -> V g for the rows V, one a vertex."""
 
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
-        """The map, the same every round."""
-        return _NegatedMap(context.space), None
-
-
-class _ScoresMap(Sketch):
-    """g -> -V g for the rows V of a hull: the score of each vertex."""
-
-    def __init__(self, space: Any, vertices: Tensor) -> None:
+    def __init__(self, space: Space, vertices: Tensor) -> None:
         self.space, self.d, self.m, self.vertices = space, space.d, len(vertices), vertices
 
     @property
@@ -145,23 +142,11 @@ class _ScoresMap(Sketch):
 
     def rows(self, x: Any, lo: int = 0) -> Tensor:
         """Scores of rows, dense or CSR."""
-        part = self.vertices[:, lo : lo + x.shape[1]].T
-        return -matmul(x, part.contiguous())
+        return matmul(x, self.vertices[:, lo : lo + x.shape[1]].T.contiguous())
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """-V' y."""
-        return -(self.vertices.to(y).T @ y)
-
-
-@dataclass(frozen=True, eq=False)
-class VertexScores(Encoder):
-    """The scores of a hull's vertices."""
-
-    hull: ConvexHull
-
-    def bind(self, context: Context, state: Any) -> tuple[Sketch, Any]:
-        """The map, the same every round."""
-        return _ScoresMap(context.space, self.hull.vertices), None
+        """V' y."""
+        return self.vertices.to(y).T @ y
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -172,12 +157,12 @@ GUMBEL = math.pi / math.sqrt(6)
 
 
 def reach(facts: Facts) -> float | None:
-    """The largest margin of a row at a vertex: radius times |x_ij|; None without a polytope."""
-    if isinstance(facts.constraint, (L1Ball, Simplex)):
-        return facts.constraint.radius * facts.entry
-    if isinstance(facts.constraint, ConvexHull):
-        return float(facts.constraint.vertices.double().norm(dim=1).max())
-    return None
+    """The largest margin of a row at a vertex: radius times |x_ij| on the axes; None without a polytope."""
+    form = form_of(facts.constraint)
+    if form is None:
+        return None
+    longest = facts.entry if form.rows is None else float(form.rows.double().norm(dim=1).max())
+    return form.radius * longest
 
 
 def vertex_bound(facts: Facts, rounds: int) -> float:
@@ -196,7 +181,8 @@ def ball_bound(facts: Facts) -> float:
 def _fill(facts: Facts) -> Choice | Refusal:
     """A vertex chosen by the exponential mechanism; nothing else is released."""
     r = reach(facts)
-    if r is None:
+    form = form_of(facts.constraint)
+    if r is None or form is None:
         return Refusal("it needs a polytope as constraint: L1Ball, Simplex or ConvexHull")
     if facts.step is not None:
         return Refusal("its steps are 2 / (t + 2): leave step out")
@@ -205,10 +191,9 @@ def _fill(facts: Facts) -> Choice | Refusal:
     rounds = full_rounds(facts, wanted)
     if rounds < 1:
         return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
-    hull = isinstance(facts.constraint, ConvexHull)
-    clip = facts.the_clip * (r if hull else facts.entry)  # of a score: at radius 1 for a ball
+    clip = facts.the_clip * r / form.radius  # of a score, at radius 1
     spent = costs.split(facts, Charge("vertex", "noisy-max", rounds))["vertex"]
-    dims = len(facts.constraint.vertices) if hull else facts.parameters
+    dims = facts.parameters if form.rows is None else len(form.rows)
     run = Run(facts, rounds, None, clip, spent, dims)
     return run.choice(
         {"clip": clip},

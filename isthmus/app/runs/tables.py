@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse as sp
+from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
 
@@ -272,8 +273,6 @@ def _matrix(arrays: dict[str, np.ndarray], part: str) -> Any:
 
 
 def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
-    from sklearn.datasets import load_svmlight_file
-
     try:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
