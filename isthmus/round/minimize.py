@@ -125,11 +125,8 @@ def minimize(
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
     terms = _terms(spending, pipe, resume, rounds)
-    state = resume if resume is not None else start(pipe, first, seed).replace(parts={**bought, **terms})
-    same = state.parts.get("terms") == terms.get("terms")
-    validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
-    state = state.replace(parts={**state.parts, **terms})
-    validate.check(state.w.shape == (space.d,), "resume", tuple(state.w.shape), f"give a state of dimension {space.d}")
+    begun = start(pipe, first, seed).replace(parts={**bought, **terms}) if resume is None else resume
+    state = _on_terms(begun, terms, space.d)
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
     watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
     hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
@@ -179,6 +176,14 @@ def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, roun
     spending.seeded = spending.seeded or bool(earlier.get("seeded"))
     spending.leaks = tuple(dict.fromkeys([*earlier.get("leaks", ()), *spending.leaks]))
     return {"terms": spending.terms(pipe, rounds), "seeded": spending.seeded, "leaks": list(spending.leaks)}
+
+
+def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
+    """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
+    same = state.parts.get("terms") == terms.get("terms")
+    validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
+    validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
+    return state.replace(parts={**state.parts, **terms})
 
 
 def _prepare(
