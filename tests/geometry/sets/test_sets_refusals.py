@@ -177,7 +177,9 @@ class Segment(Halfspace):
 
 
 @pytest.mark.parametrize(
-    "subject", [L1Ball(2.0), Simplex(3.0), ConvexHull([[1.0, 2.0], [0.0, -1.0]]), Segment()], ids=repr
+    "subject",
+    [L1Ball(2.0), Simplex(3.0), ConvexHull([[1.0, 2.0], [0.0, -1.0]]), Segment()],
+    ids=lambda each: type(each).__name__,
 )
 def test_the_vertex_of_the_best_score_is_the_linear_minimiser(subject):
     form, g = subject.vertex_form(), torch.tensor([0.5, -2.0])
@@ -189,7 +191,9 @@ def test_the_vertex_of_the_best_score_is_the_linear_minimiser(subject):
     torch.testing.assert_close(form.vertex(choice), expected)
 
 
-@pytest.mark.parametrize("subject", [Box(0.0, 1.0), Whole(), Product([(L1Ball(), 2), (Simplex(), 2)])], ids=repr)
+@pytest.mark.parametrize(
+    "subject", [Box(0.0, 1.0), Whole(), Product([(L1Ball(), 2), (Simplex(), 2)])], ids=lambda each: type(each).__name__
+)
 def test_sets_with_many_vertices_bring_none(subject):
     assert not subject.can("vertex_form")
     with pytest.raises(UnsupportedOperation, match="has no vertex_form"):
