@@ -361,9 +361,13 @@ class Statistics(_Any):
         gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
         values, vectors = torch.linalg.eigh(gram)
         inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
-        logistic = prepared.objective.curvature == 0.25
-        start = inverse @ bought[d * d :] * (2.0 if logistic else 1.0)
-        update = Preconditioned(inverse * (terms.n / (0.2 if logistic else 1.0)))
+        loss = prepared.objective
+        # the quadratic that a loss is near 0: slope s y, curvature h, so that its minimiser is (s / h) (X'X)^-1 X'y
+        steep = (
+            float(-loss.slopes(torch.zeros(1).double(), torch.ones(1).double())) if loss.labelled() else loss.curvature
+        )
+        start = inverse @ bought[d * d :] * (steep / loss.curvature)
+        update = Preconditioned(inverse * (terms.n / (loss.usual_curvature or loss.curvature)))
         return replace(prepared, start=start, update=update, step=lambda t: 1.0)
 
 

@@ -18,6 +18,7 @@ from isthmus.algorithms.declare import algorithm_of
 from isthmus.base import validate
 from isthmus.estimators.inputs import check_bounds
 from isthmus.privacy import Adjacency, Ledger
+from isthmus.privacy.budget import default_delta
 from isthmus.problems.objectives.known import Loss, loss_of
 
 SCALES = ("auto", "none", "columns", "moments", "public")
@@ -94,7 +95,7 @@ class Parameters(BaseEstimator):
         return self.n or getattr(self, "_first", None) or n
 
     def _delta(self, n: int) -> float:
-        return min(1e-5, n**-1.1) if self.delta is None else self.delta
+        return default_delta(n) if self.delta is None else self.delta
 
     def _seed(self) -> int:
         if self.random_state is None:
