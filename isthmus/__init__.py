@@ -7,11 +7,12 @@ back to R^d or onto a constraint set.  The names below are loaded when they are 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ _MODULES = {
 _ALIASES = {
     **_MODULES,
     "cli": "app.cli",
+    "demo": "app.demo",
     "driver": "round.torch_loop",
     "lifts": "geometry.lifts",
     "objectives": "problems.objectives",
@@ -150,7 +152,14 @@ class _Aliases(MetaPathFinder):
         home = _ALIASES.get(first, first)
         if package != "isthmus" or home == first:
             return None
-        return ModuleSpec(name, _Alias(f"isthmus.{home}" + (f".{inner}" if inner else "")))
+        real = importlib.util.find_spec(f"isthmus.{home}" + (f".{inner}" if inner else ""))
+        return None if real is None else _alias_of(real, name)
+
+
+def _alias_of(real: ModuleSpec, name: str) -> ModuleSpec:
+    spec = ModuleSpec(name, _Alias(real.name), is_package=real.submodule_search_locations is not None)
+    spec.submodule_search_locations = real.submodule_search_locations
+    return spec
 
 
 class _Alias(Loader):
@@ -163,6 +172,11 @@ class _Alias(Loader):
         module = importlib.import_module(self.home)
         self.spec = module.__spec__
         return module
+
+    def get_code(self, name: str) -> CodeType | None:  # for `python -m isthmus.cli`
+        real = importlib.util.find_spec(self.home)
+        code: CodeType | None = real.loader.get_code(self.home)  # type: ignore[attr-defined,union-attr]
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self.spec  # the import system has written the alias's into the module

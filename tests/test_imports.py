@@ -18,3 +18,9 @@ def test_the_names_that_users_import_are_the_modules_themselves() -> None:
         "assert two.__spec__.name == two.__name__ == 'isthmus.geometry.sets.balls'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_modules_run_under_the_names_that_users_know() -> None:
+    for name in ("isthmus", "isthmus.cli"):
+        done = subprocess.run([sys.executable, "-m", name, "--version"], check=True, capture_output=True, text=True)
+        assert "isthmus" in done.stdout

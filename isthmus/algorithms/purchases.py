@@ -363,9 +363,8 @@ class Statistics(_Any):
         inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
         loss = prepared.objective
         # the quadratic that a loss is near 0: slope s y, curvature h, so that its minimiser is (s / h) (X'X)^-1 X'y
-        steep = (
-            float(-loss.slopes(torch.zeros(1).double(), torch.ones(1).double())) if loss.labelled() else loss.curvature
-        )
+        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        steep = float(-loss.slopes(zero, one)) if loss.labelled() else loss.curvature
         start = inverse @ bought[d * d :] * (steep / loss.curvature)
         update = Preconditioned(inverse * (terms.n / (loss.usual_curvature or loss.curvature)))
         return replace(prepared, start=start, update=update, step=lambda t: 1.0)
