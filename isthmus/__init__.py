@@ -175,7 +175,7 @@ class _Alias(Loader):
 
     def get_code(self, name: str) -> CodeType | None:  # for `python -m isthmus.cli`
         real = importlib.util.find_spec(self.home)
-        code: CodeType | None = real.loader.get_code(self.home)  # type: ignore[attr-defined,union-attr]
+        code: CodeType | None = real.loader.get_code(self.home)  # type: ignore[union-attr]
         return code
 
     def exec_module(self, module: ModuleType) -> None:
