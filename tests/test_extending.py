@@ -164,7 +164,7 @@ def test_an_estimator_of_all_five_is_fitted_saved_and_loaded(parts: Any, table: 
     np.testing.assert_array_equal(again.predict(table[0]), model.predict(table[0]))
     assert again.constraint == model.constraint and again.loss is parts.SquaredHinge
     assert again.algorithm is parts.folded_gd and again.privacy_ == model.privacy_
-    page = isthmus.report.Record.of(model, title="theirs").to_dict()
+    page = isthmus.report.Record.of(model, title="theirs", data={"name": "made up"}).to_dict()
     assert page["model"]["algorithm"] == "folded_gd"
 
 
