@@ -182,6 +182,9 @@ def contribute(
     parts = _physical_batches(index, n, physical)
     for number, part in enumerate(parts, start=1):
         rows = stage.source(client.problem, round.w, part, round.held)
+        split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
+        remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
+        validate.check(not split, "physical_batch_size", physical, remedy)
         share = part_of_error(number, number == len(parts))
         message = fragment(round, stage, rows, rounding=Rounding(batch, share))
         total = message if total is None else total + message

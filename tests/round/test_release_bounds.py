@@ -1,0 +1,37 @@
+"""What a release is bounded by, where the bound could be lost on its way to the noise."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from isthmus import LeastSquares, minimize
+from isthmus.geometry.lifts import discard
+from isthmus.privacy import Clip, FullBatch, Gaussian
+from isthmus.problems.queries import TopEigenvalue
+from isthmus.round.parts import Step
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+
+
+@dataclass(frozen=True)
+class _Eigenvalue:
+    """The query of whatever records a physical batch holds."""
+
+    own_records: bool = True
+
+    def __call__(self, problem: Any, w: Any, index: Any, held: Any) -> Any:
+        return TopEigenvalue(problem.X if index is None else problem.X[index])
+
+
+def test_a_query_is_never_split_into_physical_batches():
+    """Rows a, a, b, b, a, a, ...: in pairs their eigenvalues add up to 2 each, and to 1 each where one row is gone."""
+    rows = torch.eye(2, dtype=torch.float64)[[0, 0] + [1, 1, 0, 0] * 50]
+    release = Release("top", clip=Clip(TopEigenvalue.bound), mechanism=Gaussian(10.0), lift=discard)
+    steps = Release(clip=Clip(1.0), mechanism=Gaussian(10.0))
+    stages = [Stage(FullBatch(1.0), [release], "top", source=_Eigenvalue()), Stage(FullBatch(), [steps])]
+    pipe = Pipeline(stages, lambda t: 0.1, Step(), promise=Promise(5.0, 1e-5))
+    objective = LeastSquares(rows, torch.zeros(len(rows), dtype=torch.float64))
+    minimize(objective, pipe, steps=1, record=None)
+    with pytest.raises(ValueError, match="physical_batch_size=2 is not allowed"):
+        minimize(objective, pipe, steps=1, record=None, physical_batch_size=2)
