@@ -20,6 +20,7 @@ from isthmus.base.space import Space
 from isthmus.geometry.sketches import Encoder, Sketch
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.ledger import Purse
+from isthmus.privacy.mechanisms import check_bounded
 from isthmus.problems.queries import Query
 from isthmus.round.aggregators import Aggregator, Client
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage, slots
@@ -195,15 +196,22 @@ def contribute(
 def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Purse | None = None
 ) -> dict[str, Tensor]:
-    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
+    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round.
+
+    What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
+    """
+    settled = {}
+    for _, release, slot in slots([stage]):
+        settled[release.name] = message.values[release.name].settled(round.sketches[slot])
+        if release.mechanism.private:
+            check_bounded(release.mechanism, settled[release.name])
     if stage.private:
         if ledger is None:
             validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
         ledger.charge(stage, round.t)
     released, lifted = {}, []
     for _, release, slot in slots([stage]):
-        sketch = round.sketches[slot]
-        bounded = message.values[release.name].settled(sketch)
+        sketch, bounded = round.sketches[slot], settled.pop(release.name)
         value = release.mechanism.release(bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up

@@ -1,5 +1,6 @@
 """What a release is bounded by, where the bound could be lost on its way to the noise."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 
 from isthmus import LeastSquares, minimize
 from isthmus.geometry.lifts import discard
-from isthmus.privacy import Clip, FullBatch, Gaussian
+from isthmus.geometry.sketches import Encoder
+from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.privacy import Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
@@ -35,3 +38,40 @@ def test_a_query_is_never_split_into_physical_batches():
     minimize(objective, pipe, steps=1, record=None)
     with pytest.raises(ValueError, match="physical_batch_size=2 is not allowed"):
         minimize(objective, pipe, steps=1, record=None, physical_batch_size=2)
+
+
+@dataclass(frozen=True)
+class _Settled(Encoder):
+    """A map that says of the whole sum what it was told to say."""
+
+    ord: float
+    bound: float
+
+    def bind(self, context: Any, state: Any) -> Any:
+        found, told = IdentityMap(context.space), (self.ord, self.bound)
+        found.settle = lambda value, ord, bound: (value, *told)  # type: ignore[method-assign]
+        return found, None
+
+
+@dataclass(frozen=True)
+class _Careless(Mechanism):
+    """A mechanism that never looks at the bound it is given."""
+
+    multiplier: float = 10.0
+
+    def release(self, bounded: Any, noise: Any) -> Any:
+        return bounded.value + noise.normal(len(bounded.value))
+
+    def event(self, adjacency: Any = None) -> Any:
+        return Gaussian(self.multiplier).event()
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(10.0), _Careless()])
+@pytest.mark.parametrize(("ord", "bound"), [(2, math.inf), (2, math.nan), (2, 0.0), (math.inf, 1.0)])
+def test_a_lost_bound_is_refused_before_anything_is_charged(mechanism: Mechanism, ord: float, bound: float):
+    stage = Stage(FullBatch(), [Release(encode=_Settled(ord, bound), clip=Clip(1.0), mechanism=mechanism)])
+    pipe, ledger = Pipeline([stage], lambda t: 0.1, Step(), promise=Promise(5.0, 1e-5)), Ledger()
+    X = torch.eye(4, dtype=torch.float64)
+    with pytest.raises(ValueError, match="is not allowed"):
+        minimize(LeastSquares(X, X[:, 0]), pipe, steps=1, record=None, ledger=ledger)
+    assert not ledger.rounds()
