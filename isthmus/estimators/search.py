@@ -23,7 +23,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
@@ -46,6 +47,7 @@ from isthmus.privacy import (
     FullBatch,
     Gaussian,
     Ledger,
+    Mechanism,
     NoisyMax,
     PrivacyStatement,
     SecretSource,
@@ -54,8 +56,10 @@ from isthmus.privacy import (
     epsilon_of,
     joint,
 )
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
+from isthmus.privacy.noise import Noise
 from isthmus.privacy.statement import Account
 from isthmus.problems.objectives.linear import CLASSES_READ
 from isthmus.round.aggregators import Local
@@ -360,7 +364,7 @@ class Split:
     @property
     def temperature(self) -> float:
         """s, such that the choice is mu-GDP with the selection's mu."""
-        return self.adjacency.factor / range_of(self.adjacency.factor / self.multiplier)
+        return BestOf(self.multiplier, self.adjacency.value).temperature
 
     def total(self) -> Any:
         """What everything together costs, as one release."""
@@ -383,16 +387,33 @@ def range_of(mu: float) -> float:
 
 
 @dataclass(frozen=True)
-class BestOf(NoisyMax):
+class BestOf(Mechanism):
     """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
-    `multiplier` is that of the release; the proof is at the top of this module.
+    `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
     """
 
-    multiplier: float = math.inf
+    multiplier: float
+    adjacency: str = Adjacency.ADD_REMOVE.value
+    ords: ClassVar[tuple[float, ...]] = (math.inf,)
+
+    def __post_init__(self) -> None:
+        validate.positive(noise_multiplier=self.multiplier)
+
+    @property
+    def temperature(self) -> float:
+        """s: a candidate wins with probability proportional to exp(score / (s C))."""
+        factor = Adjacency(self.adjacency).factor
+        return factor / range_of(factor / self.multiplier)
+
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+        """A one in the place of the winner."""
+        return NoisyMax(2 / self.temperature, signed=False).release(bounded, noise)
 
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
-        """One Gaussian release."""
+        """One Gaussian release, under the adjacency that its noise was set for."""
+        told = Adjacency(self.adjacency)
+        validate.check(adjacency is told, "adjacency", adjacency, f"the noise of this choice is set for {told.value}")
         return Gaussian(self.multiplier).event(adjacency)
 
     def describe(self) -> str:
@@ -402,7 +423,7 @@ class BestOf(NoisyMax):
 
 def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
-    mechanism = BestOf(2 / split.temperature, signed=False, multiplier=split.multiplier)
+    mechanism = BestOf(split.multiplier, split.adjacency.value)
     release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)
