@@ -11,7 +11,7 @@ from isthmus import LeastSquares, minimize
 from isthmus.geometry.lifts import discard
 from isthmus.geometry.sketches import Encoder
 from isthmus.geometry.sketches.identity import IdentityMap
-from isthmus.privacy import Clip, FullBatch, Gaussian, Ledger, Mechanism
+from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
@@ -75,3 +75,14 @@ def test_a_lost_bound_is_refused_before_anything_is_charged(mechanism: Mechanism
     with pytest.raises(ValueError, match="is not allowed"):
         minimize(LeastSquares(X, X[:, 0]), pipe, steps=1, record=None, ledger=ledger)
     assert not ledger.rounds()
+
+
+@pytest.mark.parametrize("ledger", [None, Ledger()])
+def test_a_run_that_costs_more_than_it_promises_looks_at_nothing(ledger: Ledger | None):
+    """Where the ledger has no budget of its own, too: an estimator with a checkpoint keeps such a one."""
+    stage = Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(0.1))])
+    pipe = Pipeline([stage], lambda t: 0.1, Step(), promise=Promise(1.0, 1e-5))
+    X = torch.eye(4, dtype=torch.float64)
+    with pytest.raises((ValueError, BudgetExceeded), match="is not allowed|is refused"):
+        minimize(LeastSquares(X, X[:, 0]), pipe, steps=5, record=None, ledger=ledger)
+    assert ledger is None or not ledger.rounds()
