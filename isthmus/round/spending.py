@@ -50,7 +50,7 @@ class Spending:
         self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
-        """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks at anything."""
+        """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
         if not math.isfinite(self.promise.epsilon):
             return
         account = self._account(pipe, rounds)

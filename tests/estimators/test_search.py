@@ -363,7 +363,7 @@ def test_wrong_names_and_rows() -> None:
 
 
 def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
-    """One number sets both: no mechanism, and no plan that was read from a text, is counted as more noise than it has."""
+    """One number sets both: no plan, read from a text or not, counts more noise than there is."""
     with pytest.raises(TypeError):
         BestOf(1e9, signed=False, multiplier=100.0)
     for adjacency in Adjacency:

@@ -1,16 +1,17 @@
 """What a release is bounded by, where the bound could be lost on its way to the noise."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
 from isthmus import LeastSquares, minimize
-from isthmus.geometry.lifts import discard
-from isthmus.geometry.sketches import Encoder
+from isthmus.geometry.lifts import discard, pinv
+from isthmus.geometry.sketches import Encoder, GaussianSketch
 from isthmus.geometry.sketches.identity import IdentityMap
+from isthmus.papers.printed import Inside, OwnLength, Printed
 from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.round.parts import Step
@@ -86,3 +87,15 @@ def test_a_run_that_costs_more_than_it_promises_looks_at_nothing(ledger: Ledger 
     with pytest.raises((ValueError, BudgetExceeded), match="is not allowed|is refused"):
         minimize(LeastSquares(X, X[:, 0]), pipe, steps=5, record=None, ledger=ledger)
     assert ledger is None or not ledger.rounds()
+
+
+def test_noise_on_a_bound_that_is_only_claimed_has_no_epsilon():
+    """The rescaled sketch of papers 001 and 000 takes the printed mechanism, whose event says nothing is private."""
+    told = {"encode": OwnLength(GaussianSketch(2)), "clip": Clip(1.0), "lift": Inside(pinv)}
+    printed = Release(**told, mechanism=Printed(Gaussian(10.0), "none", sound=False))
+    Pipeline([Stage(FullBatch(), [printed])], lambda t: 0.1, promise=Promise(math.inf, 1e-5))
+    for mechanism in (Gaussian(10.0), Printed(Gaussian(10.0), "as claimed")):
+        with pytest.raises(ValueError, match="a paper's claim"):
+            Pipeline(
+                [Stage(FullBatch(), [replace(printed, mechanism=mechanism)])], lambda t: 0.1, promise=Promise(1.0, 1e-5)
+            )
