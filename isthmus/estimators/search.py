@@ -22,7 +22,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,6 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
@@ -47,7 +46,6 @@ from isthmus.privacy import (
     FullBatch,
     Gaussian,
     Ledger,
-    Mechanism,
     NoisyMax,
     PrivacyStatement,
     SecretSource,
@@ -56,10 +54,8 @@ from isthmus.privacy import (
     epsilon_of,
     joint,
 )
-from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.budget import default_delta, mu_of, split
 from isthmus.privacy.library import dpa
-from isthmus.privacy.noise import Noise
 from isthmus.privacy.statement import Account
 from isthmus.problems.objectives.linear import CLASSES_READ
 from isthmus.round.aggregators import Local
@@ -387,28 +383,28 @@ def range_of(mu: float) -> float:
 
 
 @dataclass(frozen=True)
-class BestOf(Mechanism):
+class BestOf(NoisyMax):
     """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
     `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
     """
 
+    epsilon: float = field(init=False)
+    signed: bool = field(init=False, default=False)
     multiplier: float
     adjacency: str = Adjacency.ADD_REMOVE.value
-    ords: ClassVar[tuple[float, ...]] = (math.inf,)
+    dial: ClassVar[str] = "multiplier"
+    selects: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.multiplier)
+        object.__setattr__(self, "epsilon", 2 / self.temperature)
 
     @property
     def temperature(self) -> float:
         """s: a candidate wins with probability proportional to exp(score / (s C))."""
         factor = Adjacency(self.adjacency).factor
         return factor / range_of(factor / self.multiplier)
-
-    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
-        """A one in the place of the winner."""
-        return NoisyMax(2 / self.temperature, signed=False).release(bounded, noise)
 
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
         """One Gaussian release, under the adjacency that its noise was set for."""
