@@ -77,7 +77,16 @@ class Format:
             return make({name: decode(value, tensors) for name, value in json.loads(text).items()})
         except validate.InvalidInput:
             raise
-        except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (
+            OSError,
+            SafetensorError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            MemoryError,
+            RecursionError,
+        ) as error:
             raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
 
 
@@ -210,7 +219,11 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if tag == "@dict":
         return {decode(key, tensors): decode(each, tensors) for key, each in inner}
     if tag == "@array":
-        return np.array(decode(inner, tensors), dtype=tree["dtype"])
+        values, kind = decode(inner, tensors), np.dtype(tree["dtype"])
+        array = np.array(values, dtype=object if kind.kind == "O" else str)  # as wide as its texts, whatever is said
+        fits = kind.kind in "OU" and array.dtype.itemsize <= kind.itemsize
+        validate.check(fits, "path", tree["dtype"], "an array of other texts was written here")
+        return array
     if tag in ("@tensor", "@numpy"):
         return tensors[inner] if tag == "@tensor" else tensors[inner].numpy()
     validate.check(tag in _OBJECTS, "path", tag, "this file holds something that this version cannot read")

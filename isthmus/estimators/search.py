@@ -22,8 +22,8 @@ import math
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -360,7 +360,7 @@ class Split:
     @property
     def temperature(self) -> float:
         """s, such that the choice is mu-GDP with the selection's mu."""
-        return self.adjacency.factor / range_of(self.adjacency.factor / self.multiplier)
+        return BestOf(self.multiplier, self.adjacency.value).temperature
 
     def total(self) -> Any:
         """What everything together costs, as one release."""
@@ -386,13 +386,30 @@ def range_of(mu: float) -> float:
 class BestOf(NoisyMax):
     """The exponential mechanism on scores that a record moves all one way: counted as a Gaussian release.
 
-    `multiplier` is that of the release; the proof is at the top of this module.
+    `multiplier` is that of the release, and sets the noise under `adjacency`; the proof is at the top of this module.
     """
 
-    multiplier: float = math.inf
+    epsilon: float = field(init=False)
+    signed: bool = field(init=False, default=False)
+    multiplier: float
+    adjacency: str = Adjacency.ADD_REMOVE.value
+    dial: ClassVar[str] = "multiplier"
+    selects: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        validate.positive(noise_multiplier=self.multiplier)
+        object.__setattr__(self, "epsilon", 2 / self.temperature)
+
+    @property
+    def temperature(self) -> float:
+        """s: a candidate wins with probability proportional to exp(score / (s C))."""
+        factor = Adjacency(self.adjacency).factor
+        return factor / range_of(factor / self.multiplier)
 
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
-        """One Gaussian release."""
+        """One Gaussian release, under the adjacency that its noise was set for."""
+        told = Adjacency(self.adjacency)
+        validate.check(adjacency is told, "adjacency", adjacency, f"the noise of this choice is set for {told.value}")
         return Gaussian(self.multiplier).event(adjacency)
 
     def describe(self) -> str:
@@ -402,7 +419,7 @@ class BestOf(NoisyMax):
 
 def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
     """The exponential mechanism: k with probability proportional to exp(score_k / temperature), charged first."""
-    mechanism = BestOf(2 / split.temperature, signed=False, multiplier=split.multiplier)
+    mechanism = BestOf(split.multiplier, split.adjacency.value)
     release = Release("choice", clip=Clip(1.0, ord=math.inf), mechanism=mechanism, lift=discard)
     stage, sheet = Stage(FullBatch(1.0), [release], "selection"), Sheet(scores)
     promise = Promise(split.epsilon, split.delta, split.adjacency)

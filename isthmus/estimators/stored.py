@@ -91,6 +91,9 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 
 
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
+    written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
+    for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
+        validate.check(not more, f"path: {part}", sorted(more), "no model is stored with these: the file was made up")
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]

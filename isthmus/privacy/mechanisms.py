@@ -95,12 +95,9 @@ class Mechanism(ABC):
 
     def check(self, bounded: Bounded, noise: Noise | None) -> Noise:
         """Refuse a value without a bound, a bound in another norm, and a missing source of noise; the source."""
-        name, known = type(self).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
-        validate.check(known, "bound", bounded.bound, f"{name} noises clipped sums only")
-        remedy = f"{name} takes sums clipped in one of {self.ords}"
-        validate.check(bounded.ord in self.ords, "ord", bounded.ord, remedy)
+        check_bounded(self, bounded)
         if noise is None:
-            remedy = f"{name} has no default generator: give a SecretSource as the run's noise"
+            remedy = f"{type(self).__name__} has no default generator: give a SecretSource as the run's noise"
             validate.refuse("noise", noise, remedy)
         return noise
 
@@ -110,6 +107,14 @@ class Mechanism(ABC):
         for each in cls.__subclasses__():
             yield each
             yield from each.known()
+
+
+def check_bounded(mechanism: Mechanism, bounded: Bounded) -> None:
+    """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
+    name, known = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
+    validate.check(known, "bound", bounded.bound, f"{name} noises clipped sums only")
+    remedy = f"{name} takes sums clipped in one of {mechanism.ords}"
+    validate.check(bounded.ord in mechanism.ords, "ord", bounded.ord, remedy)
 
 
 def named(kind: str) -> type[Mechanism]:

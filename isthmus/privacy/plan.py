@@ -281,9 +281,9 @@ def _read(data: Any) -> Any:
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:
-    stages: dict[str, list[Charge]] = {}
+    stages: dict[tuple[str | None, str], list[Charge]] = {}
     for item in items:
-        stages.setdefault(item.stage or f"item {item.name}", []).append(item)
+        stages.setdefault((item.stage, "" if item.stage is not None else item.name), []).append(item)
     events = []
     for group in stages.values():
         together = accounting.joint(item.mechanism_at(numbers[item.name]).event() for item in group)

@@ -115,6 +115,15 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
         getattr(clip, "ord", None),
         f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
     )
+    claimed = noisy and not getattr(release.encode, "proven", True)
+    bare = claimed and all(isinstance(part, dpa.NonPrivateDpEvent) for part in _parts(release.mechanism.event()))
+    validate.check(
+        bare or not claimed,
+        "mechanism",
+        release.mechanism,
+        f"{where}: the bound of {type(release.encode).__name__} is a paper's claim and no fact, so that no noise on it "
+        "has a finite epsilon: run it as printed, with a mechanism that says so",
+    )
     validate.check(
         not (noisy and wire.codec),
         "codec",

@@ -50,12 +50,17 @@ class Spending:
         self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
-        """Refuse a run that its ledger's budget does not hold, before anything is looked at."""
-        if math.isfinite(self.promise.epsilon) and hasattr(self.ledger, "require"):
-            account = self._account(pipe, rounds)
-            for item in pipe.before:
-                account.add(item.event(self.promise.adjacency))
+        """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
+        if not math.isfinite(self.promise.epsilon):
+            return
+        account = self._account(pipe, rounds)
+        for item in pipe.before:
+            account.add(item.event(self.promise.adjacency))
+        if hasattr(self.ledger, "require"):
             self.ledger.require(account.event())
+        cost, told = account.epsilon(), self.promise.epsilon
+        remedy = f"what it releases in {rounds} rounds costs {cost:.6g}: plan it by its budget"
+        validate.check(cost <= told * (1 + 1e-6), "promise.epsilon", told, remedy)
 
     def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""

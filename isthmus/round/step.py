@@ -22,6 +22,7 @@ from isthmus.gradients import Rows
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.clips import Clipping
 from isthmus.privacy.ledger import Purse
+from isthmus.privacy.mechanisms import check_bounded
 from isthmus.problems.queries import Query
 from isthmus.round.aggregators import Aggregator, Client
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage, slots
@@ -193,6 +194,9 @@ def contribute(
     parts = _physical_batches(index, n, physical)
     for number, part in enumerate(parts, start=1):
         rows = stage.source(client.problem, round.w, part, round.held)
+        split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
+        remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
+        validate.check(not split, "physical_batch_size", physical, remedy)
         share = part_of_error(number, number == len(parts))
         message = fragment(round, stage, rows, rounding=Rounding(batch, share))
         total = message if total is None else total + message
@@ -203,15 +207,22 @@ def contribute(
 def close_stage(
     round: Round, stage: Stage, message: Message, keys: Keys, ledger: Purse | None = None
 ) -> dict[str, Tensor]:
-    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round."""
+    """Where the noise is: charge BEFORE the release, release, lift; the lifted values are held in the round.
+
+    What has no bound, or one in a norm that its mechanism does not take, is refused before anything is charged.
+    """
+    settled = {}
+    for _, release, slot in slots([stage]):
+        settled[release.name] = message.values[release.name].settled(round.sketches[slot])
+        if release.mechanism.private:
+            check_bounded(release.mechanism, settled[release.name])
     if stage.private:
         if ledger is None:
             validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
         ledger.charge(stage, round.t)
     released, lifted = {}, []
     for _, release, slot in slots([stage]):
-        sketch = round.sketches[slot]
-        bounded = message.values[release.name].settled(sketch)
+        sketch, bounded = round.sketches[slot], settled.pop(release.name)
         value = release.mechanism.release(bounded, keys.noise)
         fresh = bounded.spare or value is not bounded.value  # what a mechanism made may be divided in place
         # cast first: the digits of what is released must not tell in which dtype the data made the sum be added up

@@ -171,3 +171,20 @@ def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
     again.save(tmp_path / "b")
     read = State.load(tmp_path / "b").held["b"]
     assert isinstance(read, Held) and torch.equal(read.lifted[0].point, torch.zeros(1))
+
+
+@pytest.mark.parametrize("dtype", ["<U2", "<M8[s]", "<U0"])
+def test_texts_are_read_as_they_are_or_not_at_all(dtype: str) -> None:
+    """A width that cuts them would make two labels one, and an absurd one would fill the memory."""
+    with pytest.raises(InvalidInput):
+        storage.decode({"@array": ["cat", "car"], "dtype": dtype}, {})
+    wide = storage.decode({"@array": ["cat", "car"], "dtype": "<U400000000"}, {})
+    assert wide.tolist() == ["cat", "car"] and wide.nbytes < 100
+
+
+def test_a_bottomless_file_is_refused(tmp_path: Path) -> None:
+    text, tensors = '{"a":' + "[" * 20_000 + "]" * 20_000 + "}", {"w": torch.zeros(1)}
+    told = {"format": "notes-1", "tree": text, "seal": storage._seal(text, tensors)}
+    save_file(tensors, tmp_path / "deep", metadata=told)
+    with pytest.raises(InvalidInput):
+        storage.Format("notes-1", "the test").read(tmp_path / "deep", dict)

@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from isthmus import InvalidInput, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
-from isthmus.estimators.search import PrivateSearch, Split, choose, range_of
+from isthmus.estimators.search import BestOf, PrivateSearch, Split, choose, range_of
 from isthmus.gradients import Dense
 from isthmus.privacy import (
     Adjacency,
@@ -360,3 +360,15 @@ def test_wrong_names_and_rows() -> None:
         PrivateSearch(classifier(), GRID).fit(np.where(X > 1.9, math.nan, X), y)
     with pytest.raises(InvalidInput, match="labels must be among"):
         PrivateSearch(classifier(), GRID).fit(X, y + 1)
+
+
+def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
+    """One number sets both: no plan, read from a text or not, counts more noise than there is."""
+    with pytest.raises(TypeError):
+        BestOf(1e9, signed=False, multiplier=100.0)
+    for adjacency in Adjacency:
+        made = BestOf(3.0, adjacency.value)
+        assert 1 / made.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
+        assert made.event(adjacency) == Gaussian(3.0).event()
+    with pytest.raises(ValueError, match="set for replace-one"):
+        made.event(Adjacency.ADD_REMOVE)

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 
 import isthmus
 from isthmus import InvalidInput, L1Ball, PrivateClassifier, PrivateRegressor
-from isthmus.estimators import load, save
+from isthmus.estimators import load, save, stored
 from isthmus.estimators.stored import LEFT_OUT
 from isthmus.privacy import Adjacency, Ledger
 
@@ -204,3 +204,16 @@ def test_sets_are_stored_by_name_and_numbers(tmp_path: Path) -> None:
 def test_both_classes_are_known() -> None:
     assert {PrivateClassifier.__name__, PrivateRegressor.__name__} == set(isthmus.estimators.stored.KINDS)
     assert set(QUICK) < set(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("part", "more"),
+    [("params", {"noise_seed": 0}), ("params", {"ledger": "other.ledger"}), ("fitted", {"predict": "gone"})],
+)
+def test_a_file_sets_nothing_that_is_not_stored(part: str, more: dict[str, Any]) -> None:
+    """Whoever fits a loaded model again does so with his own noise, and under the ledger he gives."""
+    tree = {"class": "PrivateClassifier", "params": {"loss": "logistic", "algorithm": "auto"}, "fitted": {}}
+    tree |= {"partial": {}, "weights": None, "maps": [], "privacy": None, "state": None}
+    assert stored._rebuilt(tree).noise_seed is None
+    with pytest.raises(InvalidInput, match=next(iter(more))):
+        stored._rebuilt(tree | {part: tree[part] | more})

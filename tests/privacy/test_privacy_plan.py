@@ -245,3 +245,10 @@ def test_bad_claims_are_refused(wrong: dict[str, Any]) -> None:
     for published in (privsgd_sigma, skgd_sigma, lambda **c: comp_minibatch_sigma(batch_size=50, **c)):
         with pytest.raises(InvalidInput, match=next(iter(wrong))):
             published(**claim)
+
+
+def test_an_item_and_a_stage_of_the_same_name_are_two() -> None:
+    items = [Charge("once", share=0.5, stage="item gradient"), Charge("gradient", rounds=100, share=0.5)]
+    found = PrivacyPlan(1.0, 1e-5, items=items)
+    apart = PrivacyPlan(1.0, 1e-5, items=[Charge("once", share=0.5), items[1]])
+    assert found.multiplier("gradient") == pytest.approx(apart.multiplier("gradient"))

@@ -344,6 +344,11 @@ class Encoder(ABC):
         """Whether the map, or a part of it, is learned from public examples."""
         return False
 
+    @property
+    def proven(self) -> bool:
+        """Whether the bound that its map states of a whole sum is a fact, and not only what a paper claims."""
+        return True
+
     @abstractmethod
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of this round and what the encoder wants to remember (public things only)."""
