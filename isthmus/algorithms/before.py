@@ -60,7 +60,11 @@ class _Rows:
     """The vectors that a purchase adds up."""
 
     item: Purchase
-    own_records: bool = True
+
+    @property
+    def own_records(self) -> bool:
+        """Whether its vectors are known to be of one record each: those of this library's purchases are."""
+        return type(self.item).__module__.startswith("isthmus.")
 
     def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Any) -> Any:
         """Of all records."""

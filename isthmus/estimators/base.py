@@ -189,7 +189,8 @@ class PrivateLinear(Parameters):
         def build(binding: Binding) -> Pipeline:
             pipe = recipe.bind(binding)
             told = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
-            kept = told is not None and (published or told[0] <= self.epsilon and told[1] <= (self.delta or 1.0))
+            most = self._delta(self._records(binding.n))
+            kept = told is not None and (published or told[0] <= self.epsilon and told[1] <= most)
             remedy = f"it promises {told}, not the budget it was given: pass epsilon and delta on to its Budget"
             validate.check(kept, "algorithm", recipe.name, remedy)
             return pipe

@@ -22,7 +22,7 @@ from isthmus.round.before import Prepared, prepare
 from isthmus.round.pipeline import Pipeline, Stage
 from isthmus.round.result import Result
 from isthmus.round.sound import claims
-from isthmus.round.spending import Spending
+from isthmus.round.spending import Spending, same_terms
 from isthmus.round.state import State
 from isthmus.round.step import Setting, run, start
 from isthmus.round.wire import Keys
@@ -180,9 +180,10 @@ def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, roun
 
 def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
-    same = state.parts.get("terms") == terms.get("terms")
+    same = same_terms(state.parts.get("terms"), terms.get("terms"))
     validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
+    validate.non_negative_int(**{"resume.t": state.t})
     return state.replace(parts={**state.parts, **terms})
 
 

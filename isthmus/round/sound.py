@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from isthmus.base import validate
@@ -79,15 +80,34 @@ def check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
     validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
 
-def assumed(pipe: Pipeline) -> list[str]:
-    """What a private pipeline rests on that no check can see: parts of the user's own that are shown records."""
-    own = [stage for stage in pipe.stages if not getattr(stage.source, "own_records", False)]
-    found = [
-        f"the source of stage {stage.name!r} gives each record a vector that depends on this record alone"
-        for stage in own
-    ]
+OTHERS = {
+    "sampler": "draws records as its event says",
+    "source": "gives each record a vector that depends on this record alone",
+    "encode": "maps each record by itself, and states a bound of its sums that holds",
+    "clip": "keeps every record's share of the sum below its bound",
+    "mechanism": "hides what it releases as its event says",
+}
+"""What a guarantee takes from parts that this library did not write."""
+
+
+def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
+    """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
+    found: dict[str, None] = {}
+    for stage in (*before, *pipe.stages):
+        parts: list[tuple[str, object]] = [("sampler", stage.sampler)]
+        for release in stage.releases:
+            parts += [("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)]
+        others = [(kind, type(part).__name__) for kind, part in parts if _foreign(part)]
+        found |= {f"{name}, which is not of this library, {OTHERS[kind]}": None for kind, name in others}
+        if not getattr(stage.source, "own_records", False):
+            found[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
     learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
-    return found + (["the examples that a sketch learns from are public, and no private records"] if learned else [])
+    return [*found, *(["the examples that a sketch learns from are public, and no private records"] if learned else [])]
+
+
+def _foreign(part: object) -> bool:
+    """Whether somebody else wrote the class of a part."""
+    return part is not None and type(part).__module__.split(".")[0] != __name__.split(".")[0]
 
 
 def _parts(event: DpEvent) -> list[DpEvent]:

@@ -57,6 +57,7 @@ def constant(t: int) -> float:
 
 
 PROMISE = Promise(1.0, 1e-5)
+WIDE = replace(PROMISE, epsilon=1e6)
 
 
 @dataclass(frozen=True)
@@ -250,8 +251,11 @@ def test_a_mechanism_needs_a_clip_and_a_ledger_that_is_charged_first() -> None:
     with pytest.raises(isthmus.privacy.BudgetExceeded):  # a ledger of the promise's size is the default
         minimize(problem(), pipe, steps=1)
     book = Book(limit=3)
-    with pytest.raises(RuntimeError, match="budget is spent"):
+    with pytest.raises(isthmus.InvalidInput, match=r"promise\.epsilon=1\.0.*costs"):  # whatever the ledger holds
         minimize(problem(), pipe, steps=5, ledger=book)
+    assert book.charged == []
+    with pytest.raises(RuntimeError, match="budget is spent"):
+        minimize(problem(), replace(pipe, promise=WIDE), steps=5, ledger=book)
     assert book.charged == [("main", 0), ("main", 1), ("main", 2)]
 
 
@@ -348,7 +352,7 @@ def test_a_discarded_release_may_steer_the_next_clip() -> None:
 def test_a_stop_rule_returns_its_point_or_none() -> None:
     objective = problem()
     small = lambda bound: lambda round, old, new: float((old.w - new.w).norm()) <= bound  # noqa: E731
-    pipe = Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(0.0))])], constant, promise=PROMISE)
+    pipe = Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(0.0))])], constant, promise=WIDE)
     book = Book()
     found = minimize(objective, replace(pipe, stop=small(1e-2)), steps=500, ledger=book)
     assert found.status == "stopped" and found.state.t < 500

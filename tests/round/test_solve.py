@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, LeastSquares, Logistic, algorithms, minimize
+from isthmus import InvalidInput, L1Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.round.parts import Full, UniformRandom
 from isthmus.round.pipeline import Pipeline, Stage
 from isthmus.round.state import State
@@ -182,3 +183,26 @@ def test_restarts_return_the_last_inner_loop_that_is_half_done(steps: int, expec
     for t in range(steps):
         memo, _ = average.observe(memo, torch.tensor([float(t)]), 1.0, t)
     assert float(average.output(memo, torch.zeros(1))) == pytest.approx(np.mean(expected))
+
+
+def test_a_state_of_the_earlier_form_goes_on_and_one_of_other_terms_does_not() -> None:
+    problem = Logistic(torch.eye(4).repeat(50, 1), torch.arange(200) % 2, classes=(0, 1))
+    recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=1.0, n="exact")
+    half = minimize(problem, recipe, steps=6, record=1, callbacks=[lambda record, state: state.t == 2]).state
+    told = json.loads(half.parts["terms"])
+    event = told["rounds"]["main"]
+    event["noise_multiplier"] *= 1 - 1e-12  # what the calibration of that form was off by
+    for sound, noise, goes_on in ((True, 1.0, True), (False, 1.0, False), (True, 0.9, False)):
+        changed = {
+            **told,
+            "sound": sound,
+            "rounds": {"main": {**event, "noise_multiplier": event["noise_multiplier"] * noise}},
+        }
+        state = half.replace(parts={**half.parts, "terms": json.dumps(changed)})
+        if goes_on:
+            assert minimize(problem, recipe, steps=6, resume=state).state.t == 6
+        else:
+            with pytest.raises(InvalidInput, match="resume"):
+                minimize(problem, recipe, steps=6, resume=state)
+    with pytest.raises(InvalidInput, match=r"resume\.t"):
+        minimize(problem, recipe, steps=6, resume=half.replace(t=-3))
