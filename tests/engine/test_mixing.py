@@ -257,3 +257,20 @@ def test_rounding_is_not_taken_for_examples_that_meet() -> None:
     for seed in range(8):
         x = torch.randn(32, 4, generator=torch.Generator().manual_seed(seed))
         apart.look(Layers(module), (x,), {}, 32)
+
+
+def test_as_many_classes_as_examples_in_the_second_dimension_are_no_mixing() -> None:
+    """An output of n examples and n classes has two readings: neither is held against the module."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(tokens)).mean(0)
+
+    layers = Layers(Turned(), batch_first=False)
+    for n in (2, 3, 4):
+        for _ in range(3):
+            apart.look(layers, (torch.randint(0, 9, (5, n)),), {}, n)

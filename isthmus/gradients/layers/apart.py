@@ -184,6 +184,16 @@ def examples_of(x: object, n: int, dim: int) -> int | None:
     return None
 
 
+def returned_examples(x: object, n: int, dim: int) -> int | None:
+    """The same of an output, which may keep its examples in front whatever the inputs do; None where two would do.
+
+    >>> returned_examples(torch.ones(3, 2), 3, 1), returned_examples(torch.ones(3, 3), 3, 1)
+    (0, None)
+    """
+    both = isinstance(x, Tensor) and x.ndim > dim > 0 and x.shape[0] == x.shape[dim] == n
+    return None if both else examples_of(x, n, dim)
+
+
 def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
     rows = rows.to(x.device)
     if value is None:
@@ -339,7 +349,7 @@ class _Trial:
         probe.seen, probe.rows, probe.value = (seen := _Seen()), rows, value
         with probe.listening(lambda *_: None, batch.n):
             outputs = tree_flatten(self._run(probe, batch))[0]
-            cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
+            cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
             pairs = list(zip(outputs, cuts, strict=True))
             pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs if _moves(x)]
             if pulls:
@@ -388,7 +398,7 @@ class _Trial:
         before = generator_states(probe.module)
         with probe.listening(keep, batch.n):
             outputs = [x for x in tree_flatten(self._run(probe, batch))[0] if _moves(x)]
-            cuts = [examples_of(x, batch.n, self.layers.batch_dim) for x in outputs]
+            cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
             drew = self.dice.drew() or before != generator_states(probe.module)
             if drew or not outputs or any(cut is None for cut in cuts):
                 return None
