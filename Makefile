@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 
 test: lint
 	@command -v chromium >/dev/null || echo "no Chromium here: the report's browser tests are left out" >&2
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(PY) -m ruff check .

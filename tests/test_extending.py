@@ -72,7 +72,7 @@ def test_the_set_can_what_it_writes(parts: Any) -> None:
     assert cone.contains(point) and point.tolist() == pytest.approx([1.2, 0.0, 1.6])
 
 
-@pytest.mark.parametrize("sketch", ["comp_sgd", "priv_sgd", "dp_comp_minibatch"])
+@pytest.mark.parametrize("sketch", ["comp_sgd", "priv_sgd"])
 def test_the_sketch_goes_through_recipes(parts: Any, table: Any, sketch: str) -> None:
     more: dict[str, Any] = {} if sketch == "comp_sgd" else {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
     recipe = getattr(algorithms, sketch)(m=3, step=0.5, sketch=parts.Folding, **more)

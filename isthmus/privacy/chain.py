@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -325,10 +326,10 @@ class Tally:
 
 
 def opening(given: Agreed) -> Json:
-    """The first record of a ledger."""
+    """The first record of a ledger, with a word of its own: two that are opened at once are two."""
     return {
         "kind": "open",
-        "run": "",
+        "run": secrets.token_hex(8),
         "format": _FORMAT,
         "budget": given["budget"] and list(given["budget"]),
         "adjacency": given["adjacency"] or Adjacency.ADD_REMOVE.value,

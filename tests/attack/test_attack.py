@@ -17,7 +17,7 @@ from attack.search import LIMIT, Search
 from isthmus.privacy import Gaussian, SeededSource
 from isthmus.privacy.bounded import Bounded
 
-SEEDS, CASES = range(2), 250
+SEEDS, CASES = range(2), 150
 
 
 @pytest.mark.parametrize("seed", SEEDS)
