@@ -95,6 +95,7 @@ def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
         torch.nn.functional.cross_entropy(module(x), y).backward()
         optimizer.step()
     assert engine.driver is not None and engine.driver.state.dims == 5 * len(loader)
+    assert any("Folding, which is not of this library" in each for each in engine.statement(1e-5).assumptions)
 
 
 def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.round.sound import others_parts
 from isthmus.round.spending import stopped
 from isthmus.round.torch_loop import Ticket, TorchDriver
 
@@ -267,7 +268,8 @@ class PrivacyEngine:
         event, told = self._planned()
         kept = dict.fromkeys(name for each in self._trainings for name in each.driver.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        account = Account(delta, promise.adjacency, promise.n, self._seeded, (*promise.assumptions, *told), leaks)
+        rests = (*promise.assumptions, *others_parts([each.driver.stage for each in self._trainings]), *told)
+        account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [each.sampler for each in self._trainings]
         account.sources = [each.noise.describe() for each in self._trainings]
         account.add(event)

@@ -71,8 +71,8 @@ class Rounding:
     share: float = 1.0
 
     def kappa(self, rows: Rows, encoded: bool) -> float:
-        """What rounding may add to the bound of one record, relative; nothing to one of exact counts."""
-        return 0.0 if rows.exact else kappa(self.batch, rows.dtype, encoded)
+        """What rounding may add to the bound of one record, relative."""
+        return kappa(self.batch, rows.dtype, encoded)
 
 
 def part_of_error(number: int, last: bool) -> float:

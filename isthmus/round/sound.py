@@ -92,8 +92,15 @@ OTHERS = {
 
 def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
+    found = others_parts((*before, *pipe.stages))
+    learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
+    return [*found, *(["the examples that a sketch learns from are public, and no private records"] if learned else [])]
+
+
+def others_parts(stages: Sequence[Stage]) -> list[str]:
+    """What the guarantee takes from parts of stages that somebody else wrote."""
     found: dict[str, None] = {}
-    for stage in (*before, *pipe.stages):
+    for stage in stages:
         parts: list[tuple[str, object]] = [("sampler", stage.sampler)]
         for release in stage.releases:
             parts += [("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)]
@@ -101,8 +108,7 @@ def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
         found |= {f"{name}, which is not of this library, {OTHERS[kind]}": None for kind, name in others}
         if not getattr(stage.source, "own_records", False):
             found[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
-    learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
-    return [*found, *(["the examples that a sketch learns from are public, and no private records"] if learned else [])]
+    return list(found)
 
 
 def _foreign(part: object) -> bool:

@@ -82,6 +82,8 @@ class Spending:
         """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
+        if not hasattr(self.ledger, "run") and hasattr(self.ledger, "close"):
+            return closing(self.ledger)  # the loop is the last that charges it
         return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
     def terms(self, pipe: Pipeline, planned: int) -> str:
@@ -122,7 +124,7 @@ class Spending:
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
         """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
         if not hasattr(self.ledger, "run"):
-            return closing(self.ledger) if hasattr(self.ledger, "close") else nullcontext(self.ledger)
+            return nullcontext(self.ledger)
         marks: dict[str, Any] = {"seeded": True} if self.seeded else {}
         return self.ledger.run(events, **reserve, **marks)
 

@@ -146,7 +146,8 @@ def measure(
 
 
 def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding: Rounding) -> Bounded:
-    extra = rounding.kappa(rows, encoded=rows.d < sketch.d)
+    exact = rows.exact and not clip.before  # counts are, and what a map makes of their sum is not
+    extra = 0.0 if exact else rounding.kappa(rows, encoded=rows.d < sketch.d)
     share, weights = clip.total(bound) * (1 + extra), clip.weights(rows, bound)
     if clip.before:
         value = encoded_sum(sketch, rows, weights, clip.each(bound), extra * rounding.share, clip.ord)
