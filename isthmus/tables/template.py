@@ -47,7 +47,8 @@ def draft(
     wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
     validate.check(not wrong, "columns", wrong, f"the file has no such columns; it has {names[:20]}")
     public = None if sample is None else _rows(sample, reading)
-    types, found, why = types_of(path, reading), {}, {}
+    types, found = types_of(path, reading), {}
+    why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
             continue

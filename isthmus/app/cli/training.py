@@ -176,7 +176,8 @@ def train(
         raise click.UsageError("give a file to train on, --config or --resume")
     settings, declared = parts.config.load(config, options)
     if dry_run:
-        show_plan(out, settings.n, *parts.train.dry_run(settings, declared), write_schema)
+        problem, plan = parts.train.dry_run(settings, declared)
+        show_plan(out, settings.n, problem, plan, write_schema)
         return
     finish(out, parts.train.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
 

@@ -56,8 +56,8 @@ class Model:
             kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
             return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
         found = {"prediction": np.asarray(self.estimator.predict(x))}
-        shares = self.estimator.predict_proba(x) if proba else None
-        return found | {f"p({label})": shares[:, k] for k, label in enumerate(labels)}
+        shares = self.estimator.predict_proba(x).T if proba else []
+        return found | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
 
 
 def _entries(values: Any) -> np.ndarray:

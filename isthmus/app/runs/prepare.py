@@ -103,9 +103,9 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     )
 
 
-def _filled(what: str, path: str, settings: Settings, **part: str) -> Table:
+def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
     """The table in a file that must have rows."""
-    table = read(path, reading=settings.reading, **part)
+    table = read(path, part=part, reading=settings.reading)
     validate.check(table.n > 0, what, path, "it has no rows")
     return table
 
