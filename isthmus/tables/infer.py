@@ -135,8 +135,9 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     """Refuse numbers that only another decimal sign explains, where none was declared; no sign is read off rows."""
     if signs.declared or not words:
         return
-    own = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    read, also = (np.isfinite(as_numbers(words, c)) for c in (own, Column(name, "number", decimal=OTHER[own.decimal])))
+    ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
+    read, *others = (np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways)
+    also = np.logical_or(*others)
     remedy = (
         f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
         f"--decimal . where commas are between thousands, or declare the column (as --drop {name!r}, say)"
