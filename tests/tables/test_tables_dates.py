@@ -65,6 +65,9 @@ def test_formats_survive_toml_and_wrong_ones_are_refused() -> None:
         (["12/31/2019", "01/02/2020"], "%m/%d/%Y"),
         (["31.12.2019", "01.02.2020"], "%d.%m.%Y"),
         (["31.12.2019 23:59", "01.02.2020 00:00"], "%d.%m.%Y %H:%M"),
+        (["Dec 31 2019", "Feb 1 2020"], "%b %d %Y"),
+        (["31-Dec-2019", "01-Feb-2020"], "%d-%b-%Y"),
+        (["December 31, 2019", "February 1, 2020"], "%B %d, %Y"),
         (["2019-12-31", "2020/02/01"], ""),
     ],
 )
@@ -82,9 +85,10 @@ def test_public_rows_that_do_not_tell_are_refused(values: list[str], words: str)
         infer("when", pandas.Series(values), public=True)
 
 
-def test_private_rows_are_refused_with_the_options() -> None:
+@pytest.mark.parametrize("values", [MIXED, ["Jan 1 2000", "Feb 1 2000"], ["31.12.19", "01.01.20"]])
+def test_private_rows_are_refused_with_the_options(values: list[str]) -> None:
     with pytest.raises(InvalidInput, match=r'--bounds "when=.*they are not ISO .*--date-format "when=%d/%m/%Y"'):
-        infer("when", pandas.Series(MIXED))
+        infer("when", pandas.Series(values))
 
 
 @pytest.mark.parametrize(
