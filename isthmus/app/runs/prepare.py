@@ -89,6 +89,7 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
+    _check_words(schema, x)
     validate.check(len(y) > 0, "target", target.name, "no row has a target")
     test = None
     if settings.test is not None:
@@ -188,6 +189,18 @@ def _complete(
             "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
         )
     return schema, leaks, notes
+
+
+def _check_words(schema: Schema, x: Any) -> None:
+    """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
+    at = 0
+    for column in schema.columns:
+        width = len(column.features)
+        if column.type == "category":
+            declared, other = x[:, at : at + width - 2], x[:, at + width - 2]
+            remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
+            validate.check(bool(declared.any()) or not other.any(), f"columns.{column.name}", "category", remedy)
+        at += width
 
 
 def _settled(column: Column, settings: Settings) -> Column:

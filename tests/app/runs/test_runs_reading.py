@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from isthmus.app.cli import main
 from isthmus.app.runs.config import load
 from isthmus.app.runs.prepare import PreparedRows, as_option, prepare
+from isthmus.base.validate import InvalidInput
 
 QUICK = ["--algorithm", "dp_gd", "--scale", "none", "--step", "4", "--max-iter", "5"]
 
@@ -164,6 +165,14 @@ def test_declared_words_that_look_missing_are_kept() -> None:
 def test_a_quoted_header_does_not_hide_the_separator() -> None:
     Path("t.csv").write_text('"Price, EUR";"Size, m, inside";y\n' + "1.5;2;no\n2.5;3;yes\n" * 30)
     assert prepared().features == ["Price, EUR", "Size, m, inside"]
+
+
+def test_words_that_never_occur_are_refused() -> None:
+    """Written otherwise than declared, all of them would be "(other)" without a word."""
+    table(sex=lambda k: ["Female", "Male", ""][k % 3], x=lambda k: k % 5)
+    with pytest.raises(InvalidInput, match=r"columns.sex='category' .* no row has one of the words declared"):
+        prepared(columns={"sex": ["female", "male"], "x": [0, 5]})
+    assert prepared(columns={"sex": ["Female"], "x": [0, 5]}).x[:, 1].sum() == 40  # the rest is (other), as asked
 
 
 # ---------------------------------------------------------------- answers
