@@ -129,6 +129,16 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Field:
+    """What one encoded column is: the table's column it comes from, and how that was treated, in words."""
+
+    feature: str
+    column: str
+    type: str
+    treatment: str
+
+
+@dataclass(frozen=True)
 class Target:
     """What is predicted: its column (or "y"), the task, the public classes or range.
 
@@ -161,6 +171,11 @@ class Schema:
     def features(self) -> list[str]:
         """The names of the encoded columns."""
         return [name for column in self.columns for name in column.features]
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What each encoded column is."""
+        return tuple(Field(name, c.name, c.type, c.words()) for c in self.columns for name in c.features)
 
     @property
     def names(self) -> list[str]:

@@ -141,6 +141,8 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
         (["1.234", "5.678", "12.345"], "number", {}),
         (["1'200", "12", "7'000"], "number", {"thousands": "'"}),
         (["$12.50", "€ 3", "4%"], "number", {}),
+        (["01234", "80331", "00501"], "hash", {}),
+        (["0", "0.5", "10"], "number", {}),
         ([None, None, None], "drop", {}),
         ([[1], [2], [3]], "drop", {}),
         (["x" * 50, "y" * 50, "z" * 50], "drop", {}),

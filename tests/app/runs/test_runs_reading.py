@@ -93,6 +93,13 @@ def test_ids_are_never_features_and_go_along_with_predictions() -> None:
     assert "a column of predictions has that name" in told
 
 
+def test_rows_of_one_id_are_not_protected_together() -> None:
+    """It is said whenever there is an id, whatever the rows hold."""
+    table(customer=lambda k: f"c{k // 7}", x=lambda k: k % 5)
+    told = prepared(columns={"customer": "id", "x": [0, 5]}).notes
+    assert any("epsilon protects one row; where one 'customer' has several rows" in note for note in told)
+
+
 def test_a_matrix_has_no_ids() -> None:
     rng = np.random.default_rng(0)
     np.savez("m.npz", X=rng.uniform(-1, 1, (60, 2)), y=np.arange(60) % 2)
@@ -173,6 +180,15 @@ def test_words_that_never_occur_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"columns.sex='category' .* no row has one of the words declared"):
         prepared(columns={"sex": ["female", "male"], "x": [0, 5]})
     assert prepared(columns={"sex": ["Female"], "x": [0, 5]}).x[:, 1].sum() == 40  # the rest is (other), as asked
+
+
+def test_all_columns_that_cannot_be_guessed_are_named_at_once() -> None:
+    table(a=lambda k: "2020-01-01", b=lambda k: "01/02/2020", c=lambda k: f"{k},5", x=lambda k: k % 5)
+    with pytest.raises(InvalidInput) as error:
+        prepared()
+    words = str(error.value)
+    assert "columns=['a', 'b', 'c']" in words and '--drop "a"' in words and "they are not ISO" in words
+    assert words.count("--decimal ,") == 1
 
 
 # ---------------------------------------------------------------- answers
