@@ -240,10 +240,10 @@ def _inferred(name: str, settings: Settings, table: Table, public: Table | None)
 
 
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
-    """One error for all columns; those with the same words are one."""
-    words = list(dict.fromkeys(str(error) for error in refused.values()))
-    if len(words) > 1:
-        validate.refuse("columns", list(refused), "; ".join(words))
+    """One error for all columns; the decimal sign is that of the file, and is asked for once."""
+    words = {("decimal" if str(error).startswith("decimal=") else name): str(error) for name, error in refused.items()}
+    if len(refused) > 1:
+        validate.refuse("columns", list(refused), "; ".join(words.values()))
     raise next(iter(refused.values()))
 
 

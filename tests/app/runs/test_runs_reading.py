@@ -183,11 +183,12 @@ def test_words_that_never_occur_are_refused() -> None:
 
 
 def test_all_columns_that_cannot_be_guessed_are_named_at_once() -> None:
-    table(a=lambda k: "2020-01-01", b=lambda k: "01/02/2020", c=lambda k: f"{k},5", x=lambda k: k % 5)
+    dates = {"a": lambda k: "2020-01-01", "b": lambda k: "01/02/2020"}
+    table(**dates, c=lambda k: f"{k},5", d=lambda k: f"{k},25", x=lambda k: k % 5)
     with pytest.raises(InvalidInput) as error:
         prepared()
     words = str(error.value)
-    assert "columns=['a', 'b', 'c']" in words and '--drop "a"' in words and "they are not ISO" in words
+    assert "columns=['a', 'b', 'c', 'd']" in words and '--drop "a"' in words and "they are not ISO" in words
     assert words.count("--decimal ,") == 1
 
 
