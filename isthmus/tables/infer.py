@@ -143,7 +143,7 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     also = np.logical_or(*others)
     remedy = (
         f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
-        f"--decimal . where commas are between thousands, or declare the column (as --drop {name!r}, say)"
+        "--decimal . where commas are between thousands; declare the column where it holds no numbers"
     )
     told = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
     validate.check(not told, "decimal", "(not declared)", remedy)

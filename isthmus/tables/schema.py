@@ -33,7 +33,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.tables.dates import EPOCH, check_format, from_days
-from isthmus.tables.numbers import Signs
+from isthmus.tables.numbers import OTHER, Signs
 
 TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
 FORMS = (
@@ -192,8 +192,15 @@ class Schema:
         new |= {column.name: column for column in columns}
         return replace(self, columns=tuple(new.values()))
 
-    def read_by(self, separator: str | None) -> Schema:
-        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays."""
+    def read_by(self, separator: str | None, decimal: str | None = None) -> Schema:
+        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays.
+
+        A decimal sign that is declared for the file stands above what the columns say.
+        """
+        if decimal is not None:
+            other = OTHER.get(decimal)
+            all_read = (replace(c, decimal=decimal, thousands=other) if c.type == "number" else c for c in self.columns)
+            return replace(self, columns=tuple(all_read))
         signs = Signs.of(None, separator)
         plain = (c.type == "number" and c.decimal == signs.decimal and c.thousands is None for c in self.columns)
         read = (replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True))

@@ -111,6 +111,20 @@ def test_a_matrix_has_no_ids() -> None:
     assert Path("o.csv").read_text().split() == ["prediction"]
 
 
+@pytest.mark.parametrize(("entry", "options"), [("2.5", []), ("2,5", ["--decimal", ","]), ("2.5", ["--decimal", "."])])
+def test_new_rows_may_be_written_otherwise(entry: str, options: list[str]) -> None:
+    data = table(x=lambda k: k % 5, z=lambda k: k % 3)
+    common = ["--classes", "no,yes", "--bounds", "x=0,5", "--bounds", "z=0,5"]
+    invoke("train", data, "--target", "y", *common, *QUICK)
+    Path("a.csv").write_text("x,z\n2.5,1\n")
+    Path("b.csv").write_text(f"x;z\n{entry};1\n")
+    invoke("predict", "runs/t-1", "a.csv", "-o", "a-out.csv", "--proba")
+    invoke("predict", "runs/t-1", "b.csv", "-o", "b-out.csv", "--proba", *options)
+    assert Path("a-out.csv").read_text() == Path("b-out.csv").read_text()
+    if "," in entry:
+        assert "--decimal" in invoke("predict", "runs/t-1", "b.csv", "-o", "c.csv", code=2).output
+
+
 # ---------------------------------------------------------------- files without rows, labels, words
 
 
