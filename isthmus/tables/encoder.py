@@ -113,7 +113,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         for name, value in given.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
-                value = {"type": "category", "categories": _words_of(frame, str(name))}
+                told = value if isinstance(value, Mapping) else {"type": "category"}
+                value = {**told, "categories": _words_of(frame, str(name))}
             found[str(name)] = read_column(str(name), value)
         return found
 

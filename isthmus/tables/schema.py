@@ -103,6 +103,14 @@ class Column:
             return 0.5
         return 0.0 if self.bounds is None else (self.bounds[0] + self.bounds[1]) / 2
 
+    def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
+        """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
+        if self.type != "number":
+            return self
+        column = replace(self, bounds=self.bounds or bounds)
+        own = decimal is None or self.decimal != "." or self.thousands is not None
+        return column if own else replace(column, decimal=str(decimal), thousands=OTHER.get(str(decimal)))
+
     def to_dict(self) -> dict[str, Any]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}

@@ -170,6 +170,8 @@ def test_words_of_a_type_count_when_somebody_declares_them() -> None:
     assert encoder.transform(plain).tolist() == [[0, 1, 0, 0, 0]]
     with pytest.raises(InvalidInput, match=r"columns.sex='category' .* its type lists no words"):
         TableEncoder({"sex": "category"}).fit(plain)
+    with pytest.raises(InvalidInput, match="columns.sex.bounds"):
+        TableEncoder({"sex": {"type": "category", "bounds": (0, 1)}}).fit(frame)
 
 
 def test_polars_lists_words_in_an_enum_only() -> None:

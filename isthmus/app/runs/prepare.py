@@ -23,7 +23,7 @@ from isthmus.base import validate
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.infer import Guess, check_decimal, infer
-from isthmus.tables.numbers import OTHER, Signs
+from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import BUCKETS, Column, Schema, Target
 
 MOST_CLASSES = 100
@@ -174,7 +174,7 @@ def _complete(
             column = found.column
             guessed += [name] if column.source == "data" else []
             notes += [f"column {name!r} is {_outcome(column)}: {found.why}"] if found.why else []
-        columns.append(_settled(column, settings))
+        columns.append(column.settled(settings.bounds, settings.decimal))
     if refused:
         _refuse_all(refused)
     schema = Schema(tuple(columns))
@@ -218,17 +218,6 @@ def _check_words(schema: Schema, x: Any) -> None:
             remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
             validate.check(bool(declared.any()) or not other.any(), f"columns.{column.name}", "category", remedy)
         at += width
-
-
-def _settled(column: Column, settings: Settings) -> Column:
-    """A number with the range and the signs that were declared for all."""
-    if column.type != "number":
-        return column
-    if column.bounds is None and settings.bounds is not None:
-        column = replace(column, bounds=settings.bounds)
-    if settings.decimal is not None and column.decimal == "." and column.thousands is None:
-        column = replace(column, decimal=settings.decimal, thousands=OTHER.get(settings.decimal))
-    return column
 
 
 def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
