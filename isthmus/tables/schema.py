@@ -45,11 +45,11 @@ OPEN = "?"
 TASKS = ("classification", "regression")
 BUCKETS = 16
 _ALLOWED = {
-    "number": {"bounds", "missing", "fill", "thousands", "decimal"},
-    "bool": {"missing"},
-    "category": {"categories"},
-    "hash": {"buckets"},
-    "date": {"bounds", "missing", "format"},
+    "number": {"bounds", "missing", "absent", "fill", "thousands", "decimal"},
+    "bool": {"missing", "absent"},
+    "category": {"categories", "absent"},
+    "hash": {"buckets", "absent"},
+    "date": {"bounds", "missing", "absent", "format"},
     "id": set(),
     "drop": set(),
 }
@@ -64,6 +64,7 @@ class Column:
     categories  the public words of a category; any other word counts as "(other)"
     buckets     into how many fixed buckets words are hashed
     missing     "fill" puts the middle of the range (or `fill`) where nothing is, "indicator" also says so in a column
+    absent      entries that count as missing beside the usual ones, such as -999
     decimal     the decimal sign of numbers in text
     thousands   the sign between thousands in text; None: the other one of "." and ",", "": neither of them
     format      of dates in text, such as %d/%m/%Y; "" is ISO
@@ -76,6 +77,7 @@ class Column:
     categories: tuple[str, ...] = ()
     buckets: int = BUCKETS
     missing: str = "fill"
+    absent: tuple[str, ...] = ()
     fill: float | None = None
     thousands: str | None = None
     decimal: str = "."
@@ -114,7 +116,7 @@ class Column:
     def to_dict(self) -> dict[str, Any]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
-        own = {"type", *_ALLOWED[self.type]} - ({"format"} if not self.format else set())
+        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not told[name]}
         return {key: value for key, value in told.items() if key in own and value is not None}
 
     def words(self) -> str:
@@ -318,6 +320,8 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     if "missing" in value:
         validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
         found["missing"] = value["missing"]
+    if value.get("absent"):
+        found["absent"] = read_words(f"{where}.absent", value["absent"])
     if "fill" in value:
         found["fill"] = _number(f"{where}.fill", value["fill"])
     for sign in ("thousands", "decimal"):
