@@ -281,8 +281,8 @@ def as_labels(words: Iterable[str]) -> set[str]:
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
     """The class of each word: the same text, else the same number or truth value (1 and 1.0, True and true)."""
-    same = {_plain(label): label for label in reversed(classes)}
-    return [word if word in classes else same.get(_plain(word)) for word in words]
+    exact, same = set(classes), {_plain(label): label for label in reversed(classes)}
+    return [word if word in exact else same.get(_plain(word)) for word in words]
 
 
 def _plain(word: str) -> str:

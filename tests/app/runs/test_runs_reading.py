@@ -206,6 +206,23 @@ def test_all_columns_that_cannot_be_guessed_are_named_at_once() -> None:
     assert words.count("--decimal ,") == 1
 
 
+def test_a_format_and_a_range_of_dates_are_two_options() -> None:
+    data = table(when=lambda k: f"{1 + k % 28:02d}/02/2020", x=lambda k: k % 5)
+    common = ["train", data, "-y", "y", "--classes", "no,yes", "--bounds", "x=0,5", "--algorithm", "dp_gd", "--dry-run"]
+    ranged = ["--bounds", "when=2020-01-01,2020-12-31"]
+    told = invoke(*common, *ranged, "--date-format", "when=%d/%m/%Y")
+    assert "date, 2020-01-01 to 2020-12-31, written as %d/%m/%Y (declared)" in told.stdout and told.stderr == ""
+    assert "another format than ISO" in invoke(*common, *ranged, code=2).output
+    assert "another format than %m/%d/%Y" in invoke(*common, *ranged, "--date-format", "when=%m/%d/%Y", code=2).output
+    assert "give the public range" in invoke(*common, "--date-format", "when=%d/%m/%Y", code=2).output
+    assert "give a format such as" in invoke(*common, *ranged, "--date-format", "when=dmy", code=2).output
+
+
+def test_a_tab_may_be_written_as_one_types_it() -> None:
+    Path("t.csv").write_text("a,b\ty\n" + "1\tno\n2\tyes\n" * 30)
+    assert prepared(separator="\\t").features == prepared(separator="\t").features == ["a,b"]
+
+
 # ---------------------------------------------------------------- answers
 
 
