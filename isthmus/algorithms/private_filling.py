@@ -214,6 +214,8 @@ def shaped(facts: Facts) -> bool:
     """Whether histograms of the columns are worth their price: as asked, or where they stand out of their noise."""
     if facts.sparse or facts.scale not in ("auto", "shapes"):
         return False
+    if facts.d > SMALL and facts.scale == "auto" and facts.features == "auto":
+        return False
     asked = facts.scale == "shapes" or facts.features == "smooth"
     return asked or facts.shapes >= CONSTANTS.shapes_b[facts.outputs > 1]
 

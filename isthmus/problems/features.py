@@ -248,7 +248,7 @@ def smooth_map(
     raw = torch.cat([torch.ones_like(ranks)[..., None], linear[..., None], cosines], -1)
     made, alive = _orthonormal(raw, columns.p)
     column, order = _first(alive, features).unbind(1)
-    weight = 1 / (order + 1.0)
+    weight = 1 / (order.double() + 1)
     drawn = columns.draw(SIMULATED)
     values = torch.einsum("jbm,jkm->jbk", raw, made)
     lengths = torch.linalg.vector_norm(values[column, drawn[:, column], order] * weight, dim=1)
