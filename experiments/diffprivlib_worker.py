@@ -1,6 +1,8 @@
 """diffprivlib on one table, in an environment of its own (it does not work with current scikit-learn).
 
-    python -m venv peers && peers/bin/pip install diffprivlib==0.6.5 "scikit-learn<1.5" "numpy<2"
+From scikit-learn 1.4 on its logistic regression adds the noise of a sum to a mean, which is private and useless.
+
+    python -m venv peers && peers/bin/pip install diffprivlib==0.6.5 "scikit-learn==1.3.2" "numpy<2"
     peers/bin/python diffprivlib_worker.py FOLDER "[0.1, 1]" '["diffprivlib forest"]'
 
 Reads FOLDER/in.npz and writes predictions for the test rows into out.npz, by "method | epsilon", and out.json: null,
@@ -31,9 +33,10 @@ def predictions(method, epsilon, given):
     if method == "diffprivlib logistic":
         model = models.LogisticRegression(epsilon=epsilon, data_norm=float(given["norm"]))
         return model.fit(given["unit"], y).predict(given["unit_test"])
-    unit_bounds = (given["unit_low"], np.ones(x.shape[1]))
+    keep = given["free"]  # a level of each word is left out: the columns beside an intercept must be independent
+    unit_bounds = (given["unit_low"][keep], np.ones(len(keep)))
     model = models.LinearRegression(epsilon=epsilon, bounds_X=unit_bounds, bounds_y=tuple(given["target"].tolist()))
-    return model.fit(given["unit"], y).predict(given["unit_test"])
+    return model.fit(given["unit"][:, keep], y).predict(given["unit_test"][:, keep])
 
 
 def main():

@@ -167,6 +167,7 @@ def diffprivlib(parts: Parts, epsilons: list[float], methods: list[str], python:
     given = {"x": X, "y": y, "x_test": parts.rows("test")[0], "unit": unit, "norm": norm, "low": table.low}
     given |= {"unit_test": scaled(table, parts.rows("test")[0])[0], "high": table.high, "classes": table.classes}
     given |= {"target": table.target or (0, 0), "unit_low": scaled(table, table.low[None])[0][0]}
+    given["free"] = np.array(sorted(column for f in table.fields for column in (f[1:] if len(f) > 1 else f)))
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "in.npz", **given)
         asked = [json.dumps(epsilons), json.dumps(methods)]
