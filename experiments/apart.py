@@ -86,7 +86,7 @@ def methods(parts: Parts, chosen: str, python: str | None) -> Iterator[tuple[str
             if wanted(name, "isthmus"):
                 yield name, epsilon, partial(auto, parts, epsilon, labelled)
         for name, call in PRIVATE.items():
-            if wanted(name, "peers") and not (name == "DP-EBM" and table.classes > 2):
+            if wanted(name, "peers") and not (name.startswith("DP-EBM") and table.classes > 2):
                 yield name, epsilon, partial(_scored, call, parts, epsilon)
     for name, free in FREE.items():
         if wanted(name, "peers"):

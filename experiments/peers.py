@@ -4,7 +4,8 @@ Every peer is told what Isthmus is told: the range of each column, the classes o
 delta = 1e-5.  Fields of words go into DP-EBM as words, elsewhere as 0/1 columns; where a method needs rows of bounded
 norm, numbers are scaled to [-1, 1] by their declared range, so that a row of k fields has norm sqrt(k) at most.
 
-    DP-EBM                 interpret's DPExplainableBoosting*, its defaults (two classes or regression)
+    DP-EBM                 interpret's DPExplainableBoosting*, its defaults (two classes or regression); also with
+                           words as 0/1 columns, for it drops a word's rare levels (all 51 states of the births)
     diffprivlib ...        its forest, naive Bayes, logistic and linear regression; pure epsilon (`diffprivlib_worker`)
     AdaSSP                 Wang (2018): noisy X'X and X'y, a third of the budget each, and a ridge chosen by the last
     DP-GD, untuned         as in docs/glm.md: all records, 100 rounds, step 2 / L, clip .5, .3 or 1 by the loss
@@ -19,6 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,16 +85,17 @@ def _fitted(parts: Parts, model: Any, which: str = "private") -> float:
 # ------------------------------------------------------------ private peers
 
 
-def dp_ebm(parts: Parts, epsilon: float) -> float:
-    """Explainable boosting with noise: a word is one nominal feature."""
+def dp_ebm(parts: Parts, epsilon: float, words: bool = True) -> float:
+    """Explainable boosting with noise: a word is one nominal feature, or each of its levels is a feature."""
     table, types, bounds = parts.table, [], {}
-    for i, field in enumerate(table.fields):
+    fields = table.fields if words else [[column] for column in range(len(table.names))]
+    for i, field in enumerate(fields):
         types.append("nominal" if len(field) > 1 else "continuous")
         if len(field) == 1:
             bounds[i] = (table.low[field[0]], table.high[field[0]])
 
     def as_fields(X: np.ndarray) -> np.ndarray:
-        return np.column_stack([X[:, f].argmax(1) if len(f) > 1 else X[:, f[0]] for f in table.fields])
+        return np.column_stack([X[:, f].argmax(1) if len(f) > 1 else X[:, f[0]] for f in fields])
 
     told = {"epsilon": epsilon, "delta": DELTA, "privacy_bounds": bounds, "feature_types": types, "n_jobs": 1}
     if table.target:
@@ -216,6 +219,7 @@ def public_alone(parts: Parts) -> float:
 
 PRIVATE: dict[str, Callable[[Parts, float], float]] = {
     "DP-EBM": dp_ebm,
+    "DP-EBM, 0/1 columns": partial(dp_ebm, words=False),
     "AdaSSP": adaptive_moments,
     "DP-GD, untuned": untuned_descent,
 }
