@@ -8,8 +8,8 @@ thousands, semicolons with decimal commas, ISO and day-first dates, missing entr
 targets, columns that only name a row.  The check trains by the command line, once with the schema and once with the
 target's name alone, predicts the test file and scores the predictions against the numbers that were written, beside
 scikit-learn's linear model of the same features.  With the schema the score must be within .02 of it, and the figure
-that `train --test` prints must be the score of the predictions.  Without it the file is read right, or refused, or
-what is guessed is said; a score that is off by more is shown with what was said.
+that `train --test` prints must be the score of the predictions.  Without it the file is read right or refused,
+and what is guessed is said; a score that is off by more is shown with what was said.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ def trained(sheet: Sheet, folder: Path, table: Table, parted: int, declared: boo
     data, test, run = (folder / f"{sheet.name}{suffix}" for suffix in (".csv", "-test.csv", f"-run-{int(declared)}"))
     told = ["--schema", folder / f"{sheet.name}.toml"] if declared else ["--target", sheet.target]
     done = isthmus("train", data, "--epsilon", EPSILON, "--test", test, "-o", run, "--json", *told)
-    found: dict[str, Any] = {"exit": done.returncode, "said": done.stderr.strip(), "printed": None, "score": None}
+    found: dict[str, Any] = {"exit": done.returncode, "said": done.stderr.strip(), "misread": [], "score": None}
     if done.returncode:
         return {**found, "said": done.stdout.strip() or found["said"]}
     predicted = folder / f"{sheet.name}-predicted-{int(declared)}.csv"
@@ -275,13 +276,26 @@ def trained(sheet: Sheet, folder: Path, table: Table, parted: int, declared: boo
         found["score"] = float(1 - (error**2).sum() / ((y - y.mean()) ** 2).sum())
     figures = json.loads((run / "metrics.json").read_text())["metrics"]
     asked = "accuracy" if table.classes else "r2"
-    return {**found, "printed": next(each["value"] for each in figures if each["name"].lower() == asked)}
+    printed = next(each["value"] for each in figures if each["name"].lower() == asked)
+    return {**found, "printed": printed, "misread": misread(sheet, run)}
+
+
+def misread(sheet: Sheet, run: Path) -> list[str]:
+    """Numbers that the run's own schema takes for something else, or whose decimal sign it takes for thousands."""
+    columns = tomllib.loads((run / "schema.toml").read_text(encoding="utf-8"))["columns"]
+    return [
+        name
+        for name in sheet.numbers
+        if columns[name]["type"] not in ("number", "bool") or columns[name].get("thousands") == sheet.decimal
+    ]
 
 
 def verdict(found: dict[str, Any], reference: float, declared: bool) -> str:
     """In one word, what the row says."""
     if found["score"] is None:
         return "refused" if found["exit"] == 2 and not declared else f"FAILED (exit {found['exit']})"
+    if found["misread"]:
+        return "MISREAD " + ", ".join(found["misread"])
     if abs(found["printed"] - found["score"]) > 1e-4:
         return f"PRINTED {found['printed']:.3f}"
     if found["score"] >= reference - WITHIN:
