@@ -27,6 +27,8 @@ from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.before import Prepared
 from isthmus.round.updates import Preconditioned
 
+UNSEEN = 0.01
+"""Records that may differ from all others in a column that looks constant."""
 TARGET_LEVEL = 6
 """The grid of targets: one column, so that a fine one is cheap."""
 
@@ -78,7 +80,7 @@ class Shapes(Purchased):
             features=self.features,
             functions=self.functions,
             longer=longest(b / max(self.features, view.shape[1])),
-            floor=noise / terms.n,
+            floor=max(noise, UNSEEN) / terms.n,
         )
         before = () if prepared.transform is None else tuple(prepared.transform.maps)
         objective = prepared.objective.with_inputs(found(view))

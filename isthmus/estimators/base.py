@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from isthmus.algorithms.before import buying
+from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
@@ -242,7 +243,7 @@ class PrivateLinear(Parameters):
             public=None if public is None else public[0],
             intercept=self.fit_intercept and chosen != "public" and bought not in ("moments", "shapes"),
             private=self._private,
-            whole=bought == "shapes",
+            whole=bought == "shapes" or self._private and self._many(*X.shape),
             origin=not self.fit_intercept,
         )
         shown = None if public is None else inputs.maps(public[0])
@@ -258,7 +259,7 @@ class PrivateLinear(Parameters):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
-        facts = self._known(*view.shape, is_sparse(X))
+        facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given = None
         if shown is not None:
@@ -275,8 +276,13 @@ class PrivateLinear(Parameters):
         buys = self._asked is None or "scale" in self._asked.parameters
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
-        found = self._planned(self._known(*X.shape, is_sparse(X)), exact=False)
+        found = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
         return str(found.best.arguments.get("scale", "none")) if found.choices else "none"
+
+    def _many(self, n: int, d: int) -> bool:
+        """Whether there are so many records that rows which are shortened would bend more than their noise."""
+        n = self._records(n)
+        return n * mu_of(self.epsilon, self._delta(n), self._adjacency) >= CONSTANTS.clip_b * d
 
     def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
