@@ -22,6 +22,7 @@ from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
 from isthmus.estimators import stored, turns
+from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
@@ -366,6 +367,19 @@ class PrivateLinear(Parameters):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return matmul(self._maps(Scaled.of(as_rows(X))), self._weights).numpy()
+
+    def effects(self) -> dict[str, Curve]:
+        """What each column adds to the prediction (a classifier: to the log-odds), as curves (x, y) by its name.
+
+        A model with smooth features is additive: its prediction is a constant plus one curve a column.  `coef_` holds
+        the straight part of each.
+        """
+        check_is_fitted(self)
+        return effects(self)
+
+    def _in_units(self, margins: Tensor) -> np.ndarray:
+        """What is added to a margin, in the units of the prediction."""
+        return in_order(margins)
 
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""

@@ -86,6 +86,15 @@ class Distribution:
         low = torch.where(seen, self.edges[:-1], math.inf).amin(1)
         return low, torch.where(seen, self.edges[1:], -math.inf).amax(1)
 
+    def inner(self, f: Tensor, g: Tensor) -> Tensor:
+        """E f g of each column, for functions given at the edges that are linear between them: in a bin that is a point
+        all records are in the middle, in others they are spread evenly."""
+        point = self.edges.diff() < 4 * POINT
+        same, cross = torch.where(point, 1 / 4, 1 / 3), torch.where(point, 1 / 4, 1 / 6)
+        (f0, f1), (g0, g1) = (f[:, :-1], f[:, 1:]), (g[:, :-1], g[:, 1:])
+        products = same * (f0 * g0 + f1 * g1) + cross * (f0 * g1 + f1 * g0)
+        return (self.p * products).sum(1, keepdim=True)
+
     def draw(self, rows: int, seed: int = 0) -> Tensor:
         """The bins of so many independent records (public: from p alone)."""
         made = torch.Generator().manual_seed(seed)
@@ -224,52 +233,39 @@ def smooth_map(
     mean, sd = columns.mean, columns.variance.clamp(min=max(floor, 1e-24)).sqrt()
     edges, (low, high) = columns.edges, columns.ends
     low, high = torch.minimum(low, mean - FAR_OUT * sd), torch.maximum(high, mean + FAR_OUT * sd)
-    linear = (columns.middles - mean[:, None]) / sd[:, None]
-    ranks = columns.below + columns.p / 2
-    raw = _raw(ranks, linear, functions)
-    made, alive = _orthonormal(raw, columns.p)
-    column, order = _first(alive, features).unbind(1)
-    weight = 1 / (order.double() + 1)
-    drawn = columns.draw(SIMULATED)
-    values = torch.einsum("jbm,jkm->jbk", raw, made)
-    drawn_lengths = torch.linalg.vector_norm(values[column, drawn[:, column], order] * weight, dim=1)
-    limit = max(float(drawn_lengths.median()) * longer, 1e-6)
-    ends = torch.cat([columns.below, torch.ones(len(mean), 1, dtype=torch.float64)], 1)
     straight = (torch.minimum(torch.maximum(edges, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
-    at_edges = torch.einsum("jbm,jkm->jkb", _raw(ends, straight, functions), made)
-    return SmoothMap(reach, edges, column, at_edges[column, order] * weight[:, None], mean, 1 / sd, limit, bias)
+    ranks = torch.cat([columns.below, torch.ones(len(mean), 1, dtype=torch.float64)], 1)
+    cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
+    raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
+    made, alive = _orthonormal(raw, columns)
+    column, order = _first(alive, features).unbind(1)
+    values = made[column, :, order] / (order.double() + 1)[:, None]
+    bins = columns.draw(SIMULATED)[:, column]
+    which = torch.arange(len(column))
+    drawn = (values[which, bins] + values[which, bins + 1]) / 2
+    limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
+    return SmoothMap(reach, edges, column, values, mean, 1 / sd, limit, bias)
 
 
-def _raw(ranks: Tensor, linear: Tensor, functions: int) -> Tensor:
-    """(1, linear, cos pi u, cos 2 pi u, ...), what functions are made of."""
-    k = torch.arange(1, functions, dtype=torch.float64)
-    return torch.cat(
-        [torch.ones_like(ranks)[..., None], linear[..., None], torch.cos(math.pi * ranks[..., None] * k)], -1
-    )
+def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
+    """Gram-Schmidt of functions that are given at the edges (columns x edges x functions), the first of them constant:
+    those after it, and which of them are functions at all beside those before.
 
-
-def _orthonormal(raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt under p of the functions after the constant: their coefficients (columns x functions x raw), and
-    which are functions at all beside those before them.
-
-    The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
+    A function counts by how it differs between bins: within one nothing is known.  The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
     small, they stand for it.
     """
-    d, _, m = raw.shape
-    units = torch.eye(m, dtype=torch.float64).expand(d, m, m)
-    done = [(raw[..., 0], units[:, 0]), (raw[..., 1], units[:, 1])]
-    alive = [torch.ones(d, dtype=torch.bool)]
-    for i in range(2, m):
-        v, c = raw[..., i], units[:, i]
-        for q, a in done:
-            inner = (p * v * q).sum(1, keepdim=True)
-            v, c = v - inner * q, c - inner * a
-        square, whole = (p * v * v).sum(1, keepdim=True), (p * raw[..., i].square()).sum(1, keepdim=True)
-        real = square > LEAST_NEW * whole.clamp(min=1e-12)
-        scale = torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0)
-        done.append((v * scale, c * scale))
+    done = [raw[..., 0], raw[..., 1]]
+    alive = [torch.ones(len(raw), dtype=torch.bool)]
+    for i in range(2, raw.shape[2]):
+        v = raw[..., i]
+        for q in done:
+            v = v - columns.inner(v, q) * q
+        square = columns.inner(v, v)
+        between = (columns.p * ((v[:, 1:] + v[:, :-1]) / 2).square()).sum(1, keepdim=True)
+        real = between > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
+        done.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
-    return torch.stack([c for _, c in done[1:]], 1), torch.stack(alive, 1)
+    return torch.stack(done[1:], -1), torch.stack(alive, 1)
 
 
 def _first(alive: Tensor, features: int) -> Tensor:

@@ -106,5 +106,11 @@ def test_smooth_features_learn_what_no_line_does() -> None:
     X = rng.uniform(-1, 1, (10_000, 3))
     y = np.cos(3 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=10_000)
     known: dict[str, Any] = {"epsilon": 3.0, "bounds": (-1, 1), "target_bounds": (-2, 3)}
-    assert PrivateRegressor(**known, features="smooth").fit(X, y).score(X, y) > 0.9
+    model = PrivateRegressor(**known, features="smooth").fit(X, y)
+    assert model.score(X, y) > 0.9
+    x, curve = model.effects()["x0"]
+    truth = np.cos(3 * x)
+    inside = abs(x) < 0.9
+    assert np.corrcoef(curve[inside], truth[inside])[0, 1] > 0.97
+    assert np.ptp(curve[inside]) == pytest.approx(np.ptp(truth[inside]), rel=0.25)
     assert PrivateRegressor(**known, features="linear").fit(X, y).score(X, y) < 0.1
