@@ -251,8 +251,8 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
     """Gram-Schmidt of functions that are given at the edges (columns x edges x functions), the first of them constant:
     those after it, and which of them are functions at all beside those before.
 
-    A function counts by how it differs between bins: within one nothing is known.  The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
-    small, they stand for it.
+    A function counts by how it differs between bins: within one nothing is known.  The linear one keeps its scale, and
+    is taken out of the others as far as it has variance: where a floor has made it small, they stand for it.
     """
     done = [raw[..., 0], raw[..., 1]]
     alive = [torch.ones(len(raw), dtype=torch.bool)]
