@@ -103,9 +103,13 @@ class _Bins:
 
 @dataclass(frozen=True)
 class TargetShape(Purchased):
-    """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares."""
+    """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
+
+    clips  whether gradients may be clipped at more than was planned, as far as records allow
+    """
 
     share: float = 0.03
+    clips: bool = True
     name: str = "target shape"
     exact: ClassVar[bool] = True
 
@@ -127,7 +131,10 @@ class TargetShape(Purchased):
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
         shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
-        return _numbers(prepared, shape, noise / terms.n, terms)
+        found = _numbers(prepared, shape, noise / terms.n, terms)
+        if self.clips or found.clip is None:
+            return found
+        return replace(found, clip=min(found.clip, terms.clip), spread=None)
 
     def _bins(self, objective: Any) -> Tensor:
         if objective.classes is not None:
