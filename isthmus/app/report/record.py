@@ -131,7 +131,12 @@ _SHAPES: Mapping[str, Checker] = {
         },
     ),
     "history": many(fields({"t": real}, {"moved": maybe(real), "noise": maybe(real)})),
-    "metrics": many(fields({"name": text, "value": maybe(real), "on": text}, {"noise": maybe(real)})),
+    "metrics": many(
+        fields(
+            {"name": text, "value": maybe(real), "on": text},
+            {"noise": maybe(real), "baseline": maybe(real), "than": _TEXTS, "note": _TEXTS},
+        )
+    ),
     "curves": many(
         fields(
             {

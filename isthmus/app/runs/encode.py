@@ -233,7 +233,8 @@ def encode_target(values: Any, target: Target) -> tuple[np.ndarray, np.ndarray]:
     """The targets of the rows that have one, and which rows those are.
 
     Labels are words of `target.classes`; a label that is none of them is refused, for dropping it silently would
-    train on other rows than was meant.  Numbers are clipped to `target.bounds` where they are given.
+    train on other rows than was meant.  Numbers stay as they are: an estimator clips what it learns to `target.bounds`,
+    and figures of test rows are those of the targets themselves.
     """
     if target.task == "classification":
         assert target.classes is not None
@@ -247,8 +248,7 @@ def encode_target(values: Any, target: Target) -> tuple[np.ndarray, np.ndarray]:
         return np.array([label or "" for label in labels])[codes][kept], kept
     numbers = as_numbers(values, Column(target.name, "number", decimal=target.decimal))
     kept = np.isfinite(numbers)
-    found = numbers[kept]
-    return (found if target.bounds is None else np.clip(found, *target.bounds)), kept
+    return numbers[kept], kept
 
 
 def as_labels(words: Iterable[str]) -> set[str]:
