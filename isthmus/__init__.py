@@ -90,7 +90,7 @@ _HOMES = {
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
     "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
-    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch"],
+    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch", "private_score"],
     "privacy.mechanisms": ["Mechanism"],
     "base.validate": ["InvalidInput"],
 }

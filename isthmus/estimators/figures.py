@@ -61,7 +61,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Curve:
+class ShownCurve:
     """A curve of released or public figures, as a report shows it."""
 
     title: str
@@ -147,7 +147,7 @@ def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
 # ---------------------------------------------------------------- public rows: exact
 
 
-def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure], list[Curve]]:
+def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure], list[ShownCurve]]:
     """The figures and curves of rows that are public, or whose figures may be published as they are."""
     y = np.asarray(y)
     if not hasattr(model, "classes_"):
@@ -161,7 +161,7 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
         area = float(roc_auc_score(true, margins))
         figures.append(Figure("AUC", area, baseline=0.5, than="guessing"))
-    curves: list[Curve] = []
+    curves: list[ShownCurve] = []
     if logs is not None:
         loss = float(np.minimum(-logs[np.arange(len(true)), true], MOST_LOSS).mean())
         figures.append(log_loss(loss, 0.0, confusion.sum(1)))
@@ -205,12 +205,9 @@ def margins_of(model: Any, X: Any) -> np.ndarray | None:
 
 def log_probabilities(model: Any, X: Any) -> np.ndarray | None:
     """Logarithms of the probabilities of the classes, at least -MOST_LOSS; None where a model has none."""
-    if hasattr(model, "predict_log_proba"):
-        logs = np.asarray(model.predict_log_proba(X), dtype=float)
-    elif hasattr(model, "predict_proba"):
-        logs = np.log(np.maximum(np.asarray(model.predict_proba(X), dtype=float), 1e-300))
-    else:
+    if not hasattr(model, "predict_proba"):
         return None
+    logs = np.log(np.maximum(np.asarray(model.predict_proba(X), dtype=float), 1e-300))
     return np.maximum(np.nan_to_num(logs, nan=-MOST_LOSS), -MOST_LOSS)
 
 
@@ -265,7 +262,12 @@ def auc_figure(counts: np.ndarray, noise: float) -> Figure:
         return Figure("AUC", None, "", hidden, note="" if noise else "one class has no rows")
     area = float(np.clip((second @ below) / (m * p), 0, 1))
     slopes = np.concatenate([(below - area * m), (above - area * p)]) / (m * p)
-    return Figure("AUC", area, "", noise * float(np.linalg.norm(slopes)), 0.5, "guessing")
+    return Figure("AUC", area, "", noise * centred_norm(slopes), 0.5, "guessing")
+
+
+def centred_norm(weights: np.ndarray) -> float:
+    """The length of weights less their mean: the noise of a weighted sum of counts that were moved to a known sum."""
+    return float(np.linalg.norm(weights - weights.mean()))
 
 
 def log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Figure:
@@ -273,7 +275,7 @@ def log_loss_figure(counts: np.ndarray, margin: np.ndarray, noise: float) -> Fig
     losses = np.minimum(np.stack([np.logaddexp(0, margin), np.logaddexp(0, -margin)]), MOST_LOSS)
     n = max(float(counts.sum()), 1.0)
     value = max(float((counts * losses).sum()) / n, 0.0)
-    return log_loss(value, noise * float(np.linalg.norm(losses)) / n, counts.sum(1))
+    return log_loss(value, noise * centred_norm(losses) / n, counts.sum(1))
 
 
 def log_loss(value: float, noise: float, actual: np.ndarray) -> Figure:
@@ -294,7 +296,7 @@ def calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) 
     return Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
 
 
-def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> Curve:
+def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
     whole = counts.sum(0)
     kept = whole > np.maximum(noise / TELLS, 0)
@@ -303,7 +305,7 @@ def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, e
     points = tuple(map(float, x)), tuple(map(float, y))
     ideal = ((float(x.min()), float(x.max())),) * 2 if len(x) else ((), ())
     series = (("happened", *points), ("as predicted", *ideal))
-    return Curve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
+    return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
 def _event(classes: Sequence[Any]) -> str:
@@ -350,7 +352,8 @@ class Scale:
 
     def terms(self, found: np.ndarray, y: np.ndarray) -> np.ndarray:
         """(|e|, e^2, u, u^2, |u|) of each row, in units of the clips: each entry in [-1, 1], lengths at most sqrt 5."""
-        errors = np.nan_to_num(np.minimum(np.abs(found - y) / self.error, 1.0), nan=1.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = np.nan_to_num(np.minimum(np.abs(found - y) / self.error, 1.0), nan=1.0)
         u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
         return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
 

@@ -25,7 +25,7 @@ import torch
 
 from isthmus.base import validate
 from isthmus.estimators import figures
-from isthmus.estimators.figures import Bins, Curve, Figure, Scale
+from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
 from isthmus.geometry.lifts import discard
 from isthmus.gradients import Counts, Dense, Rows
 from isthmus.privacy import (
@@ -56,7 +56,7 @@ ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
 SCORES = Bins(tuple(float(each) for each in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
 """Margins from -16 to 16, in cells that are finest at 0."""
-CHEAP = 0.01
+CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
 LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
 ERRORS = Bins(tuple(2.0**k for k in range(-24, 13)))
@@ -76,7 +76,7 @@ class Scores:
     """
 
     figures: tuple[Figure, ...]
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[ShownCurve, ...] = ()
     privacy: PrivacyStatement | None = None
     releases: int = 0
 
@@ -160,7 +160,7 @@ def _checked_targets(model: Any, y: Any) -> np.ndarray:
     validate.check(y.ndim == 1 and len(y) > 0, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
-        validate.check(bool(known), "y", "(a label)", f"labels must be among {list(model.classes_)}")
+        validate.check(bool(known), "y", "(a label)", f"labels must be among {np.asarray(model.classes_).tolist()}")
         return y
     y = y.astype(float)
     validate.check(bool(np.isfinite(y).all()), "y", "(a target)", "give finite numbers: leave rows without one out")
@@ -286,7 +286,7 @@ def _derived(
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
     found = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
-    curves: list[Curve] = []
+    curves: list[ShownCurve] = []
     if groups.count:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
@@ -306,7 +306,7 @@ def _derived(
 def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
     """The log loss of more than two classes, from the counts of losses."""
     actual = counts[0].reshape(k, k).sum(1)
-    spread = noise * float(np.linalg.norm(LOSSES.middles)) / n
+    spread = noise * figures.centred_norm(LOSSES.middles) / n
     return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
 
 
@@ -373,7 +373,9 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
         return Scores((Figure("R2", None, noise=0.0, note=note),))
     found = np.asarray(model.predict(X), dtype=float)
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
-        cells = np.stack([ERRORS.of(np.abs(found - y) / half), TARGETS.of((y - middle) / half)], axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            away, place = np.abs(found - y) / half, (y - middle) / half
+        cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
         counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
         mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
         scale = _scale(counts[0][: ERRORS.cells], counts[1], stands, mean).stretched(middle, half)
