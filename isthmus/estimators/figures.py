@@ -8,7 +8,6 @@ the same figures from noisy counts and sums, which is post-processing of what wa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -214,7 +213,7 @@ def log_probabilities(model: Any, X: Any) -> np.ndarray | None:
 # ---------------------------------------------------------------- from counts: exact, or noisy
 
 
-def confusion_figures(confusion: np.ndarray, classes: Sequence[Any], noise: float) -> list[Figure]:
+def confusion_figures(confusion: np.ndarray, classes: Any, noise: float) -> list[Figure]:
     """Accuracy, recall and precision from counts (true class, predicted class), each with noise of this s.d."""
     n, k = max(float(confusion.sum()), 1.0), len(confusion)
     actual, called, hit = confusion.sum(1), confusion.sum(0), np.diag(confusion)
@@ -308,7 +307,7 @@ def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, e
     return ShownCurve("Calibration", f"predicted probability of {event}", "share that it happened to", series)
 
 
-def _event(classes: Sequence[Any]) -> str:
+def _event(classes: Any) -> str:
     return str(classes[1]) if len(classes) == 2 else "the class that was predicted"
 
 

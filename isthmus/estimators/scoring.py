@@ -61,9 +61,10 @@ CHEAP = 0.02
 LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
 ERRORS = Bins(tuple(2.0**k for k in range(-24, 13)))
 """Errors in units of half the target's range."""
-TARGETS = Bins(
-    (*(-(2.0**k) for k in range(12, 0, -1)), *np.linspace(-1, 1, 65).tolist(), *(2.0**k for k in range(1, 13)))
-)
+_AWAY = tuple(2.0**k for k in range(1, 13))
+FINE = 512
+TARGETS = Bins((*(-each for each in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
+"""Targets in units of half their range about its middle, and beyond it."""
 PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
 APART = "the rows that were measured were not trained on; how many they are is public"
 
@@ -273,10 +274,9 @@ def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
             bins.append(event * groups.count + groups.index[SCORES.of(margins)])
         if k > 2 and logs is not None:
             bins.append(LOSSES.of(-logs[np.arange(n), true]))
-        counts, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(k * k, 2 * groups.count, LOSSES.cells), last)
-    counts = [
-        _summing(row[:width], n) for row, width in zip(counts, (k * k, 2 * groups.count, LOSSES.cells), strict=False)
-    ]
+        widths = k * k, 2 * groups.count, LOSSES.cells
+        cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(widths), last)
+    counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=False)]
     return _derived(counts, noise, n, classes, groups, logs is not None)
 
 
@@ -367,10 +367,9 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
     n, middle, half = len(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), FIRST)
-    stands = max(noise * (math.sqrt(2 * math.log(2 * TARGETS.cells)) + 1), 0.002 * n)
-    if stands > n / 4:  # not even a quarter of the rows in one cell would be seen
-        note = figures.too_few(0.0, figures.rows_needed(n, stands / n, 0.1))
-        return Scores((Figure("R2", None, noise=0.0, note=note),))
+    if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
+        need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
+        return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
     found = np.asarray(model.predict(X), dtype=float)
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -378,26 +377,54 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
         cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
         counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
         mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
-        scale = _scale(counts[0][: ERRORS.cells], counts[1], stands, mean).stretched(middle, half)
+        scale = _scale(counts[0][: ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
         terms = scale.terms(found, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
     return Scores(tuple(figures.error_figures(sums, n, noise, scale)))
 
 
-def _scale(errors: np.ndarray, targets: np.ndarray, stands: float, noise: float) -> Scale:
+def _stands(noise: float, cells: int) -> float:
+    """How many rows a cell must seem to have to stand out of the noise of all of them."""
+    return noise * (math.sqrt(2 * math.log(cells)) + 1)
+
+
+def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> Scale:
     """Where to clip, in units of the target's range, and the mean of the targets that were seen.
 
-    At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `noise`
+    At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `mean`
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
-    seen = errors > stands
+    seen = errors > max(_stands(noise, len(errors)), 0.001 * n)
     error = float(ERRORS.high[seen].max()) if seen.any() else 1.0
-    seen = targets > stands
-    if not seen.any():
-        return Scale(error, 0.0, 1.0)
-    places, weights = TARGETS.middles[seen], targets[seen]
-    centre = float(np.average(places, weights=weights))
-    width = max(float(TARGETS.high[seen].max()) - centre, centre - float(TARGETS.low[seen].min()), 1e-9)
-    spread = max(float(np.average((places - centre) ** 2, weights=weights)), (width / 8) ** 2)
-    far = math.sqrt(CHEAP * spread / noise)
+    low, high, centre, spread = _extent(targets, n, noise)
+    width = max(high - centre, centre - low)
+    far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
+
+
+def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, float, float]:
+    """Lowest and highest place, mean and variance of the targets, from noisy counts.
+
+    Few rows in each fine cell may be many in a coarse one: the finest cells that show nearly all rows are taken, or
+    those that show the most.
+    """
+    best = (0.0, -1.0, 1.0, 0.0, 1.0)
+    outer = (len(counts) - FINE) // 2
+    for merged in (1, 2, 4, 8, 16, 32, 64):
+        starts = np.concatenate(
+            [np.arange(outer), np.arange(outer, outer + FINE, merged), outer + FINE + np.arange(outer)]
+        )
+        sums = np.add.reduceat(counts, starts)
+        sizes = np.diff(starts, append=len(counts))
+        seen = sums > np.maximum(_stands(noise, len(starts)) * np.sqrt(sizes), 0.001 * n)
+        if not seen.any():
+            continue
+        low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
+        shown, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
+        if shown > best[0]:
+            centre = float(np.average(middles, weights=sums[seen]))
+            spread = float(np.average((middles - centre) ** 2, weights=sums[seen]))
+            best = shown, float(low[seen].min()), float(high[seen].max()), centre, spread
+        if shown > 0.98:
+            break
+    return best[1:]
