@@ -43,6 +43,8 @@ from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline
 from isthmus.round.spending import unspent
 from isthmus.round.state import State
+from isthmus.tables.encoder import check_numbers_only
+from isthmus.tables.frames import is_frame
 
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
@@ -383,6 +385,8 @@ class PrivateLinear(Parameters):
         validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        if is_frame(X):
+            check_numbers_only(X)
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._LABELS, reset=reset
         )

@@ -59,7 +59,7 @@ SCORES = Bins(tuple(float(each) for each in np.sinh(np.linspace(-1, 1, 65) * np.
 CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
 LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
-ERRORS = Bins(tuple(2.0**k for k in range(-24, 13)))
+ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0**k for k in range(1, 13))
 FINE = 512

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from isthmus.app.runs.config import Settings, load, read_constraint
-from isthmus.app.runs.schema import Schema
 from isthmus.base.validate import InvalidInput
+from isthmus.tables.schema import Schema
 
 FILE = """
 data = "people.csv"
