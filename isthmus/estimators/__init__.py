@@ -1,4 +1,4 @@
-"""scikit-learn estimators, `PrivateSearch` and `private_score`, and what they warn of."""
+"""scikit-learn estimators, `PrivateSearch`, `private_score` and `private_summary`, and what they warn of."""
 
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
@@ -6,6 +6,7 @@ from isthmus.estimators.regressor import PrivateRegressor
 from isthmus.estimators.scoring import Scores, private_score
 from isthmus.estimators.search import PrivateSearch
 from isthmus.estimators.stored import load, save
+from isthmus.estimators.summary import Summary, private_summary
 
 __all__ = [
     "PrivacyBudgetWarning",
@@ -14,7 +15,9 @@ __all__ = [
     "PrivateRegressor",
     "PrivateSearch",
     "Scores",
+    "Summary",
     "load",
     "private_score",
+    "private_summary",
     "save",
 ]

@@ -37,6 +37,7 @@ from isthmus.privacy import (
     PrivacyStatement,
     SecretSource,
     SeededSource,
+    compose,
     joint,
     noise_multiplier,
 )
@@ -194,10 +195,10 @@ class Looks:
     @contextmanager
     def announced(self, shares: Mapping[str, float]) -> Iterator[None]:
         """A hold on the ledger for these looks, by their names, with shares of the budget that sum to 1."""
-        adjacency, free = self.promise.adjacency, dpa.NoOpDpEvent()
-        events = {
-            name: free if self.covered else self._gaussian(share).event(adjacency) for name, share in shares.items()
-        }
+        adjacency = self.promise.adjacency
+        costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
+        events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
+        self.ledger.require(compose(events.values()))  # all of it or nothing
         with self.ledger.run(events, seeded=self.noise_seed is not None) as run:
             self._run = run
             yield
