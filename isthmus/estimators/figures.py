@@ -48,6 +48,11 @@ class Figure:
     than: str = ""
     note: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """As the record of a run holds it: what is not there is None."""
+        beside = {"noise": self.noise or None, "baseline": self.baseline, "than": self.than or None}
+        return {"name": self.name, "value": self.value, "on": self.on, **beside, "note": self.note or None}
+
     def words(self) -> str:
         """One line."""
         where = f", on {self.on}" if self.on else ""
@@ -61,7 +66,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ShownCurve:
-    """A curve of released or public figures, as a report shows it."""
+    """A curve of shares, from released or public figures, as a report shows it."""
 
     title: str
     x_label: str
@@ -72,7 +77,8 @@ class ShownCurve:
     def to_dict(self) -> dict[str, Any]:
         """As a record of a run holds it."""
         series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
-        return {**{key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}, "series": series}
+        told = {key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}
+        return {**told, "series": series, "shares": True}
 
 
 @dataclass(frozen=True)
@@ -288,10 +294,11 @@ def calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) 
     n = max(float(counts.sum()), 1.0)
     gap = counts[1] - predicted * counts.sum(0)
     deviation = noise * np.hypot(1 - predicted, predicted)
-    note = ""
-    if noise:  # a mean of distances: noise makes each of them longer, never shorter on average
-        note = f"of which the noise may add {math.sqrt(2 / math.pi) * float(deviation.sum()) / n:.2g}"
     value = float(np.abs(gap).sum()) / n
+    added = (
+        math.sqrt(2 / math.pi) * float(np.sum(deviation)) / n
+    )  # noise makes distances longer, never shorter on average
+    note = f"up to {min(added / max(value, added, 1e-300), 1.0):.0%} of it may be noise" if noise else ""
     return Figure("calibration error", min(value, 1.0), "", float(np.linalg.norm(deviation)) / n, note=note)
 
 

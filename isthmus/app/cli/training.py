@@ -243,6 +243,8 @@ def finish(out: Out, outcome: Any) -> None:
     shared = record.budget["shared"]
     if shared is not None:
         lines.append(f"budget     {shared['spent']:.4g} of {shared['epsilon']:g} spent ({shared['file']})")
+    little = parts.report.expectation(record)
+    lines += [f"expect     {little}"] if little else []
     lines += figure_lines(outcome.figures)
     if not outcome.figures:
         lines.append("test       nothing was measured (--test-fraction keeps rows for it)")

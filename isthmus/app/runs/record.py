@@ -65,11 +65,12 @@ def trained(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[s
         "n": problem.n if settings.n is None else None,
         "target": problem.target.name,
         "features": problem.features,
+        "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
         "test_rows": None if problem.test is None else len(problem.test[1]),
         "public_rows": None if problem.public is None else _rows(problem.public),
     }
     title = settings.title or f"{problem.target.name} from {problem.name}"
-    record = Record.of(estimator, title=title, data=data).to_dict()
+    record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
     asked = settings.epsilon if settings.private else "inf"
     curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
     statement = estimator.privacy_
@@ -110,7 +111,7 @@ def write(
     record |= {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "warnings": list(dict.fromkeys(told)),
-        "metrics": [_metric(figure) for figure in measured.figures],
+        "metrics": [figure.to_dict() for figure in measured.figures],
         "curves": list(measured.curves),
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
@@ -123,18 +124,14 @@ def tidy(run: RunFolder) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def _metric(figure: Figure) -> dict[str, Any]:
-    """A figure as a record holds it: what is not there is left out."""
-    noise = figure.noise if figure.noise and math.isfinite(figure.noise) else None
-    told = {"noise": noise, "baseline": figure.baseline, "than": figure.than or None, "note": figure.note or None}
-    return {"name": figure.name, "value": figure.value, "on": figure.on, **told}
-
-
 def _statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
     own = PrivacyStatement.from_json(text)
     lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - measured.releases
-    assumptions = [*own.assumptions, "names of columns, and the rules of schema.toml, are public"]
+    assumptions = [
+        *own.assumptions,
+        "the names of the columns, and the rules that turn the table into numbers, are public",
+    ]
     if own.n is not None:
         assumptions.append("how many rows have a target is public")
     assumptions += measured.assumptions
