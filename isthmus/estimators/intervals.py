@@ -1,0 +1,215 @@
+"""Confidence intervals of coefficients, from what a private fit has released: no new look at the records.
+
+A fit by `dp_gd` that bought its statistics released noisy X'X, and averaged the iterates of its last m rounds.  Near
+the minimum w* of the loss over the records, with Hessian H, each round adds noise of covariance s^2 I to the gradient,
+and their average obeys H (average - w*) = -(mean noise) + O(1/m) whatever the steps were (Polyak and Juditsky 1992):
+
+    from the noise       s^2 H^-2 / m      s = multiplier * clip / n, all public
+    from the sampling    H^-1 J H^-1 / n   J the covariance of one record's gradient
+
+Logistic loss: H = E p (1 - p) x x', taken as E p (1 - p) times noisy X'X / n, margins being about normal, and J = H, as
+for a model that holds.  Squared loss: H = X'X / n and J = v H, v the variance of the residuals, which was not released:
+it is asked for.  Both covariances add up, and are carried to the coefficients of the columns as they were given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import norm
+from sklearn.utils.validation import check_is_fitted
+
+from isthmus.algorithms.purchases import Statistics
+from isthmus.base import validate
+from isthmus.problems.objectives import LeastSquares, Logistic
+
+ASSUMED = (
+    "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
+    "the noise in X'X and in the column scales is small beside them; intervals are those of large samples",
+)
+LOGISTIC = "the logistic model holds, and its margins are about normally distributed"
+SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
+CLEAR = 3.0
+"""By how many lengths of its noise X'X must stand out in every direction."""
+SHORTENED = 0.06
+"""Of the mean squared length of rows, what may have been cut off."""
+UNCLIPPED = 3.0
+"""Residuals of so many standard deviations must fit under the clip."""
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Intervals of the coefficients, the last of them the intercept, and on what they rest.
+
+    noise, sampling   standard deviations of an estimate: from the noise of the privacy, and from the sampling
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    noise: np.ndarray
+    sampling: np.ndarray
+    level: float
+    assumptions: tuple[str, ...]
+
+    def words(self) -> str:
+        """A table, and what it rests on."""
+        wide = max(len(name) for name in self.names)
+        head = f"{'':{wide}}  {'estimate':>11}  {f'{self.level:.0%} interval':>25}  noise s.d.  sampling s.d."
+        lines = [
+            f"{name:{wide}}  {self.values[i]:>11.4g}  {self.low[i]:>11.4g} to {self.high[i]:>10.4g}  "
+            f"{self.noise[i]:>10.3g}  {self.sampling[i]:>13.3g}"
+            for i, name in enumerate(self.names)
+        ]
+        return "\n".join([head, *lines, "It rests on these assumptions:", *(f"- {each}" for each in self.assumptions)])
+
+    def __str__(self) -> str:
+        return self.words()
+
+
+def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
+    """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
+
+    residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
+                  mean squared error of `private_score`
+
+    Nothing new is read off the records: refused where what was released does not tell enough.
+
+    >>> import numpy as np
+    >>> from isthmus import PrivateRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.choice([-1.0, 1.0], (20_000, 3))
+    >>> y = X @ [1.0, 0.5, 0.0] + rng.normal(size=20_000)
+    >>> model = PrivateRegressor(epsilon=3.0, bounds=(-3, 3), target_bounds=(-5, 5), clip=0.8).fit(X, y)
+    >>> found = model.coefficient_intervals(0.999, residual_sd=1.0)
+    >>> bool(found.low[0] < 1.0 < found.high[0]), bool(found.high[0] - found.low[0] < 0.2)
+    (True, True)
+    """
+    check_is_fitted(model)
+    validate.open_unit(level=level)
+    weights, gram, n = _released(model)
+    shape, spread, told = _curvature(model, weights, gram / n, residual_sd)
+    inverse = np.linalg.inv(shape)
+    rounds = float(model.result_.state.average["weight"])
+    noise = _noise(model, n) ** 2 * (1 + 2 / rounds) / rounds  # ends of the averaged stretch count once
+    carry, width = _carry(model, len(weights))
+    values = width * (carry @ weights)
+    if hasattr(model, "_target_map"):
+        values[-1] += model._target_map[0]
+    parts = [
+        width * np.sqrt(np.diag(carry @ each @ carry.T)) for each in (noise * inverse @ inverse, spread * inverse / n)
+    ]
+    away = float(norm.ppf((1 + level) / 2)) * np.hypot(*parts)
+    names = (*_names(model), "(intercept)")
+    return Intervals(names, values, values - away, values + away, *parts, level, (*told, *ASSUMED))
+
+
+def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
+    name = type(model).__name__
+    validate.check(model.privacy_ is not None, "epsilon", math.inf, "this fit is not private: use ordinary intervals")
+    result = getattr(model, "result_", None)
+    remedy = "a model that was read from a file has no intervals: compute them where it was fitted"
+    validate.check(result is not None, name, "(loaded)", remedy)
+    bought = result.state.parts.get("prepare", {})
+    averaged = isinstance(result.state.average, dict) and result.state.average.get("weight", 0) > 0
+    plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
+    known = "statistics" in bought and model.choice_.arguments.get("precondition") and averaged and plain
+    remedy = (
+        "intervals need noisy X'X, which only dp_gd with bought statistics releases, without set or penalty: see "
+        'plan_.table(), or give algorithm="dp_gd", options={"precondition": True}, scale="moments"'
+    )
+    validate.check(bool(known), "algorithm", model.choice_.name, remedy)
+    weights = model._weights.numpy()[:, 0]
+    d = len(weights)
+    gram = bought["statistics"].double().numpy()[: d * d].reshape(d, d)
+    gram = (gram + gram.T) / 2
+    n = int(model.plan_.facts.n)
+    _check_shape(model, gram, n)
+    return weights, gram, n
+
+
+def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
+    """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
+    d = len(gram)
+    noise = _statistics_noise(model, d)
+    remedy = "the noise in X'X is as large as itself in some direction: more records or a larger epsilon are needed"
+    clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
+    validate.check(clear, "epsilon", model.epsilon, remedy)
+    last = model._maps.maps[-1]
+    if last.limit is None or last.weight is None or not last.bias:
+        return
+    # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
+    whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
+    short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
+    remedy = (
+        f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to shortened "
+        "rows: intervals would not hold; transform columns with long tails"
+    )
+    validate.check(short <= SHORTENED, "bounds", model.bounds, remedy)
+
+
+def _curvature(
+    model: Any, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+) -> tuple[np.ndarray, float, tuple[str, ...]]:
+    """H, v with J = v H, and what they assume."""
+    clip = _clip(model)
+    if issubclass(model._kind, Logistic):
+        bound = float(model._kind.slope_bound)
+        remedy = f"it shortens gradients of confident mistakes, which moves the coefficients: fit with clip={bound:g}"
+        validate.check(clip >= bound, "clip", clip, remedy)
+        validate.check(residual_sd is None, "residual_sd", residual_sd, "labels have none: leave it out")
+        # the bias column is constant: its products with the others are their means
+        constant = second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300))
+        middle = float(constant @ weights) if model.fit_intercept else 0.0
+        spread = math.sqrt(max(float(weights @ second @ weights) - middle**2, 0.0))
+        at, share = np.polynomial.hermite_e.hermegauss(40)
+        p = expit(middle + spread * at)
+        return float(share @ (p * (1 - p)) / share.sum()) * second, 1.0, (LOGISTIC,)
+    squared = issubclass(model._kind, LeastSquares)
+    remedy = "intervals are known for the logistic and the squared loss"
+    validate.check(squared, "loss", model.loss, remedy)
+    remedy = "give the standard deviation of the residuals: a public number, such as that of private_score"
+    validate.check(residual_sd is not None, "residual_sd", None, remedy)
+    assert residual_sd is not None
+    validate.positive(residual_sd=residual_sd)
+    need = UNCLIPPED * residual_sd / model._target_map[1]
+    remedy = f"it shortens gradients of large residuals, which moves the coefficients: fit with clip={need:.2g} or more"
+    validate.check(clip >= need, "clip", clip, remedy)
+    return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
+
+
+def _noise(model: Any, n: int) -> float:
+    """The standard deviation of the noise in each entry of a round's mean gradient."""
+    return float(model.choice_.noise_multiplier) * _clip(model) / n
+
+
+def _clip(model: Any) -> float:
+    given = model.clip if model.clip is not None else (model.options or {}).get("clip")
+    return float(model.choice_.arguments["clip"] if given is None else given)
+
+
+def _statistics_noise(model: Any, d: int) -> float:
+    """The standard deviation of the noise in each entry of X'X, from the share of the budget that bought it."""
+    facts, item = model.plan_.facts, Statistics()
+    return math.sqrt(2) / (facts.mu * math.sqrt(item.share))
+
+
+def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
+    """The linear map from the point to coefficients and intercept, and the width of the target."""
+    p = model.n_features_in_
+    weight, offset = (each.numpy() for each in model._maps.affine(p))
+    carry = np.zeros((p + 1, d))
+    carry[np.arange(p), np.arange(p)] = weight
+    carry[p] = offset
+    return carry, model._target_map[1] if hasattr(model, "_target_map") else 1.0
+
+
+def _names(model: Any) -> tuple[str, ...]:
+    known = getattr(model, "feature_names_in_", None)
+    return tuple(map(str, known)) if known is not None else tuple(f"x{i}" for i in range(model.n_features_in_))
