@@ -396,20 +396,26 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
     seen = errors > max(_stands(noise, len(errors)), 0.001 * n)
-    error = float(ERRORS.high[seen].max()) if seen.any() else 1.0
-    low, high, centre, spread = _extent(targets, n, noise)
-    width = max(high - centre, centre - low)
+    error = float(ERRORS.high[seen].max()) * _wider(float(errors[seen].sum()) / n) if seen.any() else 1.0
+    shown, low, high, centre, spread = _extent(targets, n, noise)
+    width = max(high - centre, centre - low) * _wider(shown)
     far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
-def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, float, float]:
-    """Lowest and highest place, mean and variance of the targets, from noisy counts.
+def _wider(shown: float) -> float:
+    """How far beyond what was seen to go where a share of the rows was not seen, for they are likely farther out."""
+    return float(np.clip(1 + 4 * (1 - shown), 1.0, 3.0))
+
+
+def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, float, float, float]:
+    """The share of the targets that was seen, and their lowest and highest place, mean and variance.
 
     Few rows in each fine cell may be many in a coarse one: the finest cells that show nearly all rows are taken, or
     those that show the most.
     """
-    best = (0.0, -1.0, 1.0, 0.0, 1.0)
+    best = (1.0, -1.0, 1.0, 0.0, 1.0)
+    most = 0.0
     outer = (len(counts) - FINE) // 2
     for merged in (1, 2, 4, 8, 16, 32, 64):
         starts = np.concatenate(
@@ -422,10 +428,11 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
             continue
         low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
         shown, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
-        if shown > best[0]:
+        if shown > most:
+            most = shown
             centre = float(np.average(middles, weights=sums[seen]))
             spread = float(np.average((middles - centre) ** 2, weights=sums[seen]))
             best = shown, float(low[seen].min()), float(high[seen].max()), centre, spread
         if shown > 0.98:
             break
-    return best[1:]
+    return best
