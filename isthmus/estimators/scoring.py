@@ -89,8 +89,9 @@ class Scores:
         return found[name]
 
     def words(self) -> str:
-        """One line a figure."""
-        return "\n".join(figure.words() for figure in self.figures)
+        """What was measured on, then one line a figure."""
+        lines = [f"on {where}" for where in dict.fromkeys(figure.on for figure in self.figures)]
+        return "\n".join([*lines, *(replace(figure, on="").words() for figure in self.figures)])
 
     def __str__(self) -> str:
         return self.words()
@@ -135,7 +136,7 @@ def private_score(
     """
     y = _checked_targets(model, y)
     if epsilon == math.inf:
-        found, curves = figures.exact_figures(model, X, y)
+        found, curves = figures.exact_figures(model, X, y, f"{len(y):,} rows, which count as public")
         return Scores(tuple(found), tuple(curves))
     validate.positive(epsilon=epsilon)
     validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
@@ -153,7 +154,9 @@ def private_score(
     for stage in looks.taken:
         made = [release.mechanism for release in stage.releases]
         account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
-    return replace(scores, privacy=account.statement())
+    on = f"{len(y):,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
+    named = tuple(replace(figure, on=on) for figure in scores.figures)
+    return replace(scores, figures=named, privacy=account.statement())
 
 
 def _checked_targets(model: Any, y: Any) -> np.ndarray:
