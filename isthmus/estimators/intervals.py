@@ -101,21 +101,21 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     values = width * (carry @ weights)
     if hasattr(model, "_target_map"):
         values[-1] += model._target_map[0]
-    parts = [
+    quiet, drawn = (
         width * np.sqrt(np.diag(carry @ each @ carry.T)) for each in (noise * inverse @ inverse, spread * inverse / n)
-    ]
-    away = float(norm.ppf((1 + level) / 2)) * np.hypot(*parts)
+    )
+    away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
     names = (*_names(model), "(intercept)")
-    return Intervals(names, values, values - away, values + away, *parts, level, (*told, *ASSUMED))
+    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*told, *ASSUMED))
 
 
 def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
     validate.check(model.privacy_ is not None, "epsilon", math.inf, "this fit is not private: use ordinary intervals")
-    result = getattr(model, "result_", None)
     remedy = "a model that was read from a file has no intervals: compute them where it was fitted"
-    validate.check(result is not None, name, "(loaded)", remedy)
+    validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
+    result = model.result_
     bought = result.state.parts.get("prepare", {})
     averaged = isinstance(result.state.average, dict) and result.state.average.get("weight", 0) > 0
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1

@@ -292,10 +292,10 @@ class _Grid:
         spread = half * math.hypot(sums[2], u * noise) / present
         sd = half * math.sqrt(max(square - u**2, 0.0))
         mean = min(max((low + high) / 2 + half * u, low), high)
-        told = {"mean": float(mean), "mean_noise": spread, "sd": sd, "quantiles": self._quantiles(counts[:-1], present)}
-        return replace(found, **told)
+        quantiles = self._quantiles(counts[:-1])
+        return replace(found, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
 
-    def _quantiles(self, counts: np.ndarray, present: float) -> dict[float, float]:
+    def _quantiles(self, counts: np.ndarray) -> dict[float, float]:
         """Where the running sum of the counts passes each level, between the edges of its cell."""
         assert self.bins is not None
         below = np.clip(np.maximum.accumulate(np.cumsum(counts)), 0, None)
