@@ -18,11 +18,19 @@ from isthmus.base import validate
 EPOCH = date(1970, 1, 1).toordinal()
 FORMATS = tuple(
     f"{order}{time}"
-    for order in ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y")
+    for order in (
+        *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y"),
+        *("%d %b %Y", "%b %d %Y", "%b %d, %Y", "%d-%b-%Y", "%b-%d-%Y", "%d-%b-%y", "%d %B %Y", "%B %d, %Y", "%B %d %Y"),
+    )
     for time in ("", " %H:%M", " %H:%M:%S")
 )
 """What is tried on public rows; on private ones nothing is."""
-LOOKS = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}([T ].*)?")
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+LOOKS = re.compile(
+    r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}"
+    rf"|\d{{1,2}}[ ./-]{_MONTH}[ ./,-]+\d{{2,4}}|{_MONTH}[ ./-]\d{{1,2}}[ ./,-]+\d{{2,4}})([T ].*)?",
+    re.I,
+)
 _ISO = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -87,7 +87,7 @@ def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     """Write one column's features."""
     if column.type in ("number", "bool", "date"):
-        numbers = as_days(values, column.format) if column.type == "date" else as_numbers(values, column)
+        numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
         absent = ~np.isfinite(numbers)
         check_readable(values, absent, column)
         numbers = np.where(absent, column.filled, numbers)
@@ -105,11 +105,15 @@ def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     for k, (word, label) in enumerate(zip(distinct, known, strict=True)):
         if label is not None:
             hot[k] = place[label]
-        elif word.lower() in ABSENT:
+        elif _is_absent(word, column.absent):
             hot[k] = last
         else:
             hot[k] = bucket(column.name, _whole(word), column.buckets) if column.type == "hash" else len(place)
     out[np.arange(len(out)), hot[codes]] = 1.0
+
+
+def _is_absent(word: str, absent: Collection[str]) -> bool:
+    return word.lower() in ABSENT or _whole(word) in absent
 
 
 def _whole(word: str) -> str:
@@ -137,7 +141,7 @@ def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
     if not absent.any() or getattr(getattr(values, "dtype", None), "kind", "O") in typed:
         return
     distinct, codes = _distinct(values)
-    nothing = np.array([word.lower() in ABSENT for word in distinct], dtype=bool)
+    nothing = np.array([_is_absent(word, column.absent) for word in distinct], dtype=bool)
     digits = np.array([any(sign.isdigit() for sign in word) for word in distinct], dtype=bool)
     where, strange = f"columns.{column.name}", absent & ~nothing[codes]
     written = REMEDIES[column.type].format(
@@ -203,6 +207,7 @@ def as_numbers(values: Any, column: Column) -> np.ndarray:
     if kind in "iufb":
         missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
         numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
+        numbers = np.where(np.isin(numbers, [number(word) for word in column.absent]), np.nan, numbers)
     else:
         distinct, codes = _entries(values)
         numbers = np.array([_number(entry, column) for entry in distinct], dtype=np.float64)[codes]
@@ -211,18 +216,22 @@ def as_numbers(values: Any, column: Column) -> np.ndarray:
 
 def _number(entry: Any, column: Column) -> float:
     """A number as it is, one in text by the signs of its column; a word for truth where it holds truth values."""
+    word = _word(entry)
+    if column.absent and _is_absent(word, column.absent):
+        return np.nan
     if isinstance(entry, (int, float, Decimal)):
         return float(entry)
-    word = _word(entry)
     truth = BOOLEANS.get(word.lower()) if column.type == "bool" else None
     return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
-def as_days(values: Any, form: str = "") -> np.ndarray:
+def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
         distinct, codes = _entries(values)
-        days = [day(_word(entry), "" if isinstance(entry, date) else form) for entry in distinct]
+        words = [_word(entry) for entry in distinct]
+        forms = ["" if isinstance(entry, date) else form for entry in distinct]
+        days = [np.nan if word in absent else day(word, own) for word, own in zip(words, forms, strict=True)]
         return np.array(days, dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
     return np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / 86_400e6)
@@ -272,8 +281,8 @@ def as_labels(words: Iterable[str]) -> set[str]:
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
     """The class of each word: the same text, else the same number or truth value (1 and 1.0, True and true)."""
-    same = {_plain(label): label for label in reversed(classes)}
-    return [word if word in classes else same.get(_plain(word)) for word in words]
+    exact, same = set(classes), {_plain(label): label for label in reversed(classes)}
+    return [word if word in exact else same.get(_plain(word)) for word in words]
 
 
 def _plain(word: str) -> str:

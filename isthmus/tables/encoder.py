@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,6 @@ from isthmus.tables.encode import bounds_of, encode
 from isthmus.tables.frames import NamedColumns, as_frame
 from isthmus.tables.infer import identifies
 from isthmus.tables.schema import Column, Schema, read_column
-
-
-@dataclass(frozen=True)
-class Field:
-    """What one encoded column is: the table's column it comes from, and how that was treated, in words."""
-
-    feature: str
-    column: str
-    type: str
-    treatment: str
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):
@@ -101,11 +90,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         schema = Schema(tuple(column for column in found.values() if column is not None))
         validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
         self.schema_, self.bounds_ = schema, bounds_of(schema)
-        self.fields_ = tuple(
-            Field(feature, column.name, column.type, column.words())
-            for column in schema.columns
-            for feature in column.features
-        )
+        self.fields_ = schema.fields
         self.feature_names_in_ = np.array(frame.columns, dtype=object)
         self.n_features_in_ = len(frame.columns)
         return self
@@ -128,7 +113,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         for name, value in given.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
-                value = {"type": "category", "categories": _words_of(frame, str(name))}
+                told = value if isinstance(value, Mapping) else {"type": "category"}
+                value = {**told, "categories": _words_of(frame, str(name))}
             found[str(name)] = read_column(str(name), value)
         return found
 

@@ -66,11 +66,10 @@ class Reading:
     zero_based: bool = False
 
 
-def read(path: str | Path, *, part: str = "train", reading: Reading | None = None, rows: int | None = None) -> Table:
+def read(path: str | Path, *, part: str = "train", reading: Reading | None = None) -> Table:
     """The table in a file.
 
     part   "train" or "test": which arrays of an npz file with both are meant
-    rows   at most so many of a csv; None takes all
 
     >>> read("people.xls")
     Traceback (most recent call last):
@@ -83,7 +82,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     name = file.name.split(".")[0] or file.name
     if kind == "text":
         separator = separator_of(file, reading)
-        return Table(name, _read_text(file, reading, separator, rows), separator=separator)
+        return Table(name, _read_text(file, reading, separator), separator=separator)
     if kind == "parquet":
         return Table(name, _read_parquet(file))
     if kind == "npz":
@@ -96,7 +95,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     file, reading = Path(path), Reading() if reading is None else reading
     kind = _kind(file)
     if kind == "text":
-        return [str(name) for name in read(file, reading=reading, rows=0).frame.columns]
+        return _names(file, reading)
     if kind == "parquet" and file.is_file():
         import_pandas(str(file), parquet=True)
         from pyarrow import parquet
@@ -208,16 +207,11 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     validate.refuse("data", str(file), f"it is not {reading.encoding} text: give --encoding, such as latin-1 or cp1252")
 
 
-def _read_text(file: Path, reading: Reading, separator: str | None, rows: int | None) -> Any:
+def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
     pandas = import_pandas(str(file))
-    header = _header(file, reading)
-    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
+    names = _named_once(file, reading, separator)
     assert separator is not None
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True))]
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
-    if rows is None:
-        _check_quotes(file, separator, reading)
+    _check_quotes(file, separator, reading)
     try:
         frame = pandas.read_csv(
             file,
@@ -225,7 +219,6 @@ def _read_text(file: Path, reading: Reading, separator: str | None, rows: int | 
             encoding=_codec(reading),
             skipinitialspace=True,
             dtype=str,
-            nrows=rows,
             keep_default_na=False,  # "NA" may be a declared word
             na_values=[""],
         )
@@ -236,6 +229,26 @@ def _read_text(file: Path, reading: Reading, separator: str | None, rows: int | 
     if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
         _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
     return _named(frame)
+
+
+def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
+    """The names in the header line, each of them once; no other line is looked at."""
+    header = _header(file, reading)
+    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
+    names = [name.strip() for name in next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
+    return names
+
+
+def _names(file: Path, reading: Reading) -> list[str]:
+    """The names in the header line, as the reader of the rows will have them."""
+    validate.check(file.is_file(), "data", str(file), "there is no such file")
+    pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
+    _named_once(file, reading, separator)
+    validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")
+    found = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
+    return [str(name).strip() for name in found.columns]
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:

@@ -77,10 +77,8 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
 
 
 def is_frame(table: Any) -> bool:
-    """Whether it has named columns of types of their own."""
-    return (
-        is_polars(table) or isinstance(table, (NamedColumns, Mapping)) or (hasattr(table, "iloc") and table.ndim == 2)
-    )
+    """Whether it is a frame of pandas or polars (a dict may also be a sparse matrix)."""
+    return is_polars(table) or (hasattr(table, "iloc") and table.ndim == 2)
 
 
 def is_polars(table: Any) -> bool:

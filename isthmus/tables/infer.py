@@ -42,6 +42,7 @@ _PERSON = re.compile(
 )
 
 
+_CODE = re.compile(r"0\d+")
 _OWN_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid)$|^(id|uuid|guid)([_\-. ]|$)|^unnamed: \d+$", re.I)
 
 
@@ -107,16 +108,18 @@ def _kind_of_text(name: str, known: Any, signs: Signs) -> Guess:
         return Guess(Column(name, "bool"))
     if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= MOSTLY:
         return Guess(Column(name, "date"))
-    column = _number_in_text(name, words, signs)
+    codes = _share(words, lambda word: bool(_CODE.fullmatch(word)))
+    column = None if codes >= 1 - MOSTLY else _number_in_text(name, words, signs)
     if column is not None:
         return Guess(column, f"numbers with {column.thousands!r} between thousands" if column.thousands else "")
+    why = "numbers that begin with 0 are codes, such as those of places" if codes >= 1 - MOSTLY else ""
     different = len(set(words)) / len(words)
     if np.mean([len(word) for word in words]) > 40 and different > 0.5:
         return Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
     if len(words) >= ENOUGH and different >= OWN:
-        why = f"nearly every row has a word of its own; to learn from its words all the same: --hash {name!r}=16"
-        return Guess(Column(name, "drop"), why)
-    return Guess(Column(name, "hash"))
+        own = f"nearly every row has a word of its own; to learn from its words all the same: --hash {name!r}=16"
+        return Guess(Column(name, "drop"), own)
+    return Guess(Column(name, "hash"), why)
 
 
 def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
@@ -135,11 +138,12 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     """Refuse numbers that only another decimal sign explains, where none was declared; no sign is read off rows."""
     if signs.declared or not words:
         return
-    own = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    read, also = (np.isfinite(as_numbers(words, c)) for c in (own, Column(name, "number", decimal=OTHER[own.decimal])))
+    ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
+    read, *others = (np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways)
+    also = np.logical_or(*others)
     remedy = (
         f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
-        f"--decimal . where commas are between thousands, or declare the column (as --drop {name!r}, say)"
+        "--decimal . where commas are between thousands; declare the column where it holds no numbers"
     )
     told = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
     validate.check(not told, "decimal", "(not declared)", remedy)

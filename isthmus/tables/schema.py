@@ -33,7 +33,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.tables.dates import EPOCH, check_format, from_days
-from isthmus.tables.numbers import Signs
+from isthmus.tables.numbers import OTHER, Signs
 
 TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
 FORMS = (
@@ -45,11 +45,11 @@ OPEN = "?"
 TASKS = ("classification", "regression")
 BUCKETS = 16
 _ALLOWED = {
-    "number": {"bounds", "missing", "fill", "thousands", "decimal"},
-    "bool": {"missing"},
-    "category": {"categories"},
-    "hash": {"buckets"},
-    "date": {"bounds", "missing", "format"},
+    "number": {"bounds", "missing", "absent", "fill", "thousands", "decimal"},
+    "bool": {"missing", "absent"},
+    "category": {"categories", "absent"},
+    "hash": {"buckets", "absent"},
+    "date": {"bounds", "missing", "absent", "format"},
     "id": set(),
     "drop": set(),
 }
@@ -64,6 +64,7 @@ class Column:
     categories  the public words of a category; any other word counts as "(other)"
     buckets     into how many fixed buckets words are hashed
     missing     "fill" puts the middle of the range (or `fill`) where nothing is, "indicator" also says so in a column
+    absent      entries that count as missing beside the usual ones, such as -999
     decimal     the decimal sign of numbers in text
     thousands   the sign between thousands in text; None: the other one of "." and ",", "": neither of them
     format      of dates in text, such as %d/%m/%Y; "" is ISO
@@ -76,6 +77,7 @@ class Column:
     categories: tuple[str, ...] = ()
     buckets: int = BUCKETS
     missing: str = "fill"
+    absent: tuple[str, ...] = ()
     fill: float | None = None
     thousands: str | None = None
     decimal: str = "."
@@ -103,10 +105,18 @@ class Column:
             return 0.5
         return 0.0 if self.bounds is None else (self.bounds[0] + self.bounds[1]) / 2
 
+    def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
+        """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
+        if self.type != "number":
+            return self
+        column = replace(self, bounds=self.bounds or bounds)
+        own = decimal is None or self.decimal != "." or self.thousands is not None
+        return column if own else replace(column, decimal=str(decimal), thousands=OTHER.get(str(decimal)))
+
     def to_dict(self) -> dict[str, Any]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
         told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
-        own = {"type", *_ALLOWED[self.type]} - ({"format"} if not self.format else set())
+        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not told[name]}
         return {key: value for key, value in told.items() if key in own and value is not None}
 
     def words(self) -> str:
@@ -126,6 +136,16 @@ class Column:
             }[self.type]
         missing = {"indicator": "; missing is filled and marked"}.get(self.missing, "")
         return f"{self.type}, {rest}{missing} ({self.source})"
+
+
+@dataclass(frozen=True)
+class Field:
+    """What one encoded column is: the table's column it comes from, and how that was treated, in words."""
+
+    feature: str
+    column: str
+    type: str
+    treatment: str
 
 
 @dataclass(frozen=True)
@@ -163,6 +183,11 @@ class Schema:
         return [name for column in self.columns for name in column.features]
 
     @property
+    def fields(self) -> tuple[Field, ...]:
+        """What each encoded column is."""
+        return tuple(Field(name, c.name, c.type, c.words()) for c in self.columns for name in c.features)
+
+    @property
     def names(self) -> list[str]:
         """The names of the table's columns that it speaks of."""
         return [column.name for column in self.columns]
@@ -177,8 +202,15 @@ class Schema:
         new |= {column.name: column for column in columns}
         return replace(self, columns=tuple(new.values()))
 
-    def read_by(self, separator: str | None) -> Schema:
-        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays."""
+    def read_by(self, separator: str | None, decimal: str | None = None) -> Schema:
+        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays.
+
+        A decimal sign that is declared for the file stands above what the columns say.
+        """
+        if decimal is not None:
+            other = OTHER.get(decimal)
+            all_read = (replace(c, decimal=decimal, thousands=other) if c.type == "number" else c for c in self.columns)
+            return replace(self, columns=tuple(all_read))
         signs = Signs.of(None, separator)
         plain = (c.type == "number" and c.decimal == signs.decimal and c.thousands is None for c in self.columns)
         read = (replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True))
@@ -288,6 +320,8 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     if "missing" in value:
         validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
         found["missing"] = value["missing"]
+    if value.get("absent"):
+        found["absent"] = read_words(f"{where}.absent", value["absent"])
     if "fill" in value:
         found["fill"] = _number(f"{where}.fill", value["fill"])
     for sign in ("thousands", "decimal"):

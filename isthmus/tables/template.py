@@ -14,7 +14,7 @@ from isthmus.base import validate
 from isthmus.tables.encode import as_words
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.infer import MOST_WORDS, identifies, infer
-from isthmus.tables.numbers import OTHER, Signs
+from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import FORMS, OPEN, Column, Schema, Target, toml_value
 
 
@@ -47,12 +47,13 @@ def draft(
     wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
     validate.check(not wrong, "columns", wrong, f"the file has no such columns; it has {names[:20]}")
     public = None if sample is None else _rows(sample, reading)
-    types, found, why = types_of(path, reading), {}, {}
+    types, found = types_of(path, reading), {}
+    why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
             continue
         column = declared.get(name) or _told(name, public, decimal, why) or _typed(name, types)
-        found[name] = None if column is None else _finished(column, decimal, bounds)
+        found[name] = None if column is None else column.settled(bounds, decimal)
     target = target if target is None or public is None else _target_told(target, public)
     return _written(Path(path), found, why, target, sampled=public is not None)
 
@@ -82,14 +83,6 @@ def _typed(name: str, types: Mapping[str, str]) -> Column | None:
     if identifies(name):
         return Column(name, "id", source="name")
     return Column(name, types[name]) if name in types else None
-
-
-def _finished(column: Column, decimal: str | None, bounds: tuple[float, float] | None) -> Column:
-    if column.type != "number":
-        return column
-    column = column if column.bounds is not None else replace(column, bounds=bounds)
-    plain = decimal is not None and column.decimal == "." and column.thousands is None
-    return replace(column, decimal=decimal, thousands=OTHER.get(str(decimal))) if plain and decimal else column
 
 
 def _target_told(target: Target, public: Table) -> Target:

@@ -141,6 +141,8 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
         (["1.234", "5.678", "12.345"], "number", {}),
         (["1'200", "12", "7'000"], "number", {"thousands": "'"}),
         (["$12.50", "€ 3", "4%"], "number", {}),
+        (["01234", "80331", "00501"], "hash", {}),
+        (["0", "0.5", "10"], "number", {}),
         ([None, None, None], "drop", {}),
         ([[1], [2], [3]], "drop", {}),
         (["x" * 50, "y" * 50, "z" * 50], "drop", {}),
@@ -257,3 +259,35 @@ def test_targets() -> None:
     assert encode_target(pandas.Series(["1", "01", "1.0"]), exact)[0].tolist() == ["1", "01", "01"]
     numbers, kept = encode_target(pandas.Series([1, None, 99]), Target("y", "regression", None, (0, 10)))
     assert numbers.tolist() == [1, 99] and kept.tolist() == [True, False, True]  # an estimator clips what it learns
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_entries_that_were_declared_missing(typed: bool) -> None:
+    """-999 is a number like any other unless somebody says so; a declared word stays a word."""
+    schema = Schema.from_toml(
+        """
+        [columns.a]
+        bounds = [0, 10]
+        missing = "indicator"
+        absent = [-999, "refused (7)"]
+        [columns.b]
+        categories = ["x", "9"]
+        absent = ["9", "z"]
+        [columns.c]
+        type = "hash"
+        buckets = 2
+        absent = ["z"]
+        [columns.d]
+        type = "date"
+        bounds = ["2020-01-01", "2020-01-03"]
+        absent = ["9999-12-31"]
+        """
+    )
+    assert Schema.from_toml(schema.to_toml()) == schema
+    frame = pandas.DataFrame({"a": [4.0, -999.0] if typed else ["4", "-999.0"], "b": ["9", "z"], "c": ["z", "z"]})
+    frame["d"] = ["2020-01-03", "9999-12-31"]
+    rows = encode(frame, schema)
+    assert rows[:, :2].tolist() == [[4, 0], [5, 1]] and rows[:, 2:6].argmax(1).tolist() == [1, 3]
+    assert rows[:, 6:9].argmax(1).tolist() == [2, 2] and rows[:, 9].tolist() == [18264, 18263]
+    frame["a"] = ["4", "refused (7)"]
+    assert encode(frame, schema)[:, :2].tolist() == [[4, 0], [5, 1]]

@@ -50,6 +50,11 @@ def _words(text: str | None, what: str = "--classes") -> list[str] | None:
         raise click.UsageError(f"{what} {text!r}: close the quotes around each word ({error})") from None
 
 
+READING_OPTIONS = [
+    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
+    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
+    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv: . or ,  [default: .]"),
+]
 TABLE_OPTIONS = [
     click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
     click.option("--task", type=click.Choice(["classification", "regression"]), help="Else guessed, with a warning."),
@@ -70,9 +75,7 @@ TABLE_OPTIONS = [
     ),
     click.option("--id", "ids", multiple=True, metavar="COL", help="Never a feature; predictions carry it along."),
     click.option("--drop", multiple=True, metavar="COL", help="Leave a column out."),
-    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
-    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
-    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv: . or ,  [default: .]"),
+    *READING_OPTIONS,
 ]
 """What is public about a table."""
 DATA_OPTIONS = [
@@ -177,7 +180,8 @@ def train(
         raise click.UsageError("give a file to train on, --config or --resume")
     settings, declared = parts.config.load(config, options)
     if dry_run:
-        show_plan(out, settings.n, *parts.train.dry_run(settings, declared), write_schema)
+        problem, plan = parts.train.dry_run(settings, declared)
+        show_plan(out, settings.n, problem, plan, write_schema)
         return
     finish(out, parts.train.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
 
@@ -299,18 +303,24 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
 @click.option("--output", "-o", required=True, type=_FILE, help="A file ending in .csv, .tsv, .npz or .parquet.")
 @click.option("--proba", is_flag=True, help="Also the probability of each class.")
 @click.option("--id", "ids", multiple=True, metavar="COL", help="Carry a column of DATA along, to tell the rows apart.")
+@_all(READING_OPTIONS)
 @output_options
-def predict(run: str, data: str, output: str, proba: bool, ids: tuple[str, ...], as_json: bool, quiet: bool) -> None:
+def predict(
+    run: str, data: str, output: str, proba: bool, ids: tuple[str, ...], as_json: bool, quiet: bool, **given: str | None
+) -> None:
     """Predict for the rows of DATA with the model of a RUN.
 
-    Rows are encoded by the run's schema; its columns of type "id" are carried along. A prediction tells something about
-    the row it is made for: only the rows the model was trained on are protected by its epsilon.
+    Rows are encoded by the run's schema; its columns of type "id" are carried along. How the file is written is as it
+    was in training unless options say otherwise. A prediction tells something about the row it is made for: only the
+    rows the model was trained on are protected by its epsilon.
     """
     folder = parts.folder.RunFolder.open(run)
     found = parts.model.load(folder)
-    reading = parts.config.Settings.from_dict(folder.settings["settings"]).reading
-    table = parts.tables.read(data, part="test", reading=reading)
-    carried, columns = found.ids(table, ids), found.predict(found.encode(table), proba)
+    told = {name: value for name, value in given.items() if value is not None}
+    settings = parts.config.Settings.from_dict({**folder.settings["settings"], **told})
+    table = parts.tables.read(data, part="test", reading=settings.reading)
+    rows_of = found.encode(table, settings.decimal if "decimal" in told else None)
+    carried, columns = found.ids(table, ids), found.predict(rows_of, proba)
     twice = sorted(set(carried) & set(columns))
     parts.validate.check(not twice, "id", twice, "a column of predictions has that name: rename it first")
     columns = carried | columns

@@ -23,12 +23,12 @@ class Model:
     estimator: Any
     schema: Schema
 
-    def encode(self, table: Table) -> Any:
-        """The rows of a table as this model takes them."""
+    def encode(self, table: Table, decimal: str | None = None) -> Any:
+        """The rows of a table as this model takes them; `decimal` where its file has a sign of its own."""
         if self.schema.columns:
             remedy = "this model was trained on named columns: give a csv or parquet file"
             validate.check(table.frame is not None, "data", table.name, remedy)
-            return encode(table.frame, self.schema.read_by(table.separator))
+            return encode(table.frame, self.schema.read_by(table.separator, decimal))
         remedy = "this model was trained on a matrix: give an npz or libsvm file"
         validate.check(table.x is not None, "data", table.name, remedy)
         check_numbers(table)
@@ -56,8 +56,8 @@ class Model:
             kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
             return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
         found = {"prediction": np.asarray(self.estimator.predict(x))}
-        shares = self.estimator.predict_proba(x) if proba else None
-        return found | {f"p({label})": shares[:, k] for k, label in enumerate(labels)}
+        shares = self.estimator.predict_proba(x).T if proba else []
+        return found | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
 
 
 def _entries(values: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from isthmus.app.runs.config import Settings
 from isthmus.base import validate
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.files import Table, check_numbers, columns_of, read
-from isthmus.tables.infer import check_decimal, infer
-from isthmus.tables.numbers import OTHER, Signs
+from isthmus.tables.infer import Guess, check_decimal, infer
+from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import BUCKETS, Column, Schema, Target
 
 MOST_CLASSES = 100
@@ -89,6 +89,7 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
+    _check_words(schema, x)
     validate.check(len(y) > 0, "target", target.name, "no row has a target")
     test = None
     if settings.test is not None:
@@ -103,9 +104,9 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     )
 
 
-def _filled(what: str, path: str, settings: Settings, **part: str) -> Table:
+def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
     """The table in a file that must have rows."""
-    table = read(path, reading=settings.reading, **part)
+    table = read(path, part=part, reading=settings.reading)
     validate.check(table.n > 0, what, path, "it has no rows")
     return table
 
@@ -157,48 +158,82 @@ def _about(settings: Settings, table: Table) -> Iterable[str]:
 def _complete(
     settings: Settings, declared: Schema, table: Table, public: Table | None
 ) -> tuple[Schema, list[str], list[str]]:
-    """The schema of every column, in the table's order."""
+    """The schema of every column, in the table's order; what cannot be guessed is refused, all columns at once."""
     columns, guessed, notes = [], [], []
+    refused: dict[str, validate.InvalidInput] = {}
     for name in table.frame.columns:
         if name == settings.target:
             continue
         column = declared.get(name)
         if column is None:
-            known = public is not None and public.frame is not None and name in public.frame.columns
-            source = public if public is not None and known else table
-            signs = Signs.of(settings.decimal, source.separator)
-            found = infer(name, source.frame[name], public=known, signs=signs)
+            try:
+                found = _inferred(name, settings, table, public)
+            except validate.InvalidInput as error:
+                refused[name] = error
+                continue
             column = found.column
             guessed += [name] if column.source == "data" else []
             notes += [f"column {name!r} is {_outcome(column)}: {found.why}"] if found.why else []
-        columns.append(_settled(column, settings))
+        columns.append(column.settled(settings.bounds, settings.decimal))
+    if refused:
+        _refuse_all(refused)
     schema = Schema(tuple(columns))
     validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
-    hashed = [c.name for c in columns if c.type == "hash" and c.source == "data"]
+    return schema, _leaks_of(guessed), notes + _notes_of(schema)
+
+
+def _notes_of(schema: Schema) -> list[str]:
+    """What follows from the types of the columns and that a user should know."""
+    notes = []
+    hashed = [column.name for column in schema.columns if column.type == "hash" and column.source == "data"]
     if hashed:
         notes.append(
             f"the words of {_listed(hashed)} were not declared, and are never read off private rows: they go into "
             f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
             f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"'
         )
-    leaks = []
-    if guessed:
-        leaks.append(
-            f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
-            "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
-        )
-    return schema, leaks, notes
+    ids = [column.name for column in schema.columns if column.type == "id"]
+    if ids:
+        told = f"where one {ids[0]!r} has several rows, it does not protect all of them"
+        notes.append(f"epsilon protects one row; {told}")
+    return notes
 
 
-def _settled(column: Column, settings: Settings) -> Column:
-    """A number with the range and the signs that were declared for all."""
-    if column.type != "number":
-        return column
-    if column.bounds is None and settings.bounds is not None:
-        column = replace(column, bounds=settings.bounds)
-    if settings.decimal is not None and column.decimal == "." and column.thousands is None:
-        column = replace(column, decimal=settings.decimal, thousands=OTHER.get(settings.decimal))
-    return column
+def _leaks_of(guessed: list[str]) -> list[str]:
+    if not guessed:
+        return []
+    return [
+        f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
+        "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
+    ]
+
+
+def _check_words(schema: Schema, x: Any) -> None:
+    """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
+    at = 0
+    for column in schema.columns:
+        width = len(column.features)
+        if column.type == "category":
+            declared, other = x[:, at : at + width - 2], x[:, at + width - 2]
+            remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
+            validate.check(bool(declared.any()) or not other.any(), f"columns.{column.name}", "category", remedy)
+        at += width
+
+
+def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
+    """A column that was not declared: as public rows have it, where they have it."""
+    known = public is not None and public.frame is not None and name in public.frame.columns
+    source = public if public is not None and known else table
+    signs = Signs.of(settings.decimal, source.separator)
+    return infer(name, source.frame[name], public=known, signs=signs)
+
+
+def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
+    """One error for all columns; the decimal sign is that of the file, and is asked for once."""
+    words = {("decimal" if str(error).startswith("decimal=") else name): str(error) for name, error in refused.items()}
+    if len(refused) > 1:
+        validate.refuse("columns", list(refused), "; ".join(words.values()))
+    raise next(iter(refused.values()))
 
 
 def _outcome(column: Column) -> str:
