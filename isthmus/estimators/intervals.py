@@ -1,11 +1,14 @@
 """Confidence intervals of coefficients, from what a private fit has released: no new look at the records.
 
-A fit by `dp_gd` that bought its statistics released noisy X'X, and averaged the iterates of its last m rounds.  Near
-the minimum w* of the loss over the records, with Hessian H, each round adds noise of covariance s^2 I to the gradient,
-and their average obeys H (average - w*) = -(mean noise) + O(1/m) whatever the steps were (Polyak and Juditsky 1992):
+A fit by `dp_gd` that bought its statistics released noisy X'X, and its steps go through the inverse P of the Hessian H
+that follows from it.  Near the minimum w* of the loss over the records, a round with step e_t and gradient noise n_t is
 
-    from the noise       s^2 H^-2 / m      s = multiplier * clip / n, all public
-    from the sampling    H^-1 J H^-1 / n   J the covariance of one record's gradient
+    w_(t+1) - w* = (1 - e_t) (w_t - w*) - e_t P n_t
+
+so that the point is w* less a weighted sum of P n_t with public weights c_t, averages of iterates included:
+
+    from the noise       s^2 H^-2 sum_t c_t^2     s = multiplier * clip / n, all public
+    from the sampling    H^-1 J H^-1 / n          J the covariance of one record's gradient
 
 Logistic loss: H = E p (1 - p) x x', taken as E p (1 - p) times noisy X'X / n, margins being about normal, and J = H, as
 for a model that holds.  Squared loss: H = X'X / n and J = v H, v the variance of the residuals, which was not released:
@@ -25,7 +28,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from isthmus.algorithms.purchases import Statistics
 from isthmus.base import validate
+from isthmus.problems.features import SmoothMap
 from isthmus.problems.objectives import LeastSquares, Logistic
+from isthmus.problems.scaling import RowMap
 
 ASSUMED = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
@@ -33,10 +38,14 @@ ASSUMED = (
 )
 LOGISTIC = "the logistic model holds, and its margins are about normally distributed"
 SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
+CLIP = "main/gradient/clip"
+"""Where the state keeps the clip."""
 CLEAR = 3.0
 """By how many lengths of its noise X'X must stand out in every direction."""
 SHORTENED = 0.06
 """Of the mean squared length of rows, what may have been cut off."""
+FILLED = 0.7
+"""Of the squared length that rows may have after their ranges were scaled, what they have on average."""
 UNCLIPPED = 3.0
 """Residuals of so many standard deviations must fit under the clip."""
 
@@ -83,9 +92,10 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     >>> import numpy as np
     >>> from isthmus import PrivateRegressor
     >>> rng = np.random.default_rng(0)
-    >>> X = rng.choice([-1.0, 1.0], (20_000, 3))
+    >>> X = rng.normal(size=(20_000, 3)).clip(-4, 4)
     >>> y = X @ [1.0, 0.5, 0.0] + rng.normal(size=20_000)
-    >>> model = PrivateRegressor(epsilon=3.0, bounds=(-3, 3), target_bounds=(-5, 5), clip=0.8).fit(X, y)
+    >>> given = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
+    >>> model = PrivateRegressor(epsilon=3.0, **given).fit(X, y)
     >>> found = model.coefficient_intervals(0.999, residual_sd=1.0)
     >>> bool(found.low[0] < 1.0 < found.high[0]), bool(found.high[0] - found.low[0] < 0.2)
     (True, True)
@@ -95,8 +105,7 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     weights, gram, n = _released(model)
     shape, spread, told = _curvature(model, weights, gram / n, residual_sd)
     inverse = np.linalg.inv(shape)
-    rounds = float(model.result_.state.average["weight"])
-    noise = _noise(model, n) ** 2 * (1 + 2 / rounds) / rounds  # ends of the averaged stretch count once
+    noise = (float(model.choice_.noise_multiplier) * _clip(model) / n) ** 2 * _averaged(model)
     carry, width = _carry(model, len(weights))
     values = width * (carry @ weights)
     if hasattr(model, "_target_map"):
@@ -117,12 +126,12 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
     result = model.result_
     bought = result.state.parts.get("prepare", {})
-    averaged = isinstance(result.state.average, dict) and result.state.average.get("weight", 0) > 0
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
-    known = "statistics" in bought and model.choice_.arguments.get("precondition") and averaged and plain
+    affine = all(isinstance(each, RowMap) or _linear(each) for each in model._maps.maps)
+    known = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
     remedy = (
-        "intervals need noisy X'X, which only dp_gd with bought statistics releases, without set or penalty: see "
-        'plan_.table(), or give algorithm="dp_gd", options={"precondition": True}, scale="moments"'
+        "intervals need noisy X'X of the columns themselves, which dp_gd with bought statistics releases, without set "
+        'or penalty: fit with algorithm="dp_gd", features="linear", and with enough records for the planner to buy them'
     )
     validate.check(bool(known), "algorithm", model.choice_.name, remedy)
     weights = model._weights.numpy()[:, 0]
@@ -131,7 +140,23 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     gram = (gram + gram.T) / 2
     n = int(model.plan_.facts.n)
     _check_shape(model, gram, n)
+    if isinstance(model._maps.maps[-1], RowMap):
+        _check_long(model, float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n)
     return weights, gram, n
+
+
+def _linear(each: Any) -> bool:
+    """Whether a map has one function of each column: the linear one."""
+    return isinstance(each, SmoothMap) and len(each.columns) == len(each.shift)
+
+
+def _check_long(model: Any, square: float) -> None:
+    """Refuse ranges so narrow that rows fill the ball of their first map: many of them were shortened there."""
+    remedy = (
+        f"rows fill {square:.0%} of the squared length that they may have within these ranges, so that many were "
+        "shortened: intervals would not hold; declare bounds about three times as wide as the usual entry"
+    )
+    validate.check(square <= FILLED, "bounds", model.bounds, remedy)
 
 
 def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
@@ -142,7 +167,7 @@ def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
     clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
     validate.check(clear, "epsilon", model.epsilon, remedy)
     last = model._maps.maps[-1]
-    if last.limit is None or last.weight is None or not last.bias:
+    if last.limit is None or not last.bias:
         return
     # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
     whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
@@ -178,20 +203,31 @@ def _curvature(
     validate.check(residual_sd is not None, "residual_sd", None, remedy)
     assert residual_sd is not None
     validate.positive(residual_sd=residual_sd)
-    need = UNCLIPPED * residual_sd / model._target_map[1]
+    need = (
+        UNCLIPPED * residual_sd / model._target_map[1] * math.sqrt(float(np.trace(second)))
+    )  # of rows of usual length
     remedy = f"it shortens gradients of large residuals, which moves the coefficients: fit with clip={need:.2g} or more"
     validate.check(clip >= need, "clip", clip, remedy)
     return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
 
 
-def _noise(model: Any, n: int) -> float:
-    """The standard deviation of the noise in each entry of a round's mean gradient."""
-    return float(model.choice_.noise_multiplier) * _clip(model) / n
+def _averaged(model: Any) -> float:
+    """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
+    steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
+    output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
+    carried, mean, weight = np.zeros(len(steps)), np.zeros(len(steps)), 0.0
+    for t, step in enumerate(steps):
+        carried *= 1 - step
+        carried[t] = step
+        if t >= len(steps) // 2:  # where the average of a run that bought something begins
+            weight += step
+            mean += (carried - mean) * (step / weight)
+    return float(np.square(mean if output == "average" else carried).sum())
 
 
 def _clip(model: Any) -> float:
-    given = model.clip if model.clip is not None else (model.options or {}).get("clip")
-    return float(model.choice_.arguments["clip"] if given is None else given)
+    """The bound of a record's gradient as it was in the end: given, planned or bought."""
+    return float(model.result_.state.parts[CLIP])
 
 
 def _statistics_noise(model: Any, d: int) -> float:
