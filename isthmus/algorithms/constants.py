@@ -34,7 +34,8 @@ class Constants:
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
-    statistics_rounds: int = 100
+    statistics_rounds: int = 50
+    shapes_rounds: int = 100
     scaled_rounds: int = 200
     unscaled_rounds: int = 400
     text_rounds: tuple[int, int] = (100, 400)

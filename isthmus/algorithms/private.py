@@ -18,7 +18,7 @@ from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
-from isthmus.algorithms.histograms import Shapes, TargetShape
+from isthmus.algorithms.histograms import Shapes, ShrunkStatistics, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
@@ -321,7 +321,7 @@ def items_of(
     }
     items = scales[scale]
     if precondition:
-        return (*items, Statistics())
+        return (*items, ShrunkStatistics() if scale == "shapes" else Statistics())
     automatic = isinstance(step, str) or (step is None and scale != "none")
     return (*items, Lambda(tau=tau)) if automatic else items
 
