@@ -62,7 +62,7 @@ CHEAP = 0.02
 LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
 ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
-_AWAY = tuple(2.0**k for k in range(1, 13))
+_AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
 FINE = 512
 TARGETS = Bins((*(-each for each in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
