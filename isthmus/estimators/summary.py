@@ -194,7 +194,7 @@ def _entries(frame: Any, column: Column) -> np.ndarray:
     values = frame[column.name]
     if column.type == "category":
         return np.asarray(encode(frame, Schema((column,))).argmax(1))
-    numbers = as_days(values, column.format) if column.type == "date" else as_numbers(values, column)
+    numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
     check_readable(values, ~np.isfinite(numbers), column)
     return np.asarray(numbers)
 

@@ -115,6 +115,15 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds() -> None:
         assert float(norms.max()) <= length
 
 
+def test_entries_that_were_declared_missing_are_missing() -> None:
+    table = {"a": [-999.0] * 1000 + [5.0] * 1000, "d": ["9999-12-31"] * 1000 + ["2020-01-02"] * 1000}
+    dates = {"type": "date", "bounds": ["2020-01-01", "2020-01-31"], "absent": ["9999-12-31"]}
+    found = private_summary(table, {"a": {"bounds": [0, 10], "absent": [-999]}, "d": dates}, epsilon=3.0)
+    for name in ("a", "d"):
+        assert abs(found[name].missing - 1000) < 6 * found[name].noise
+    assert abs(found["a"].mean - 5) < 6 * found["a"].mean_noise + 0.1
+
+
 def test_few_rows_have_no_mean() -> None:
     found = private_summary(people(30), {"age": [0, 100]}, epsilon=0.1)
     assert found["age"].mean is None and found["age"].quantiles == {} and "too few rows" in found.table()
