@@ -43,7 +43,7 @@ class Shapes(Purchased):
     features: int
     functions: int = 6
     level: int = 6
-    share: float = 0.20
+    share: float = 0.25
     name: str = "shapes"
     exact: ClassVar[bool] = True
 
@@ -209,9 +209,9 @@ def longest(records: float) -> float:
     Rows that are shortened bend what is learned; long rows bring noise: the more records there are, the longer.
 
     >>> [round(longest(b), 2) for b in (5, 50, 500, 50000)]
-    [0.8, 0.8, 1.79, 17.89]
+    [1.0, 1.0, 2.24, 22.36]
     """
-    return max(0.8, math.sqrt(records / 100) * 0.8)
+    return max(1.0, math.sqrt(records / 100))
 
 
 def _labels(prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:

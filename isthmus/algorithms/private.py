@@ -97,7 +97,7 @@ def dp_gd(
 
     scale         "moments" (dense): noisy column means and second moments, 10 % of the budget; columns are centred and
                   scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second moments only, rows
-                  renormalised.  "shapes" (dense): histograms of the columns, 20 %, and of the targets, 3 %; columns
+                  renormalised.  "shapes" (dense): histograms of the columns, 25 %, and of the targets, 3 %; columns
                   become at most `functions` smooth functions each and `features` in all (see `problems.features`; 1 is
                   the linear one), targets are centred, logits start at the class shares; `level` is that of the grid.
                   `result.transform` maps new rows the same way.

@@ -119,8 +119,9 @@ def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
     columns = facts.smooth_features if scale == "shapes" else facts.d
     if columns + 1 > SMALL:
         return Refusal(f"noisy X'X is for fewer than {SMALL} columns")
-    if facts.b < CONSTANTS.statistics_b * columns**2:
-        return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than d^2 / 2")
+    least = (CONSTANTS.shapes_statistics_b if scale == "shapes" else CONSTANTS.statistics_b) * columns**2
+    if facts.b < least:
+        return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
         return Refusal("preconditioned steps have length 1: leave step out")
     share = 1 - SHARES[scale] - Statistics().share
@@ -195,7 +196,7 @@ def preferred(facts: Facts) -> str:
     """Which preparation of DP-GD the facts ask for."""
     one = facts.of_loss.curvature is not None and facts.outputs == 1
     if facts.free and shaped(facts):
-        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.statistics_b * facts.smooth_features**2
+        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.shapes_statistics_b * facts.smooth_features**2
         return "shapes and statistics bought" if one and few and facts.step is None else "shapes and step bought"
     if not facts.free and facts.scale in ("auto", "none"):
         return "step bought"
@@ -217,7 +218,8 @@ def shaped(facts: Facts) -> bool:
     if facts.d > SMALL and facts.scale == "auto" and facts.features == "auto":
         return False
     asked = facts.scale == "shapes" or facts.features == "smooth"
-    return asked or facts.shapes >= CONSTANTS.shapes_b[facts.outputs > 1]
+    least = CONSTANTS.shapes_b[facts.outputs > 1]
+    return asked or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[0]))
 
 
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:

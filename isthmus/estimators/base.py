@@ -281,7 +281,8 @@ class PrivateLinear(Parameters):
     def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
         features = self.features if self._private else "linear"
-        return {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
+        known = {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
+        return {**known, "ranged": self.bounds is not None or self.data_norm is None and self.public is None}
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
