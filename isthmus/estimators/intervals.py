@@ -10,9 +10,9 @@ so that the point is w* less a weighted sum of P n_t with public weights c_t, av
     from the noise       s^2 H^-2 sum_t c_t^2     s = multiplier * clip / n, all public
     from the sampling    H^-1 J H^-1 / n          J the covariance of one record's gradient
 
-Logistic loss: H = E p (1 - p) x x', taken as E p (1 - p) times noisy X'X / n, margins being about normal, and J = H, as
-for a model that holds.  Squared loss: H = X'X / n and J = v H, v the variance of the residuals, which was not released:
-it is asked for.  Both covariances add up, and are carried to the coefficients of the columns as they were given.
+Logistic loss: H = E p (1 - p) x x', which for rows that are about normal follows from noisy X'X and the point, and
+J = H, as for a model that holds.  Squared loss: H = X'X / n and J = v H, v the variance of the residuals, which was not
+released: it is asked for.  Both covariances add up, and are carried to the coefficients of the columns as given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ASSUMED = (
     "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
     "the noise in X'X and in the column scales is small beside them; intervals are those of large samples",
 )
-LOGISTIC = "the logistic model holds, and its margins are about normally distributed"
+LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
 SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
 CLIP = "main/gradient/clip"
 """Where the state keeps the clip."""
@@ -189,13 +189,7 @@ def _curvature(
         remedy = f"it shortens gradients of confident mistakes, which moves the coefficients: fit with clip={bound:g}"
         validate.check(clip >= bound, "clip", clip, remedy)
         validate.check(residual_sd is None, "residual_sd", residual_sd, "labels have none: leave it out")
-        # the bias column is constant: its products with the others are their means
-        constant = second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300))
-        middle = float(constant @ weights) if model.fit_intercept else 0.0
-        spread = math.sqrt(max(float(weights @ second @ weights) - middle**2, 0.0))
-        at, share = np.polynomial.hermite_e.hermegauss(40)
-        p = expit(middle + spread * at)
-        return float(share @ (p * (1 - p)) / share.sum()) * second, 1.0, (LOGISTIC,)
+        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
     squared = issubclass(model._kind, LeastSquares)
     remedy = "intervals are known for the logistic and the squared loss"
     validate.check(squared, "loss", model.loss, remedy)
@@ -209,6 +203,27 @@ def _curvature(
     remedy = f"it shortens gradients of large residuals, which moves the coefficients: fit with clip={need:.2g} or more"
     validate.check(clip >= need, "clip", clip, remedy)
     return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
+
+
+def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -> np.ndarray:
+    """E h(m) x x' with h = p (1 - p) of the margin m = w'x, for rows x = mean + z, z normal, by Stein's identity.
+
+    E h z = E h' S w and E h z z' = E h S + E h'' S w w' S, S the covariance of z and all means over m, which is normal.
+    """
+    # a bias column is constant: its products with the others are their means
+    mean = second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300)) if constant else np.zeros(len(weights))
+    covariance = second - np.outer(mean, mean)
+    along = covariance @ weights
+    at, share = np.polynomial.hermite_e.hermegauss(40)
+    p = expit(float(mean @ weights) + math.sqrt(max(float(weights @ along), 0.0)) * at)
+    h = p * (1 - p)
+    zero, one, two = (float(share @ each / share.sum()) for each in (h, h * (1 - 2 * p), h * (1 - 6 * p + 6 * p**2)))
+    bent = zero * second + two * np.outer(along, along) + one * (np.outer(mean, along) + np.outer(along, mean))
+    return (
+        bent
+        if float(np.linalg.eigvalsh(bent)[0]) > 0.2 * zero * float(np.linalg.eigvalsh(second)[0])
+        else zero * second
+    )
 
 
 def _averaged(model: Any) -> float:
