@@ -109,6 +109,7 @@ def test_twenty_rows_print_no_number() -> None:
     result = CliRunner().invoke(main, ["train", "t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.3"])
     assert result.exit_code == 0, result.output
     assert "accuracy: too few rows: noise of s.d." in result.output and "test rows would do" in result.output
+    assert "Expect no better than always answering the most frequent class" in " ".join(result.output.split())
     found = json.loads(Path("runs/t-1/metrics.json").read_text())
     assert [(each["name"], each["value"]) for each in found["metrics"]] == [("accuracy", None)]
     assert not any("test" in name for name in Ledger.open("runs/t-1/ledger").rounds())  # nothing was looked at
