@@ -21,7 +21,7 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
-from isthmus.estimators import stored, turns
+from isthmus.estimators import intervals, stored, turns
 from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
     Inputs,
@@ -392,6 +392,10 @@ class PrivateLinear(Parameters):
             spent = event_json.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
+
+    def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
+        """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
+        return intervals.coefficient_intervals(self, level, residual_sd)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""
