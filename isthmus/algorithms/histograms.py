@@ -249,7 +249,7 @@ def _numbers(prepared: Prepared, shape: Distribution, floor: float, terms: Terms
     mean, sd = float(shape.mean[0]), math.sqrt(max(float(shape.variance[0]), floor))
     low, high = (float(end[0]) for end in shape.ends)
     low, high = max(-1.0, min(low, mean - 4 * sd)), min(1.0, max(high, mean + 4 * sd))
-    width = max(high - mean, mean - low, 1e-12)
+    width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
     y = (loss.y.double().clamp(low, high) - mean) / width
     sizes = (shape.middles.clamp(low, high) - mean) / width
     clip = residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))
