@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from isthmus.algorithms.before import buying
+from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
@@ -63,6 +64,7 @@ class Posed:
     facts: dict[str, Any]
     public: Any = None
     leaks: tuple[str, ...] = ()
+    start: Any = None
 
 
 @dataclass(eq=False, repr=False)
@@ -180,7 +182,9 @@ class PrivateLinear(Parameters):
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
         recipe = self._promised(recipe) if self._private else recipe
-        return buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
+        recipe = buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
+        starts = self._private and choice.direct and problem.start is not None and not self.as_published
+        return starting(recipe, *problem.start) if starts else recipe
 
     def _promised(self, recipe: Recipe) -> Recipe:
         """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
@@ -261,10 +265,14 @@ class PrivateLinear(Parameters):
             rows = shown.plain() if shown.shape[1] == view.shape[1] else None
             labelled = rows is not None and public is not None and public[1] is not None
             given = (rows, self._targets(public[1])) if labelled and public is not None else rows
+        start = None
+        if shown is not None and public[1] is not None:
+            rows = shown.with_constant() if shown.shape[1] < view.shape[1] else shown
+            start = (rows, self._targets(public[1]))
         told = (*inputs.assumptions, *assumptions)
         leaks = tuple(each for each in told if isinstance(each, Leak))
         rest = tuple(each for each in told if not isinstance(each, Leak))
-        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
+        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks, start)
 
     def _centred(self, X: Any, chosen: str) -> bool:
         """Whether moments will be bought: centred columns bring an intercept of their own."""
