@@ -253,7 +253,11 @@ class Columns(_Any):
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """Weighted columns, rows renormalised."""
-        return _seen(_unit(prepared), RowMap(weight=bought.clamp(min=self.floor * noise).rsqrt(), limit=None))
+        prepared, weight = _unit(prepared), bought.clamp(min=self.floor * noise).rsqrt()
+        biased = bool(Scaled.of(prepared.objective.X).bias)
+        # the bias gets the size that it would have in a row of usual length
+        usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
+        return _seen(prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0))
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,7 @@ class Moments(_Any):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
-        return _seen(_unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0))
+        return _seen(_unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
@@ -436,8 +440,8 @@ def ranged(
     """The map of rows with these ranges: entries in [-1, 1], lengths up to `limit` (1.5 times the usual one)."""
     low, high = (low.clamp(max=0), high.clamp(min=0)) if origin else (low, high)
     shift, half = centre(low, high)
-    usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01) + bias**2)
-    return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else math.hypot(limit, bias), bias)
+    usual = math.sqrt(max(USUAL * len(low) if second is None else second, 0.01))
+    return RowMap(low, high, shift, 1 / half, 1.5 * usual if limit is None else limit, bias)
 
 
 def target_map(low: float, high: float, counts: bool) -> tuple[float, float]:

@@ -73,11 +73,10 @@ def inputs_of(
         return _ranged(d, bounds, data_norm, public, intercept, origin, told)
     bias = DENSE_BIAS if intercept else 0.0
     if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
-        short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
-        return Inputs(RowMaps([RowMap(limit=None), *([short] if intercept else [])]), (), tuple(told))
+        return Inputs(RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)]), (), tuple(told))
     if data_norm is not None:
         limit = float(data_norm)
-        return Inputs(RowMaps([RowMap(limit=math.hypot(limit, bias * limit), bias=bias * limit)]), (), tuple(told))
+        return Inputs(RowMaps([RowMap(limit=limit, bias=bias * limit)]), (), tuple(told))
     if public is not None:
         return Inputs(_from_rows(public, intercept), (), tuple(told))
     return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0, origin=origin),), tuple(told))
@@ -101,7 +100,7 @@ def standardised(public: Scaled) -> RowMap:
     mean = sum((rows.sum(0) for _, _, rows in public.chunks()), torch.zeros(d, dtype=torch.float64)) / n
     second = public.square_sum(torch.ones(n, dtype=torch.float64)) / n
     variance = (second - mean**2).clamp(min=max(float(second.max()) / n, 1e-12))
-    return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d + 1), 1.0)
+    return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0)
 
 
 def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, told: list[str]) -> Inputs:
@@ -128,15 +127,14 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
-        short = RowMap(limit=math.hypot(1, SPARSE_BIAS), bias=SPARSE_BIAS)
-        return RowMaps([RowMap(limit=None), *([short] if intercept else [])])
+        return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
     mean = X.double().mean(0)
     spread = X.double().std(0, correction=0)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
     bias = 1.0 if intercept else 0.0
-    return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1] + bias**2), bias)])
+    return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
 
 
 def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:

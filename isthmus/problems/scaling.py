@@ -10,6 +10,7 @@ centred, and no n x d copy is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,8 @@ class Scaled(View):
     """X seen through public maps of its rows; products are done in float64.
 
     `upper` bounds the l2 norm of each row from above, in floating point too; `far` says that rows are small differences
-    of long vectors, `unit` that a map made them no longer than 1.
+    of long vectors, `unit` that a map made them no longer than 1; `bias` is the constant that the last column holds in
+    every row, 0 where there is none.
 
     >>> centred = RowMap(shift=torch.tensor([1.0, 0.0]), weight=torch.tensor([2.0, 1.0]), limit=2.0, bias=1.0)
     >>> centred([[2.0, 0.0]]).dense()
@@ -70,8 +72,9 @@ class Scaled(View):
         upper: Tensor | None = None,
         far: bool = False,
         unit: bool = False,
+        bias: float = 0.0,
     ) -> None:
-        self.far, self.unit = far, unit
+        self.far, self.unit, self.bias = far, unit, bias
         self.X: Stored = canonical(X) if is_sparse(X) else X
         self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
@@ -93,7 +96,16 @@ class Scaled(View):
         n, p = self.shape
         B = torch.nn.functional.pad(self.B, (0, 1, 0, 1))
         B[-1, -1] = value
-        return Scaled(self.X, self.weight, self.r, torch.cat([self.U, torch.ones(n, 1).double()], 1), B, far=self.far)
+        U = torch.cat([self.U, torch.ones(n, 1).double()], 1)
+        return Scaled(self.X, self.weight, self.r, U, B, far=self.far, bias=value)
+
+    def without_constant(self) -> Scaled:
+        """The same rows without the constant column that a map gave them."""
+        if not self.bias:
+            return self
+        B = self.B[:, :-1]
+        used = B.abs().sum(1) > 0
+        return Scaled(self.X, self.weight, self.r, self.U[:, used], B[used], far=self.far)
 
     @property
     def upper(self) -> Tensor:
@@ -147,11 +159,13 @@ class Scaled(View):
         """Some rows, in the given order."""
         X = take(self.X, index)
         assert not is_lazy(X)
-        return Scaled(X, self.weight, self.r[index], self.U[index], self.B, self.upper[index], self.far)
+        upper = self.upper[index]
+        return Scaled(X, self.weight, self.r[index], self.U[index], self.B, upper, self.far, self.unit, self.bias)
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
-        return Scaled(self.X[span], self.weight, self.r[span], self.U[span], self.B, upper, self.far, self.unit)
+        parts = self.X[span], self.weight, self.r[span], self.U[span], self.B
+        return Scaled(*parts, upper, self.far, self.unit, self.bias)
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
@@ -283,13 +297,14 @@ class Scaled(View):
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """A public map of rows: v = ((x - shift) * weight, bias), shortened to norm `limit` and divided by it.
+    """A public map of rows: f = (x - shift) * weight, shortened to norm `limit`; then (f, bias) / hypot(limit, bias).
 
     low, high  entries are first clipped to this range, where it is given (X is copied only if one lies outside)
-    limit      None gives every row length 1
-    bias       the constant of one more column; 0 for none
+    limit      None gives every f length 1
+    bias       the constant of the last column; 0 keeps the constant of the rows, where they have one
 
-    Whatever the row, its image has norm at most 1; one longer than 1e150 is taken for zeros.
+    Features alone are shortened, never the bias: a long row keeps its intercept.  Whatever the row, its image has norm
+    at most 1; one longer than 1e150 is taken for zeros.
     """
 
     low: Tensor | None = None
@@ -303,35 +318,52 @@ class RowMap:
         """The rows of X, seen through the map."""
         base = Scaled.of(as_matrix("X", X))
         base = base if self.low is None else Scaled.of(self._clipped(base))
-        n, p = base.shape
+        p = base.shape[1]
         validate.check(
-            self.weight is None or len(self.weight) == p, "X.shape", (n, p), f"give {self._width(p)} columns"
+            self.weight is None or len(self.weight) == p, "X.shape", tuple(base.shape), f"give {self._width(p)} columns"
         )
-        one = torch.ones(n, 1, dtype=torch.float64)
-        weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()
-        inner, U, B = base.weight * weight[: len(base.weight)], base.U, base.B * weight
-        if self.shift is not None:
-            U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double() * weight)[None]])
-        if self.bias:
-            B = torch.cat([B, torch.zeros(len(B), 1, dtype=torch.float64)], 1)
-            last = torch.zeros(1, p + 1, dtype=torch.float64)
-            last[0, -1] = self.bias
-            U, B = torch.cat([U, one], 1), torch.cat([B, last])
-        view = Scaled(base.X, inner, base.r, U, B)
-        if bool((endless := ~(view.upper < FAR)).any()):
-            view = Scaled(_without(base.X, endless), inner, base.r, U, B)
+        bias = self.constant(base.bias)
+        view = self._features(base)
         length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
-        factor = 1 / (length * UP)
-        upper = (view.upper * factor * UP).clamp(max=1.0)
-        return Scaled(
-            view.X, inner, base.r * factor, U * factor[:, None], B, upper, base.far or self._far(weight), unit=True
-        )
+        whole = math.hypot(self.limit or 1.0, bias)
+        factor = (self.limit or 1.0) / (length * whole * UP)
+        constant = torch.tensor(bias / whole, dtype=torch.float64)
+        upper = (torch.hypot(view.upper * factor, constant) * UP).clamp(max=1.0)
+        U, B, r = view.U * factor[:, None], view.B, view.r * factor
+        if bias:
+            bias /= whole * UP
+            U = torch.cat([U, torch.ones(len(U), 1, dtype=torch.float64)], 1)
+            B = torch.nn.functional.pad(B, (0, 1, 0, 1))
+            B[-1, -1] = bias
+        return Scaled(view.X, view.weight, r, U, B, upper, view.far, unit=True, bias=bias)
+
+    def constant(self, before: float) -> float:
+        """The constant of the last column before all is divided, for rows that had `before`."""
+        if self.bias or not before:
+            return self.bias
+        kept = before if self.shift is None else before - float(self.shift[-1])
+        return kept if self.weight is None else kept * float(self.weight[-1])
+
+    def _features(self, base: Scaled) -> Scaled:
+        """(x - shift) * weight, without the constant column."""
+        view, n = base.without_constant(), base.shape[0]
+        p = view.shape[1]
+        weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()[:p]
+        inner, U, B = view.weight * weight[: len(view.weight)], view.U, view.B * weight
+        if self.shift is not None:
+            one = torch.ones(n, 1, dtype=torch.float64)
+            U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double()[:p] * weight)[None]])
+        found = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
+        if bool((endless := ~(found.upper < FAR)).any()):
+            found = Scaled(_without(view.X, endless), inner, view.r, U, B, far=found.far)
+        return found
 
     def _far(self, weight: Tensor) -> bool:
         """Whether what is subtracted is much longer than what is left: a public fact."""
         if self.shift is None:
             return False
-        return float(torch.linalg.vector_norm(self.shift.double() * weight)) > 2.0**8 * (self.limit or 1.0)
+        shift = self.shift.double()[: len(weight)]
+        return float(torch.linalg.vector_norm(shift * weight)) > 2.0**8 * (self.limit or 1.0)
 
     def _width(self, p: int) -> int:
         return p if self.weight is None else len(self.weight)
@@ -368,16 +400,20 @@ class RowMaps:
         Where a map gives every row length 1, for rows that have it already.
 
         >>> RowMaps([RowMap(shift=torch.tensor([1.0]), weight=torch.tensor([3.0]), limit=2.0, bias=1.0)]).affine(1)
-        (tensor([1.5000], dtype=torch.float64), tensor([-1.5000,  0.5000], dtype=torch.float64))
+        (tensor([1.3416], dtype=torch.float64), tensor([-1.3416,  0.4472], dtype=torch.float64))
         """
-        weight, offset = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64)
+        weight, offset, bias = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64), 0.0
         for each in self.maps:
-            offset = offset if each.shift is None else offset - each.shift.double()
+            kept = each.constant(bias)
+            offset = offset[:-1] if bias else offset
+            columns = len(offset)
+            offset = offset if each.shift is None else offset - each.shift.double()[:columns]
             if each.weight is not None:
-                weight, offset = weight * each.weight.double()[:p], offset * each.weight.double()
-            if each.bias:
-                offset = torch.cat([offset, torch.tensor([each.bias], dtype=torch.float64)])
-            weight, offset = (value / (each.limit or 1.0) for value in (weight, offset))
+                weight, offset = weight * each.weight.double()[:p], offset * each.weight.double()[:columns]
+            whole = math.hypot(each.limit or 1.0, kept)
+            bias = kept / whole
+            last = torch.tensor([bias] if bias else [], dtype=torch.float64)
+            weight, offset = weight / whole, torch.cat([offset / whole, last])
         return weight, offset
 
 

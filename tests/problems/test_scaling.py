@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +31,10 @@ MAPS: dict[str, list[RowMap]] = {
     "weighted": [RowMap(weight=WEIGHT, limit=3.0)],
     "centred": [RowMap(shift=SHIFT, weight=WEIGHT, limit=4.0, bias=1.0)],
     "unit with bias": [RowMap(limit=None), RowMap(limit=1.5, bias=0.5)],
+    "constant kept": [
+        RowMap(shift=SHIFT, limit=2.0, bias=1.0),
+        RowMap(weight=torch.tensor([3.0, 1.0, 0.5, 2.0, 1.0, 4.0]).double(), limit=0.5),
+    ],
     "twice": [
         RowMap(shift=SHIFT, limit=9.0, bias=1.0),
         RowMap(shift=torch.full((D + 1,), 0.1), weight=torch.full((D + 1,), 3.0), limit=1.5, bias=0.5),
@@ -57,15 +62,31 @@ def by_hand(maps: list[RowMap], X: Any) -> Tensor:
     """Each row mapped on its own, as the definition says."""
     rows = []
     for row in to_dense(X, torch.float64):
+        bias = 0.0
         for each in maps:
             v = row if each.low is None else torch.minimum(torch.maximum(row, each.low), each.high)
             v = v if each.shift is None else v - each.shift.double()
             v = v if each.weight is None else v * each.weight.double()
-            v = torch.cat([v, torch.tensor([each.bias]).double()]) if each.bias else v
-            length = float(v.norm())
-            row = v / (length or 1.0) if each.limit is None else v / max(length, each.limit)
+            v, kept = (v[:-1], float(v[-1])) if bias else (v, 0.0)
+            bias, length = each.bias or kept, float(v.norm())
+            v = v / (length or 1.0) if each.limit is None else v * min(1.0, each.limit / (length or 1.0))
+            row = torch.cat([v, torch.tensor([bias] if bias else [], dtype=torch.float64)]) / math.hypot(
+                each.limit or 1.0, bias
+            )
         rows.append(row)
     return torch.stack(rows)
+
+
+def test_a_long_row_keeps_its_bias() -> None:
+    """Features alone are shortened, by later maps too: the last column is the same constant in every row."""
+    X = torch.tensor([[0.1, 0.0], [1e6, -3.0], [0.0, 0.0]]).double()
+    first = RowMap(limit=2.0, bias=1.0)
+    second = RowMap(weight=torch.tensor([5.0, 1.0, 2.0]).double(), limit=0.5)
+    for maps in ([first], [first, second], [first, RowMap(limit=None, bias=0.25)], [RowMap(limit=None, bias=0.1)]):
+        view = RowMaps(maps)(X)
+        last = view.dense()[:, -1]
+        assert view.bias > 0 and bool((last == view.bias).all())
+        assert bool((view.dense().norm(dim=1) <= 1).all()) and bool((view.upper <= 1).all())
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -127,7 +148,7 @@ def test_a_copy_is_sparse_where_it_can_be(name: str, kind: str) -> None:
     torch.testing.assert_close(to_dense(copy, torch.float64), by_hand(maps, X), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["weighted", "centred", "twice", "clipped"])
+@pytest.mark.parametrize("name", ["weighted", "centred", "constant kept", "twice", "clipped"])
 def test_the_affine_map_is_that_of_rows_inside(name: str) -> None:
     maps = [
         RowMap(each.low, each.high, each.shift, each.weight, 1e3 if each.limit else None, each.bias)
