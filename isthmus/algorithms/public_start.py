@@ -34,6 +34,8 @@ from isthmus.round.updates import Preconditioned
 
 FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""
+SLOWER = 0.2
+"""Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, walk: Walk) -> float:
     total, squares = float(steps.sum()), float(steps.square().sum())
     energies, counts = _spectrum(fit, public)
     h = fit.curvature * energies
-    left = torch.exp(-2 * FACTORS[:, None] * h * total)
-    passed = 2 * FACTORS[:, None] * h * total
+    passed = 2 * FACTORS[:, None] * SLOWER * h * total
+    left = torch.exp(-passed)
     noise = (FACTORS[:, None] * walk.noise) ** 2 * squares * (1 - left) / passed.clamp(min=1e-300)
     noise = torch.where(passed > 1e-12, noise, (FACTORS[:, None] * walk.noise) ** 2 * squares)
     risk = (counts * h * (left * fit.variance(energies, public.n) + noise)).sum(1)
@@ -187,7 +189,7 @@ def _tails(walk: Walk) -> tuple[Tensor, Tensor]:
     seen = torch.arange(1, rounds + 1, dtype=torch.float64)
     used = (seen > rounds // 2 if walk.averaged else seen == rounds).double()
     used = used / used.sum()
-    keep = (1 - FACTORS)[:, None]
+    keep = (1 - SLOWER * FACTORS)[:, None]
     left = (keep**seen * used).sum(1).square()
     # the noise of round s stays as f (1 - f)^(t - s) in the iterate t
     weights = torch.stack([(keep ** (seen[s:] - seen[s]) * used[s:]).sum(1) for s in range(rounds)], dim=1)

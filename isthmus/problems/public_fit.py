@@ -30,6 +30,8 @@ ITERATIONS = 200
 CROSS = 1e-6
 """Relative precision of the fits that only compare strengths."""
 NEVER = 1e-12
+LARGER = 10.0
+"""Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
 LEAST = 0.25
 """Of the variance that margins would have if they explained all that targets vary by."""
 
@@ -56,11 +58,12 @@ class PublicFit:
     def variance(self, energies: Tensor, rows: int) -> Tensor:
         """Of the error of w along directions of these energies: (v / h) / (m h e + lambda), v the slopes' square.
 
-        lambda is what the cross-validation found, so v / (h lambda) is how large coefficients are thought to be.
+        v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
+        times `LARGER`, for few rows ask for more shrinking than many would.
         """
         h = max(self.curvature, NEVER)
         unit = self.slopes / h
-        believed = min(self.strength, unit / max(self.least, NEVER))
+        believed = min(self.strength, unit / max(self.least, NEVER)) / LARGER
         return unit / (rows * h * energies + believed)
 
 
