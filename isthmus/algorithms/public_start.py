@@ -14,6 +14,7 @@ Nothing is bought for it: public rows cost nothing, and the steps see the privat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,8 @@ from isthmus.round.updates import Preconditioned
 
 FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""
+WANTED = torch.cat([FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
+"""What they would be multiplied by if their length were not limited: by 4 at most."""
 SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
@@ -92,7 +95,10 @@ class PublicStart:
         if isinstance(prepared.update, Preconditioned) and prepared.start is not None:
             return _preconditioned(prepared, public, fit, first, self.walk)
         step = self.walk.step if prepared.step is None else prepared.step
-        factor = _factor(fit, public, step, self.walk)
+        factor = min(1.0, _factor(fit, public, step, self.walk))
+        # labels ask for directions, not for lengths: a shorter start is as good as steps that are longer than allowed
+        wanted = _factor(fit, public, step, self.walk, sober=True)
+        first = first / max(1.0, wanted) if public.labelled() else first
         return replace(prepared, start=first, step=lambda t: factor * step(t))
 
 
@@ -128,18 +134,17 @@ def _walk(pipe: Pipeline, binding: Binding) -> Walk:
     return Walk(pipe.rounds or 1, noise, pipe.step, pipe.output == "average", bought / n)
 
 
-def _factor(fit: PublicFit, public: Any, step: StepSize, walk: Walk) -> float:
-    """f: what the steps are multiplied by."""
+def _factor(fit: PublicFit, public: Any, step: StepSize, walk: Walk, sober: bool = False) -> float:
+    """f: what the steps would best be multiplied by."""
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(walk.rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
     energies, counts = _spectrum(fit, public)
-    h = fit.curvature * energies
-    passed = 2 * FACTORS[:, None] * SLOWER * h * total
+    h, f = fit.curvature * energies, WANTED[:, None]
+    passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
     left = torch.exp(-passed)
-    noise = (FACTORS[:, None] * walk.noise) ** 2 * squares * (1 - left) / passed.clamp(min=1e-300)
-    noise = torch.where(passed > 1e-12, noise, (FACTORS[:, None] * walk.noise) ** 2 * squares)
-    risk = (counts * h * (left * fit.variance(energies, public.n) + noise)).sum(1)
-    return float(FACTORS[int(risk.argmin())])
+    noise = (f * walk.noise).square() * squares * -torch.expm1(-passed) / passed
+    risk = (counts * h * (left * fit.variance(energies, public.n, sober) + noise)).sum(1)
+    return float(WANTED[int(risk.argmin())])
 
 
 def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor]:

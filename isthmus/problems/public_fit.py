@@ -34,6 +34,8 @@ LARGER = 10.0
 """Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
 LEAST = 0.25
 """Of the variance that margins would have if they explained all that targets vary by."""
+MOST = 50.0
+"""Times the variance of held-out margins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,7 @@ class PublicFit:
     curvature  mean second derivative of the loss in one of their margins
     energies   eigenvalues of the rows' second moments X'X / m that are not 0
     least      the least that the variance of a coefficient is thought to be, whatever so few rows say
+    most       the most that a sober mind would think it to be
     """
 
     w: Tensor
@@ -54,16 +57,19 @@ class PublicFit:
     curvature: float
     energies: Tensor
     least: float
+    most: float
 
-    def variance(self, energies: Tensor, rows: int) -> Tensor:
+    def variance(self, energies: Tensor, rows: int, sober: bool = False) -> Tensor:
         """Of the error of w along directions of these energies: (v / h) / (m h e + lambda), v the slopes' square.
 
         v / (h lambda) is how large coefficients are thought to be where no row tells: by the strength that was found,
-        times `LARGER`, for few rows ask for more shrinking than many would.
+        times `LARGER`, for few rows ask for more shrinking than many would.  `sober` leaves that out, and does not
+        believe in margins far longer than those of held-out rows.
         """
         h = max(self.curvature, NEVER)
         unit = self.slopes / h
-        believed = min(self.strength, unit / max(self.least, NEVER)) / LARGER
+        believed = min(self.strength, unit / max(self.least, NEVER))
+        believed = max(believed, unit / max(self.most, NEVER)) if sober else believed / LARGER
         return unit / (rows * h * energies + believed)
 
 
@@ -85,6 +91,7 @@ def fit_public(objective: Any, weights: Tensor | None = None) -> PublicFit:
         curvature=rows.curvature(held),
         energies=rows.energies,
         least=LEAST * rows.spread() / rows.energy,
+        most=MOST * float(held.var(0, correction=0).mean()) / rows.energy,
     )
 
 
