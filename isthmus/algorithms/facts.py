@@ -16,7 +16,8 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.problems.objectives.known import Loss, known_losses, loss_of, name_of
 
-SCALES = ("auto", "none", "columns", "moments")
+SCALES = ("auto", "none", "columns", "moments", "shapes")
+FEATURES = ("auto", "linear", "smooth")
 
 
 class Curve(Protocol):
@@ -83,6 +84,7 @@ class Facts:
     max_passes   at most so many passes over the data
     max_dims     at most so many numbers of a gradient leave the data in a round
     scale        "auto" lets the planner buy column scales, "none" forbids it, others ask for one
+    features     "linear" columns, "smooth" functions of them where a scale is bought that gives them, or "auto"
     penalty      whether a penalty of w is part of the objective: then columns keep their scale
     smoothness   public component smoothness M_j: a number for each column
     bound        a public bound of |x_ij|
@@ -109,6 +111,7 @@ class Facts:
     max_passes: float | None = None
     max_dims: int | None = None
     scale: str = "auto"
+    features: str = "auto"
     penalty: bool = False
     smoothness: tuple[float, ...] | None = None
     bound: float | None = None
@@ -138,6 +141,7 @@ class Facts:
             validate.probability(density=self.density)
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
         validate.one_of(SCALES, scale=self.scale)
+        validate.one_of(FEATURES, features=self.features)
         validate.check(0 <= self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
         for name in ("max_passes", "bound", "clip", "step"):
             if getattr(self, name) is not None:
@@ -269,6 +273,25 @@ class Facts:
         low, high = within[int(self.sparse)]
         scale = CONSTANTS.tau_labels if labels else CONSTANTS.tau_numbers
         return min(max(scale / math.sqrt(self.d), low), high)
+
+    @property
+    def shapes(self) -> float:
+        """b^2 / (d + 1): how far histograms of all columns stand above their noise."""
+        return self.b**2 / (self.d + 1)
+
+    @property
+    def shapes_level(self) -> int:
+        """The finest grid whose histograms stand out of their noise."""
+        return 2 + sum(self.shapes >= enough for enough in CONSTANTS.shapes_levels)
+
+    @property
+    def smooth_features(self) -> int:
+        """How many features the budget carries: one a column at least, and no more than X'X of them allows."""
+        if self.features == "linear":
+            return self.d
+        wanted = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
+        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.statistics_b))
+        return max(self.d, min(int(wanted), CONSTANTS.functions * self.d))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the set by its words, long vectors by their range."""

@@ -18,6 +18,7 @@ from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
+from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
@@ -35,7 +36,7 @@ from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
 Relation = Adjacency | str
 PrivateSampler = FullBatch | Poisson | FixedSize
-SCALES = ("none", "columns", "moments")
+SCALES = ("none", "columns", "moments", "shapes")
 
 
 @algorithm(
@@ -84,6 +85,9 @@ def dp_gd(
     momentum: float = 0.0,
     output: str = "last",
     scale: str = "none",
+    features: int | None = None,
+    functions: int = 6,
+    level: int = 6,
     precondition: bool = False,
     tau: float | None = None,
 ) -> Recipe:
@@ -93,13 +97,16 @@ def dp_gd(
 
     scale         "moments" (dense): noisy column means and second moments, 10 % of the budget; columns are centred and
                   scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second moments only, rows
-                  renormalised.  `result.transform` maps new rows the same way.
+                  renormalised.  "shapes" (dense): histograms of the columns, 20 %, and of the targets, 3 %; columns
+                  become at most `functions` smooth functions each and `features` in all (see `problems.features`; 1 is
+                  the linear one), targets are centred, logits start at the class shares; `level` is that of the grid.
+                  `result.transform` maps new rows the same way.
     step          "auto": 2 % for lambda_max of X'X; the step is as long as it is stable and its accumulated noise,
                   about `tau` in the margin of a unit row (by default 10 / sqrt(d) for labels, 3 / sqrt(d) for numbers,
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    buys = items_of(scale, step, precondition, tau)
+    buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level))
     rule: StepRule | None = None if isinstance(step, str) or precondition else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
@@ -297,25 +304,32 @@ class _Private:
         return ProjectAndLift(binding.constraint, tol=self.tol) if narrow else pinv
 
 
-def items_of(scale: str, step: StepRule | str | None, precondition: bool, tau: float | None) -> tuple[Purchase, ...]:
+def items_of(
+    scale: str, step: StepRule | str | None, precondition: bool, tau: float | None, shapes: Shapes
+) -> tuple[Purchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
     validate.one_of(SCALES, scale=scale)
     if isinstance(step, str):
         validate.one_of(("auto",), step=step)
     if tau is not None:
         validate.positive(tau=tau)
-    scales: dict[str, Purchase] = {"columns": Columns(), "moments": Moments()}
-    items = [scales[scale]] if scale in scales else []
+    scales: dict[str, tuple[Purchase, ...]] = {
+        "none": (),
+        "columns": (Columns(),),
+        "moments": (Moments(),),
+        "shapes": (shapes, TargetShape()),
+    }
+    items = scales[scale]
     if precondition:
         return (*items, Statistics())
     automatic = isinstance(step, str) or (step is None and scale != "none")
-    return (*items, Lambda(tau=tau)) if automatic else tuple(items)
+    return (*items, Lambda(tau=tau)) if automatic else items
 
 
 def check_buys(items: Sequence[Purchase], binding: Binding) -> None:
     """Refuse sets and penalties that mean something else after what is bought."""
     free = isinstance(binding.constraint, Whole)
-    scaled = any(isinstance(item, (Columns, Moments)) for item in items)
+    scaled = any(isinstance(item, (Columns, Moments, Shapes)) for item in items)
     remedy = "leave it out: scaled columns change what a set means"
     validate.check(free or not scaled, "constraint", binding.constraint, remedy)
     plain = free and isinstance(binding.penalty, NoPenalty)

@@ -19,11 +19,17 @@ from isthmus.algorithms.filling import (
     sketched,
     walk,
 )
+from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.private import dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.purchases import SMALL, Columns, Lambda, Moments, Statistics
 from isthmus.problems.objectives.linear import GRAM_LIMIT
 
-SHARES = {"none": 0.0, "columns": Columns().share, "moments": Moments().share}
+SHARES = {
+    "none": 0.0,
+    "columns": Columns().share,
+    "moments": Moments().share,
+    "shapes": Shapes(0).share + TargetShape().share,
+}
 NO_RESCALING = "a set or a penalty is about the coefficients as they are: columns are not rescaled"
 
 
@@ -78,33 +84,72 @@ def moments_bought(facts: Facts) -> Choice | Refusal:
 )
 def statistics_bought(facts: Facts) -> Choice | Refusal:
     """Moments, then 30 % for noisy X'X and X'y: start at their solution, step with their inverse."""
-    reason = _cannot_prepare(facts, "moments")
+    return _preconditioned(facts, "moments")
+
+
+@dp_gd.filling(
+    "shapes and statistics bought",
+    evidence="measured: docs/glm.md, tables kept apart",
+    shortfall=(0.0, 0.0),
+)
+def shapes_and_statistics_bought(facts: Facts) -> Choice | Refusal:
+    """Histograms of columns and targets, smooth features; then X'X and X'y of these."""
+    return _preconditioned(facts, "shapes")
+
+
+@dp_gd.filling(
+    "shapes and step bought",
+    evidence="measured: docs/glm.md, tables kept apart",
+    shortfall=(0.0, 0.03),
+)
+def shapes_bought(facts: Facts) -> Choice | Refusal:
+    """Histograms of columns and targets, smooth features; 2 % for the step."""
+    return _prepared(facts, "shapes")
+
+
+def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
+    """A scale, then X'X."""
+    reason = _cannot_prepare(facts, scale)
     if reason is not None:
         return Refusal(reason)
     if not facts.free:
         return Refusal("preconditioned steps have no proximal map: leave out the set and the penalty")
     if facts.of_loss.curvature is None or facts.outputs > 1:
         return Refusal("noisy X'X is for a smooth loss with one output")
-    if facts.d + 1 > SMALL:
+    columns = facts.smooth_features if scale == "shapes" else facts.d
+    if columns + 1 > SMALL:
         return Refusal(f"noisy X'X is for fewer than {SMALL} columns")
-    if facts.b < CONSTANTS.statistics_b * facts.d**2:
+    if facts.b < CONSTANTS.statistics_b * columns**2:
         return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than d^2 / 2")
     if facts.step is not None:
         return Refusal("preconditioned steps have length 1: leave step out")
-    share = 1 - SHARES["moments"] - Statistics().share
-    run = full_run(facts, facts.the_clip, facts.d + 1, CONSTANTS.statistics_rounds, share, looks=2)
+    share = 1 - SHARES[scale] - Statistics().share
+    looks = 1 + _looks(facts, scale, automatic=False)
+    run = full_run(facts, facts.the_clip, columns + 1, CONSTANTS.statistics_rounds, share, looks)
     if isinstance(run, Refusal):
         return run
-    # standardised rows of norm 1 have X'X / n near I / (d + 1); every step forgets the last, the tail is averaged
-    inverse = (facts.d + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
+    # standardised rows of norm 1 have X'X / n near I / (d + 1); the points of all rounds are averaged
+    inverse = (columns + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
     margin = inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2))
-    arguments = {"clip": facts.the_clip, "scale": "moments", "precondition": True, "output": "average"}
     return run.choice(
-        arguments,
+        {"clip": facts.the_clip, "scale": scale, "precondition": True, **_shaped(facts, scale)},
         margin_noise=margin,
         seconds=costs.seconds(facts, run.rounds, None, run.dims, costs.gram_seconds(facts)),
-        memory=costs.memory(facts, None, extra=3 * costs.NUMBER * facts.d**2),
+        memory=costs.memory(facts, None, extra=3 * costs.NUMBER * columns**2 + _copied(facts, scale)),
     )
+
+
+def _shaped(facts: Facts, scale: str) -> dict[str, Any]:
+    """What the recipe is told of smooth features."""
+    if scale != "shapes":
+        return {}
+    functions = 1 if facts.features == "linear" else CONSTANTS.functions
+    return {"features": facts.smooth_features, "functions": functions, "level": facts.shapes_level}
+
+
+def _copied(facts: Facts, scale: str) -> int:
+    """Bytes of the features, which are a copy."""
+    return costs.NUMBER * facts.n * facts.smooth_features if scale == "shapes" else 0
 
 
 @dp_sgd.filling(
@@ -143,6 +188,9 @@ def sketched_sums(facts: Facts) -> Choice | Refusal:
 def preferred(facts: Facts) -> str:
     """Which preparation of DP-GD the facts ask for."""
     one = facts.of_loss.curvature is not None and facts.outputs == 1
+    if facts.free and shaped(facts):
+        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.statistics_b * facts.smooth_features**2
+        return "shapes and statistics bought" if one and few and facts.step is None else "shapes and step bought"
     if not facts.free and facts.scale in ("auto", "none"):
         return "step bought"
     if facts.scale == "none":
@@ -156,6 +204,14 @@ def preferred(facts: Facts) -> str:
     return "step bought" if facts.d <= CONSTANTS.small else "columns and step bought"
 
 
+def shaped(facts: Facts) -> bool:
+    """Whether histograms of the columns are worth their price: as asked, or where they stand out of their noise."""
+    if facts.sparse or facts.scale not in ("auto", "shapes"):
+        return False
+    asked = facts.scale == "shapes" or facts.features == "smooth"
+    return asked or facts.shapes >= CONSTANTS.shapes_b[facts.outputs > 1]
+
+
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:
     """Why this preparation is not for these facts."""
     if scale != "none" and not facts.free and (facts.scale == "auto" or facts.constraint is not None):
@@ -163,6 +219,8 @@ def _cannot_prepare(facts: Facts, scale: str) -> str | None:
     if facts.scale not in ("auto", scale):
         given = facts.scale == "none" and facts.public is not None
         return "columns were scaled by public rows" if given else f"scale={facts.scale!r} was asked for"
+    if scale == "shapes" and facts.sparse:
+        return "smooth features are for dense rows"
     if scale == "moments" and facts.sparse and facts.d > SMALL:
         return f"CSR rows of more than {SMALL} columns are not centred"
     return None
@@ -171,7 +229,7 @@ def _cannot_prepare(facts: Facts, scale: str) -> str | None:
 def _looks(facts: Facts, scale: str, automatic: bool) -> int:
     """Passes over the data before the loop."""
     spectrum = 1 if min(facts.n, facts.d) <= GRAM_LIMIT else CONSTANTS.lanczos_passes
-    return int(scale != "none") + (spectrum if automatic else 0)
+    return int(scale != "none") + int(scale == "shapes") + (spectrum if automatic else 0)
 
 
 def _rounds(facts: Facts, scale: str) -> int:
@@ -191,7 +249,8 @@ def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
         return Refusal(reason)
     automatic = facts.step is None
     spent = SHARES[scale] + (Lambda().share if automatic else 0)
-    dims = (facts.d + (scale == "moments")) * facts.outputs
+    columns = facts.smooth_features if scale == "shapes" else facts.d
+    dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     looks = _looks(facts, scale, automatic)
     run = full_run(facts, facts.the_clip, dims, _rounds(facts, scale), 1 - spent, looks)
     if isinstance(run, Refusal):
@@ -199,6 +258,7 @@ def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
     numbers = facts.of_loss.curvature is not None and not facts.of_loss.labelled()
     averaged = numbers and not facts.sparse and (scale != "none" or facts.public is not None)
     arguments: dict[str, Any] = {"clip": facts.the_clip, "scale": scale, "output": "average" if averaged else "last"}
+    arguments |= _shaped(facts, scale)
     if facts.step is not None:
         margin = walk(run, facts.step)
         arguments["step"] = facts.step
@@ -211,5 +271,7 @@ def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
         arguments,
         margin_noise=margin * AVERAGED["tail" if averaged else "last"],
         seconds=costs.seconds(facts, run.rounds + looks, None, dims, costs.gram_seconds(facts) if large else 0.0),
-        memory=costs.memory(facts, None, extra=costs.NUMBER * min(facts.n, facts.d) ** 2 if large else 0),
+        memory=costs.memory(
+            facts, None, extra=_copied(facts, scale) + (costs.NUMBER * min(facts.n, columns) ** 2 if large else 0)
+        ),
     )

@@ -118,6 +118,7 @@ class Ranges(_Any):
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
     origin     keep 0 where it is: a model without an intercept has no other constant
+    whole      rows within the ranges are never shortened: histograms are bought of them
 
     >>> octaves(torch.tensor([0.0, 1.0, 1.5, -3.0])) - BINS // 2
     tensor([  0,  42,  42, -43])
@@ -128,6 +129,7 @@ class Ranges(_Any):
     share: float = 0.08
     bias: float = 0.0
     origin: bool = False
+    whole: bool = False
     name: str = "ranges"
     exact: ClassVar[bool] = True
 
@@ -159,7 +161,8 @@ class Ranges(_Any):
         low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
-        found = ranged(low, high, self.bias, float(second.sum()), origin=self.origin)
+        limit = math.sqrt(d) if self.whole else None
+        found = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
         objective = prepared.objective.with_inputs(found(X))  # of the columns as they were given
         return replace(prepared, objective=objective, transform=RowMaps((found,)))
 
@@ -324,7 +327,8 @@ class Lambda(_Any):
         curvature = getattr(prepared.objective, "curvature", None) or 1.0
         cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
         tau = default_tau(prepared.objective) if self.tau is None else self.tau
-        eta = min(cap, tau * terms.n * terms.mu / (terms.clip * terms.rounds))
+        clip = terms.clip if prepared.clip is None else prepared.clip
+        eta = min(cap, tau * terms.n * terms.mu / (clip * terms.rounds))
         return replace(prepared, step=lambda t: eta)
 
 
@@ -358,20 +362,61 @@ class Statistics(_Any):
         return d * d + d
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
-        """The start and the preconditioner."""
+        """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
         prepared = _unit(prepared)
-        d = prepared.objective.X.shape[1]
-        gram = bought[: d * d].view(d, d)
-        gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
-        values, vectors = torch.linalg.eigh(gram)
-        inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
-        loss = prepared.objective
-        # the quadratic that a loss is near 0: slope s y, curvature h, so that its minimiser is (s / h) (X'X)^-1 X'y
-        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-        steep = float(-loss.slopes(zero, one)) if loss.labelled() else loss.curvature
-        start = inverse @ bought[d * d :] * (steep / loss.curvature)
-        update = Preconditioned(inverse * (terms.n / (loss.usual_curvature or loss.curvature)))
-        return replace(prepared, start=start, update=update, step=lambda t: 1.0)
+        loss, view = prepared.objective, Scaled.of(prepared.objective.X)
+        d, identity = view.shape[1], torch.eye(view.shape[1], dtype=torch.float64)
+        gram, products = bought[: d * d].view(d, d), bought[d * d :]
+        gram = (gram + gram.T) / 2
+        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
+        z = first[-1] * view.bias
+        curvature = self._curvature(loss, z)
+        values, vectors = torch.linalg.eigh(curvature * gram)
+        values = values.clamp(min=0)
+        pull = self._noise(prepared, curvature * noise, terms) / self._usual(prepared)
+        inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
+        # the gradient where all margins are z, of what was bought: slopes are level + slope y there
+        slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
+        level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
+        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
+        start = first - inverse @ (level * ones + slope * products)
+        update = Preconditioned(inverse * terms.n, identity - inverse @ (curvature * gram), first)
+        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
+        return replace(prepared, start=start, update=update, step=step)
+
+    def _curvature(self, loss: Any, z: Tensor) -> float:
+        """The second derivative at margins that a fitted model has, where the first point has margins z."""
+        if not loss.labelled():
+            return float(loss.curvature)
+        ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
+        return 0.8 * max(float(ends[1] - ends[0]), 0.05)
+
+    def _noise(self, prepared: Prepared, matrix: float, terms: Terms) -> float:
+        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
+        that of the matrix."""
+        rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
+        return rounds**2 + 0.03 * matrix**2 * self._usual(prepared) * int(prepared.objective.X.shape[1])
+
+    def _usual(self, prepared: Prepared) -> float:
+        """The square of a usual coordinate of w, generously: margins of the size that targets have."""
+        view = Scaled.of(prepared.objective.X)
+        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
+        whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
+        return 10 * (spread * whole) ** 2 / view.shape[1]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
+
+    >>> [round(Averaging(1)(t), 3) for t in range(4)]
+    [0.667, 0.667, 0.5, 0.4]
+    """
+
+    hold: int = 0
+
+    def __call__(self, t: int) -> float:
+        return 2.0 / (max(t - self.hold, 0) + 3)
 
 
 # ---------------------------------------------------------------- what they share

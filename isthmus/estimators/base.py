@@ -236,13 +236,15 @@ class PrivateLinear(Parameters):
         guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
         chosen = self._scale(X, public)
+        bought = self._bought_scale(X, chosen)
         inputs = inputs_of(
             X,
             bounds=self.bounds,
             data_norm=self.data_norm,
             public=None if public is None else public[0],
-            intercept=self.fit_intercept and chosen != "public" and not self._centred(X, chosen),
+            intercept=self.fit_intercept and chosen != "public" and bought not in ("moments", "shapes"),
             private=self._private,
+            whole=bought == "shapes",
             origin=not self.fit_intercept,
         )
         shown = None if public is None else inputs.maps(public[0])
@@ -258,7 +260,7 @@ class PrivateLinear(Parameters):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
-        facts = {"n": self._records(X.shape[0]), "d": view.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
+        facts = self._known(*view.shape, is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given = None
         if shown is not None:
@@ -274,14 +276,18 @@ class PrivateLinear(Parameters):
         rest = tuple(each for each in told if not isinstance(each, Leak))
         return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks, start)
 
-    def _centred(self, X: Any, chosen: str) -> bool:
-        """Whether moments will be bought: centred columns bring an intercept of their own."""
+    def _bought_scale(self, X: Any, chosen: str) -> str:
+        """The scale that will be bought: centred columns bring an intercept of their own."""
         buys = self._asked is None or "scale" in self._asked.parameters
         if not self._private or chosen != "auto" or not buys:
-            return self._private and chosen == "moments"
-        facts = {"n": self._records(X.shape[0]), "d": X.shape[1], "sparse": is_sparse(X), **self._loss_facts()}
-        found = self._planned(facts, exact=False)
-        return bool(found.choices) and found.best.arguments.get("scale") == "moments"
+            return chosen if self._private else "none"
+        found = self._planned(self._known(*X.shape, is_sparse(X)), exact=False)
+        return str(found.best.arguments.get("scale", "none")) if found.choices else "none"
+
+    def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
+        """Public facts of the problem."""
+        features = self.features if self._private else "linear"
+        return {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""

@@ -53,9 +53,19 @@ def check_bounds(bounds: Any, data_norm: Any) -> None:
 
 
 def inputs_of(
-    X: Any, *, bounds: Any, data_norm: Any, public: Any, intercept: bool, private: bool, origin: bool = False
+    X: Any,
+    *,
+    bounds: Any,
+    data_norm: Any,
+    public: Any,
+    intercept: bool,
+    private: bool,
+    origin: bool = False,
+    whole: bool = False,
 ) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
+
+    whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """
@@ -70,7 +80,7 @@ def inputs_of(
         data_norm = max(float(row_norms(X).max()), 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
-        return _ranged(d, bounds, data_norm, public, intercept, origin, told)
+        return _ranged(d, bounds, data_norm, public, intercept, origin, whole, told)
     bias = DENSE_BIAS if intercept else 0.0
     if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
         return Inputs(RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)]), (), tuple(told))
@@ -79,7 +89,8 @@ def inputs_of(
         return Inputs(RowMaps([RowMap(limit=limit, bias=bias * limit)]), (), tuple(told))
     if public is not None:
         return Inputs(_from_rows(public, intercept), (), tuple(told))
-    return Inputs(RowMaps([]), (Ranges(bias=1.0 if intercept else 0.0, origin=origin),), tuple(told))
+    bought = Ranges(bias=1.0 if intercept else 0.0, origin=origin, whole=whole)
+    return Inputs(RowMaps([]), (bought,), tuple(told))
 
 
 def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
@@ -103,7 +114,9 @@ def standardised(public: Scaled) -> RowMap:
     return RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0)
 
 
-def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, told: list[str]) -> Inputs:
+def _ranged(
+    d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, whole: bool, told: list[str]
+) -> Inputs:
     low, high = (_column(side, d) for side in bounds)
     bias = 1.0 if intercept else 0.0
     if public is not None:
@@ -111,8 +124,9 @@ def _ranged(d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, o
         unknown = low.isnan() | high.isnan()
         low, high = torch.where(unknown, shown[0], low), torch.where(unknown, shown[1], high)
     if bool((low.isnan() | high.isnan()).any()):
-        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin),), tuple(told))
+        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin, whole=whole),), tuple(told))
     limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)
+    limit = math.sqrt(d) if limit is None and whole else limit
     return Inputs(RowMaps([ranged(low, high, bias, limit=limit, origin=origin)]), (), tuple(told))
 
 

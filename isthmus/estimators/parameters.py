@@ -21,7 +21,8 @@ from isthmus.privacy import Adjacency, Ledger
 from isthmus.privacy.budget import default_delta
 from isthmus.problems.objectives.known import Loss, loss_of
 
-SCALES = ("auto", "none", "columns", "moments", "public")
+SCALES = ("auto", "none", "columns", "moments", "shapes", "public")
+FEATURES = ("auto", "linear", "smooth")
 
 
 @dataclass(eq=False, repr=False)
@@ -41,6 +42,7 @@ class Parameters(BaseEstimator):
     max_iter: int | None = None
     batch_size: int | None = None
     scale: str = "auto"
+    features: str = "auto"
     bounds: Any = None
     data_norm: Any = None
     fit_intercept: bool = True
@@ -114,11 +116,19 @@ class Parameters(BaseEstimator):
             validate.one_of(["auto", *KNOWN], algorithm=self.algorithm)
         validate.non_negative(l1=self.l1, l2=self.l2)
         validate.one_of(SCALES, scale=self.scale)
+        validate.one_of(FEATURES, features=self.features)
+        smooth = self.features == "smooth" and self.scale not in ("auto", "shapes")
+        validate.check(not smooth, "features", "smooth", "leave out scale: smooth features bring their own")
         validate.check(
             self.scale != "public" or self.public is not None, "scale", "public", "give the public rows: public=X"
         )
-        centred = self.scale in ("moments", "public") and not self.fit_intercept
-        validate.check(not centred, "fit_intercept", False, 'centred columns have one: use scale="columns" or "none"')
+        centred = self.scale in ("moments", "shapes", "public") or self.features == "smooth"
+        validate.check(
+            self.fit_intercept or not centred,
+            "fit_intercept",
+            False,
+            'centred columns have one: use scale="columns" or "none"',
+        )
         for name in ("clip", "step", "max_weight"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):

@@ -116,6 +116,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     def _store(self, problem: Posed, result: Any) -> None:
         if result.target is not None:
             self.target_bounds_ = result.target
+        self.target_centre_ = result.centre
         super()._store(problem, result)
 
     def _set_coefficients(self, coefficients: np.ndarray, intercepts: np.ndarray) -> None:
@@ -127,7 +128,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     @property
     def _target_map(self) -> tuple[float, float]:
-        return target_map(*self.target_bounds_, self._counts)
+        shift, width = target_map(*self.target_bounds_, self._counts)
+        centre = getattr(self, "target_centre_", None)
+        return (shift, width) if centre is None else (shift + width * centre[0], width * centre[1])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

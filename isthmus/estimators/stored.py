@@ -16,6 +16,7 @@ from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import find
 from isthmus.base import known, storage, validate
 from isthmus.privacy import PrivacyStatement
+from isthmus.problems.features import SmoothMap
 from isthmus.problems.objectives import LinearModel
 from isthmus.problems.scaling import RowMap, RowMaps
 from isthmus.round.state import State
@@ -24,12 +25,23 @@ if TYPE_CHECKING:
     from isthmus.estimators.base import PrivateLinear
 
 Kind = TypeVar("Kind", bound="type[PrivateLinear]")
-FORMAT = storage.Format("isthmus-estimator-2", "isthmus.estimators.save", sealed=("isthmus-estimator-1",))
+FORMAT = storage.Format("isthmus-estimator-3", "isthmus.estimators.save")
 KINDS: dict[str, type[PrivateLinear]] = {}
 """The classes that can be stored, by name."""
+MAPS: dict[str, Any] = {kind.__name__: kind for kind in (RowMap, SmoothMap)}
+"""The maps of rows that a model can have."""
 LEFT_OUT = ("public", "ledger", "checkpoint", "noise_seed")
 """Parameters that are None again after loading."""
-FITTED = ("coef_", "intercept_", "classes_", "target_bounds_", "n_features_in_", "feature_names_in_", "n_iter_")
+FITTED = (
+    "coef_",
+    "intercept_",
+    "classes_",
+    "target_bounds_",
+    "target_centre_",
+    "n_features_in_",
+    "feature_names_in_",
+    "n_iter_",
+)
 PARTIAL = ("_calls", "_declared", "_charged", "_first", "_run", "_planned_rounds")
 """What `partial_fit` remembers of earlier calls."""
 
@@ -66,7 +78,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
         "params": _params(estimator),
         "fitted": _attributes(estimator, FITTED),
         "weights": estimator._weights,
-        "maps": [storage.fields_of(each) for each in estimator._maps.maps],
+        "maps": [{"kind": type(each).__name__, **storage.fields_of(each)} for each in estimator._maps.maps],
         "privacy": None if statement is None else statement.to_json(),
         "partial": _attributes(estimator, PARTIAL),
         "state": None if state is None else storage.fields_of(state),
@@ -97,7 +109,7 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
-    estimator._maps = RowMaps([RowMap(**each) for each in tree["maps"]])
+    estimator._maps = RowMaps([MAPS[each.pop("kind")](**each) for each in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
         setattr(estimator, name, value)
     estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])

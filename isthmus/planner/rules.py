@@ -64,7 +64,7 @@ def _small_polytope(facts: Facts) -> bool:
 def _few_passes(facts: Facts) -> bool:
     if facts.max_passes is None:
         return False
-    scaled = preferred(facts) in ("statistics bought", "moments and step bought")
+    scaled = preferred(facts) not in ("step bought", "columns and step bought")
     return facts.max_passes < (CONSTANTS.few_passes if scaled else CONSTANTS.few_passes_unscaled)
 
 
@@ -143,9 +143,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "few passes",
         "max_passes < 10 (moments or X'X bought), < 50 (else)",
         _few_passes,
-        lambda facts: (
-            ("dp_gd (statistics bought)", "dp_sgd") if preferred(facts) == "statistics bought" else ("dp_sgd",)
-        ),
+        lambda facts: (f"dp_gd ({preferred(facts)})", "dp_sgd") if "statistics" in preferred(facts) else ("dp_sgd",),
         "few passes are allowed: batches take a hundred steps in each",
         "docs/planner.md, few passes: a9a .840 in one pass, all records .764",
     ),

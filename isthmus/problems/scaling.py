@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -55,7 +56,7 @@ class Scaled(View):
 
     `upper` bounds the l2 norm of each row from above, in floating point too; `far` says that rows are small differences
     of long vectors, `unit` that a map made them no longer than 1; `bias` is the constant that the last column holds in
-    every row, 0 where there is none.
+    every row, 0 where there is none; `reach` is a public bound of the other entries, where a map gave one.
 
     >>> centred = RowMap(shift=torch.tensor([1.0, 0.0]), weight=torch.tensor([2.0, 1.0]), limit=2.0, bias=1.0)
     >>> centred([[2.0, 0.0]]).dense()
@@ -73,8 +74,9 @@ class Scaled(View):
         far: bool = False,
         unit: bool = False,
         bias: float = 0.0,
+        reach: float = 1.0,
     ) -> None:
-        self.far, self.unit, self.bias = far, unit, bias
+        self.far, self.unit, self.bias, self.reach = far, unit, bias, reach
         self.X: Stored = canonical(X) if is_sparse(X) else X
         self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
@@ -105,7 +107,7 @@ class Scaled(View):
             return self
         B = self.B[:, :-1]
         used = B.abs().sum(1) > 0
-        return Scaled(self.X, self.weight, self.r, self.U[:, used], B[used], far=self.far)
+        return Scaled(self.X, self.weight, self.r, self.U[:, used], B[used], far=self.far, reach=self.reach)
 
     @property
     def upper(self) -> Tensor:
@@ -160,12 +162,14 @@ class Scaled(View):
         X = take(self.X, index)
         assert not is_lazy(X)
         upper = self.upper[index]
-        return Scaled(X, self.weight, self.r[index], self.U[index], self.B, upper, self.far, self.unit, self.bias)
+        return Scaled(
+            X, self.weight, self.r[index], self.U[index], self.B, upper, self.far, self.unit, self.bias, self.reach
+        )
 
     def __getitem__(self, span: slice) -> Scaled:
         upper = None if self._upper is None else self._upper[span]
         parts = self.X[span], self.weight, self.r[span], self.U[span], self.B
-        return Scaled(*parts, upper, self.far, self.unit, self.bias)
+        return Scaled(*parts, upper, self.far, self.unit, self.bias, self.reach)
 
     def dense(self) -> Tensor:
         """The rows themselves: for chunks and small data."""
@@ -335,7 +339,16 @@ class RowMap:
             U = torch.cat([U, torch.ones(len(U), 1, dtype=torch.float64)], 1)
             B = torch.nn.functional.pad(B, (0, 1, 0, 1))
             B[-1, -1] = bias
-        return Scaled(view.X, view.weight, r, U, B, upper, view.far, unit=True, bias=bias)
+        return Scaled(view.X, view.weight, r, U, B, upper, view.far, True, bias, self._reach(whole))
+
+    def _reach(self, whole: float) -> float:
+        """A bound of the entries: that of their ranges, or of the row."""
+        if self.low is None or self.high is None:
+            return 1.0
+        ends = torch.stack([self.low, self.high]).double()
+        ends = ends if self.shift is None else ends - self.shift
+        ends = ends if self.weight is None else ends * self.weight
+        return min(1.0, float(ends.abs().max()) / whole * (1 + 2.0**-40))
 
     def constant(self, before: float) -> float:
         """The constant of the last column before all is divided, for rows that had `before`."""
@@ -357,6 +370,16 @@ class RowMap:
         if bool((endless := ~(found.upper < FAR)).any()):
             found = Scaled(_without(view.X, endless), inner, view.r, U, B, far=found.far)
         return found
+
+    def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
+        """The affine map of features so far, and the constant beside them, taken through this map (see `RowMaps`)."""
+        kept, columns = self.constant(bias), len(offset)
+        offset = offset if self.shift is None else offset - self.shift.double()[:columns]
+        if self.weight is not None:
+            weight, offset = weight * self.weight.double()[: len(weight)], offset * self.weight.double()[:columns]
+        whole = math.hypot(self.limit or 1.0, kept)
+        last = torch.tensor([kept / whole] if kept else [], dtype=torch.float64)
+        return weight / whole, torch.cat([offset / whole, last]), kept / whole
 
     def _far(self, weight: Tensor) -> bool:
         """Whether what is subtracted is much longer than what is left: a public fact."""
@@ -381,11 +404,23 @@ class RowMap:
         return X if inside else torch.minimum(torch.maximum(X, low), high)
 
 
+class Map(Protocol):
+    """A public map of rows into the unit ball."""
+
+    def __call__(self, X: object) -> Scaled:
+        """The rows of X, seen through the map."""
+        ...
+
+    def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
+        """The affine map of features so far, and the constant beside them, taken through this map."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class RowMaps:
     """Maps one after the other."""
 
-    maps: Sequence[RowMap]
+    maps: Sequence[Map]
 
     def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through all of them."""
@@ -404,16 +439,7 @@ class RowMaps:
         """
         weight, offset, bias = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64), 0.0
         for each in self.maps:
-            kept = each.constant(bias)
-            offset = offset[:-1] if bias else offset
-            columns = len(offset)
-            offset = offset if each.shift is None else offset - each.shift.double()[:columns]
-            if each.weight is not None:
-                weight, offset = weight * each.weight.double()[:p], offset * each.weight.double()[:columns]
-            whole = math.hypot(each.limit or 1.0, kept)
-            bias = kept / whole
-            last = torch.tensor([bias] if bias else [], dtype=torch.float64)
-            weight, offset = weight / whole, torch.cat([offset / whole, last])
+            weight, offset, bias = each.follow(weight, offset[:-1] if bias else offset, bias)
         return weight, offset
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base.space import Space
+from isthmus.privacy.clips import Clip
 from isthmus.problems.scaling import RowMaps
 from isthmus.round.pipeline import Pipeline, Stage, StepSize
 from isthmus.round.updates import Update
@@ -25,7 +26,10 @@ Look = Callable[[Stage, Any, Space], Tensor]
 class Prepared:
     """What follows from releases before the loop: another problem, a step, a start, an update, a map for new rows.
 
-    `target` is the range that targets were clipped to, where it was bought.
+    target  the range that targets were clipped to, where it was bought
+    centre  (shift, width): targets that were mapped into [-1, 1] are learned as (y - shift) / width
+    clip    of the gradients, in place of the pipeline's own: what was bought is public, and so is what follows from it
+    spread  the usual size of a margin, where it is known
     """
 
     objective: Any
@@ -34,11 +38,26 @@ class Prepared:
     update: Update | None = None
     transform: RowMaps | None = None
     target: tuple[float, float] | None = None
+    centre: tuple[float, float] | None = None
+    clip: float | None = None
+    spread: float | None = None
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was prepared in its slots."""
         step = pipe.step if self.step is None else self.step
-        return replace(pipe, step=step, update=pipe.update if self.update is None else self.update)
+        stages = pipe.stages if self.clip is None else [_clipped(stage, self.clip) for stage in pipe.stages]
+        return replace(pipe, stages=stages, step=step, update=pipe.update if self.update is None else self.update)
+
+
+def _clipped(stage: Stage, bound: float) -> Stage:
+    """The stage with another bound in place of every constant clip; one that follows the norms keeps its own."""
+    return replace(
+        stage,
+        releases=[
+            replace(each, clip=replace(each.clip, bound=bound)) if type(each.clip) is Clip else each
+            for each in stage.releases
+        ],
+    )
 
 
 def prepare(pipe: Pipeline, objective: Any, look: Look) -> tuple[Prepared, dict[str, Tensor]]:

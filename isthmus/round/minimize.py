@@ -154,6 +154,7 @@ def minimize(
         certificate=_certificate(pipe, objective, x),
         transform=prepared.transform,
         target=prepared.target,
+        centre=prepared.centre,
     )
 
 

@@ -28,6 +28,7 @@ class Result:
     certificate  for a stop rule: what it promised, checked on one full gradient
     transform  for a run that scaled its columns first: the public map from given rows to those x belongs to
     target    for a run that bought the range of its targets: that range
+    centre    for a run that bought how they are distributed: (shift, width), learned was (y - shift) / width
     state     everything needed to go on: `minimize(..., resume=result.state)`
     """
 
@@ -43,6 +44,7 @@ class Result:
     certificate: Mapping[str, float] = field(default_factory=dict)
     transform: RowMaps | None = None
     target: tuple[float, float] | None = None
+    centre: tuple[float, float] | None = None
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

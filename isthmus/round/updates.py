@@ -74,13 +74,17 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Preconditioned:
-    """w+ = w - eta A direction, with a public matrix A (an inverse Hessian that was paid for, say).
+    """w+ = w - eta (A direction + S (w - w_0)), with public matrices: an inverse Hessian that was paid for, say.
+
+    pull, towards  S and w_0: directions that A leaves to noise go back to w_0; None: none do
 
     >>> Preconditioned(torch.eye(2) / 2).apply({}, torch.ones(2), [Lifted(torch.ones(2))], 1.0)[1]
     tensor([0.5000, 0.5000])
     """
 
     matrix: Tensor
+    pull: Tensor | None = None
+    towards: Tensor | None = None
 
     def init(self, w: Tensor) -> Memo:
         """Nothing to remember."""
@@ -88,7 +92,10 @@ class Preconditioned:
 
     def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
         """The preconditioned step."""
-        return memo, w - eta * (self.matrix.to(w) @ direction_of(lifted))
+        direction = self.matrix.to(w) @ direction_of(lifted)
+        if self.pull is not None:
+            direction = direction + self.pull.to(w) @ (w if self.towards is None else w - self.towards.to(w))
+        return memo, w - eta * direction
 
 
 @dataclass(frozen=True)

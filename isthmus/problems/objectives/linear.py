@@ -87,6 +87,8 @@ class LinearModel(Objective):
     """Whether a classifier's margins are log-odds: then it predicts probabilities."""
     extends: type[LinearModel] | None = None
     """The loss of two classes that this one takes to more of them."""
+    equivariant = False
+    """Whether targets that are shifted and scaled give margins that are shifted and scaled alike."""
     linear = True
     """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
     read_off: tuple[tuple[str, str], ...] = ()
@@ -357,6 +359,7 @@ class LeastSquares(LinearModel):
     """
 
     name, curvature, default_clip = "squared", 1.0, 0.3
+    equivariant = True
 
     def losses(self, z: Tensor, y: Tensor) -> Tensor:
         """(z - y)^2 / 2."""
