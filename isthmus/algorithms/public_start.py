@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.before import Bought
-from isthmus.algorithms.purchases import scaled_targets
+from isthmus.algorithms.purchases import Statistics, scaled_targets
 from isthmus.base import validate
 from isthmus.geometry.sets import ConvexSet
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import dpa
 from isthmus.problems.public_fit import PublicFit, fit_public
+from isthmus.problems.scaling import Scaled
 from isthmus.round.before import Prepared
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.pipeline import Pipeline, StepSize
@@ -43,13 +43,12 @@ SLOWER = 0.2
 
 @dataclass(frozen=True)
 class Walk:
-    """The public numbers of a run: rounds, noise s.d. in each number of the mean gradient, whether a tail is averaged."""
+    """The public numbers of a run: rounds, clip, noise s.d. in a number of the mean gradient over the clip, steps."""
 
     rounds: int
+    clip: float
     noise: float
     step: StepSize
-    averaged: bool = False
-    statistics: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +57,8 @@ class PublicStart:
 
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
-    >>> quiet = Walk(rounds=10, noise=1e9, step=lambda t: 1.0)
-    >>> found = PublicStart(X, y, quiet).apply(Prepared(LeastSquares(X, y)), None)
+    >>> loud = Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
+    >>> found = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
     >>> [round(v, 2) for v in found.start.tolist()], found.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
@@ -85,21 +84,31 @@ class PublicStart:
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The start, and steps that are as long as they pay."""
-        seen = self.rows if prepared.transform is None else prepared.transform(self.rows)
-        public = prepared.objective.on((seen, self.targets))
+        public = self._seen(prepared)
+        fit = fit_public(public, self.weights, _known(prepared))
+        first = fit.w if self.constraint is None else self.constraint.project(fit.w)
+        if isinstance(prepared.update, Preconditioned):
+            return _preconditioned(prepared, public, fit, first)
+        step = self.walk.step if prepared.step is None else prepared.step
+        noise = self.walk.noise * (self.walk.clip if prepared.clip is None else prepared.clip)
+        factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
+        if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
+            longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
+            known = _known(prepared)
+            first = first / longer if known is None else known + (first - known) / longer
+        start = first.to(prepared.objective.dtype)
+        return replace(prepared, start=start, step=lambda t: factor * step(t))
+
+    def _seen(self, prepared: Prepared) -> Any:
+        """The public rows as the private ones are seen now."""
+        rows = self.rows if prepared.transform is None else prepared.transform(self.rows)
+        public = prepared.objective.on((rows, self.targets))
         if prepared.target is not None:
             public = scaled_targets(public, *prepared.target)
-        fit = fit_public(public, self.weights)
-        first = fit.w if self.constraint is None else self.constraint.project(fit.w)
-        first = first.to(prepared.objective.dtype)
-        if isinstance(prepared.update, Preconditioned) and prepared.start is not None:
-            return _preconditioned(prepared, public, fit, first, self.walk)
-        step = self.walk.step if prepared.step is None else prepared.step
-        factor = min(1.0, _factor(fit, public, step, self.walk))
-        # labels ask for directions, not for lengths: a shorter start is as good as steps that are longer than allowed
-        wanted = _factor(fit, public, step, self.walk, sober=True)
-        first = first / max(1.0, wanted) if public.labelled() else first
-        return replace(prepared, start=first, step=lambda t: factor * step(t))
+        if prepared.centre is not None:
+            shift, width = prepared.centre
+            public = public.with_targets(((public.y.double() - shift) / width).clamp(-1, 1))
+        return public
 
 
 def starting(recipe: Recipe, rows: Any, targets: Any, weights: Tensor | None = None) -> Recipe:
@@ -128,21 +137,18 @@ def _walk(pipe: Pipeline, binding: Binding) -> Walk:
     multiplier = float(getattr(release.mechanism, "multiplier", 0.0))
     n = binding.n if pipe.promise is None else pipe.promise.records
     bound = float(release.clipped.total(release.clipped.init()))
-    items = [item for item in pipe.before if isinstance(item, Bought) and item.name == "statistics"]
-    bought = float(items[0].mechanism.multiplier) * 2**0.5 if items else 0.0  # type: ignore[attr-defined]
-    noise = multiplier * bound / stage.sampler.divisor(n)
-    return Walk(pipe.rounds or 1, noise, pipe.step, pipe.output == "average", bought / n)
+    return Walk(pipe.rounds or 1, bound, multiplier / stage.sampler.divisor(n), pipe.step)
 
 
-def _factor(fit: PublicFit, public: Any, step: StepSize, walk: Walk, sober: bool = False) -> float:
+def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: float, sober: bool = False) -> float:
     """f: what the steps would best be multiplied by."""
-    steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(walk.rounds)], dtype=torch.float64)
+    steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
     energies, counts = _spectrum(fit, public)
     h, f = fit.curvature * energies, WANTED[:, None]
     passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
     left = torch.exp(-passed)
-    noise = (f * walk.noise).square() * squares * -torch.expm1(-passed) / passed
+    noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
     risk = (counts * h * (left * fit.variance(energies, public.n, sober) + noise)).sum(1)
     return float(WANTED[int(risk.argmin())])
 
@@ -164,38 +170,34 @@ def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor]:
     return energies, torch.cat([torch.ones_like(seen), torch.tensor([float(unseen)], dtype=seen.dtype)])
 
 
-def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tensor, walk: Walk) -> Prepared:
-    """The bought start pulled towards the public one, and the bought inverse shortened where noise would win.
+def _known(prepared: Prepared) -> Tensor | None:
+    """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
+    update = prepared.update
+    first = update.towards if isinstance(update, Preconditioned) else prepared.start
+    if prepared.centre is not None:
+        return torch.zeros(prepared.objective.space.d, dtype=torch.float64)
+    return first if first is not None and bool(first.any()) else None
 
-    Along an eigenvector of the inverse both starts are weighted by their precision, and the step is the one of (0, 1]
-    whose tail has the least squared error.
+
+def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tensor) -> Prepared:
+    """Bought matrices that go back to the public fit where noise outweighs what it is off by.
+
+    `Statistics` steps with v / (v^2 + p) along an eigenvector of curvature v, p the squared noise over that of a usual
+    coefficient, and goes back to where it began by p / (v^2 + p).  The error of the public fit takes the place of the
+    usual coefficient, and the fit that of the beginning.
     """
-    assert isinstance(prepared.update, Preconditioned) and prepared.start is not None
-    matrix = prepared.update.matrix.double()
-    lengths, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    lengths = lengths.clamp(min=1e-300)
-    moments = public.X.gram() / public.n if hasattr(public.X, "gram") else public.X.double().T @ public.X.double() / public.n
-    energies = (vectors * (moments @ vectors)).sum(0)
-    public_error = fit.variance(energies, public.n)
-    bought_error = (lengths * walk.statistics).square() * (1 + float(first.double().square().sum()))
-    share = public_error / (public_error + bought_error)
-    gap = vectors.T @ (prepared.start.double() - first.double())
-    start = first.double() + vectors @ (share * gap)
-    left, passed = _tails(walk)
-    risk = left[:, None] * public_error + passed[:, None] * (lengths * walk.noise).square()
-    shrunk = FACTORS[risk.argmin(0)]
-    update = Preconditioned((vectors * (lengths * shrunk)) @ vectors.T)
-    return replace(prepared, start=start.to(first.dtype), update=update)
-
-
-def _tails(walk: Walk) -> tuple[Tensor, Tensor]:
-    """For each step of `FACTORS`: what is left of a squared error at the start, and of the variance of one noise."""
-    rounds = walk.rounds
-    seen = torch.arange(1, rounds + 1, dtype=torch.float64)
-    used = (seen > rounds // 2 if walk.averaged else seen == rounds).double()
-    used = used / used.sum()
-    keep = (1 - SLOWER * FACTORS)[:, None]
-    left = (keep**seen * used).sum(1).square()
-    # the noise of round s stays as f (1 - f)^(t - s) in the iterate t
-    weights = torch.stack([(keep ** (seen[s:] - seen[s]) * used[s:]).sum(1) for s in range(rounds)], dim=1)
-    return left, (FACTORS[:, None] * weights).square().sum(1)
+    update = prepared.update
+    assert isinstance(update, Preconditioned) and update.pull is not None and prepared.start is not None
+    usual = Statistics().usual(prepared)
+    inverse, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
+    back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
+    curvatures = torch.where(inverse > 1e-300, (1 - back) / inverse, 0.0)
+    energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
+    off = fit.variance(energies, public.n).clamp(max=usual)
+    pull = (back / (1 - back) * curvatures.square() * (usual / off)).clamp(min=1e-300)
+    known = torch.zeros_like(first) if update.towards is None else update.towards
+    alone = vectors.T @ (known - first) + (vectors.T @ (prepared.start - known)) / (1 - back)
+    share = curvatures.square() / (curvatures.square() + pull)
+    matrix = (vectors * (curvatures / (curvatures.square() + pull))) @ vectors.T
+    found = Preconditioned(matrix, (vectors * (1 - share)) @ vectors.T, first)
+    return replace(prepared, start=first + vectors @ (share * alone), update=found)

@@ -1,6 +1,9 @@
 """A linear model of public rows alone: a ridge fit whose strength is found by cross-validation, and what it knows.
 
-    w_0 = argmin  sum_i l(x_i'w, y_i) + (lambda / 2) w'D w,     D = 1, and small for columns that hardly vary
+    w_0 = argmin  sum_i l(x_i'w, y_i) + (lambda / 2) |w - v|^2 ,
+
+v is what is known already (class shares that were bought, say); where nothing is, 0, and a column that hardly varies is
+hardly shrunk.
 
 It is fitted in the span of the rows, so d may be far larger than their number.  Nothing private is read here.
 """
@@ -16,7 +19,7 @@ import torch
 from scipy.optimize import minimize as scipy_minimize
 from torch import Tensor
 
-from isthmus.base.matrix import Array, is_sparse, rmatmul
+from isthmus.base.matrix import Array, is_sparse, matmul, rmatmul
 from isthmus.problems.scaling import Scaled
 
 FOLDS = 5
@@ -73,8 +76,11 @@ class PublicFit:
         return unit / (rows * h * energies + believed)
 
 
-def fit_public(objective: Any, weights: Tensor | None = None) -> PublicFit:
+def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | None = None) -> PublicFit:
     """The ridge fit of an objective that is public, all of it.
+
+    weights  what the losses of its rows are multiplied by
+    towards  the point that coefficients are shrunk towards
 
     >>> from isthmus.problems.objectives import LeastSquares
     >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
@@ -82,7 +88,7 @@ def fit_public(objective: Any, weights: Tensor | None = None) -> PublicFit:
     >>> [round(v, 2) for v in fit.w.tolist()]
     [1.0, -1.0, 0.5, 0.0]
     """
-    rows = _Reduced.of(objective, weights)
+    rows = _Reduced.of(objective, weights, towards)
     strength, held = _path(rows)
     return PublicFit(
         w=rows.lifted(rows.fit(strength)),
@@ -97,19 +103,21 @@ def fit_public(objective: Any, weights: Tensor | None = None) -> PublicFit:
 
 @dataclass(frozen=True, eq=False)
 class _Reduced:
-    """The rows in coordinates of their own span: x_i'w = R_i'b for w = lift b, and |b|^2 = w'D w."""
+    """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b, and |b|^2 = w'D w at v = 0."""
 
     objective: Any
     R: Tensor
     lift: Tensor
     energies: Tensor
     weights: Tensor
+    first: Tensor
+    offset: Tensor
 
     @classmethod
-    def of(cls, objective: Any, weights: Tensor | None) -> _Reduced:
+    def of(cls, objective: Any, weights: Tensor | None, towards: Tensor | None) -> _Reduced:
         Z = _stored(objective.X)
         n, d = Z.shape
-        root = _shrunk(Z)
+        root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
         scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
         values, vectors = torch.linalg.eigh(_product(scaled))
         kept = values > NEVER * max(float(values.max()), NEVER)
@@ -118,7 +126,9 @@ class _Reduced:
         back = rmatmul(scaled, left / lengths) / root[:, None]
         energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
         given = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
-        return cls(objective, left * lengths, back, energies, given)
+        first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
+        offset = matmul(Z, first.view(-1, d).T.contiguous())
+        return cls(objective, left * lengths, back, energies, given, first, offset)
 
     @property
     def n(self) -> int:
@@ -134,7 +144,7 @@ class _Reduced:
         return max(float(self.energies.sum()), NEVER)
 
     def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
-        """Of the rows with these margins."""
+        """Of the rows whose margins are z beyond those of the first point."""
         found: Tensor = self.objective.losses(*self._told(z, index))
         return found * self.weights[index]
 
@@ -151,10 +161,12 @@ class _Reduced:
 
     def spread(self) -> float:
         """What margins would vary by if they explained all of the targets: var(slope) / curvature^2 at w = 0."""
-        zero = torch.zeros(self.n, self.outputs, dtype=torch.float64)
+        zero = torch.zeros_like(self.offset)
         return float(self.slopes(zero).var(0, correction=0).mean()) / max(self.curvature(zero), NEVER) ** 2
 
-    def fit(self, strength: float, index: Any = slice(None), start: Tensor | None = None, precise: float = 1e-9) -> Tensor:
+    def fit(
+        self, strength: float, index: Any = slice(None), start: Tensor | None = None, precise: float = 1e-9
+    ) -> Tensor:
         """argmin sum l + (strength / 2) |b|^2 over some of the rows."""
         R = self.R[index]
         shape = R.shape[1], self.outputs
@@ -166,16 +178,17 @@ class _Reduced:
             return float(self.losses(z, index).sum() + strength / 2 * b.square().sum()), gradient.numpy().reshape(-1)
 
         first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
-        found = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options={"maxiter": ITERATIONS, "ftol": precise})
+        options = {"maxiter": ITERATIONS, "ftol": precise}
+        found = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
         return torch.from_numpy(found.x).view(shape)
 
     def lifted(self, point: Tensor) -> Tensor:
         """The point of R^d, flat: one block of columns an output."""
-        return (self.lift @ point).T.reshape(-1).contiguous()
+        return self.first + (self.lift @ point).T.reshape(-1)
 
     def _told(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
         """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
-        y = self.objective.y[index]
+        y, z = self.objective.y[index], z + self.offset[index]
         return (z[:, 0], y.double()) if y.is_floating_point() else (z, y)
 
 
