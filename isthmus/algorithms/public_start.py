@@ -156,8 +156,8 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
 def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor]:
     """Energies of the directions and how many there are of each.
 
-    Public rows see as many directions as there are of them, and those too strongly.  What a left-out row has outside the
-    span of the others is spread over all directions that they do not see.
+    Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
+    do not see is taken from them, and spread over all directions that they do not see.
     """
     columns = public.X.shape[1]
     seen = fit.energies

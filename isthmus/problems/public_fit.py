@@ -103,7 +103,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
 
 @dataclass(frozen=True, eq=False)
 class _Reduced:
-    """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b, and |b|^2 = w'D w at v = 0."""
+    """The rows in coordinates of their own span: x_i'w = x_i'v + R_i'b for w = v + lift b."""
 
     objective: Any
     R: Tensor
