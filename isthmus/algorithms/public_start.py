@@ -37,6 +37,8 @@ FACTORS = torch.logspace(-5, 0, 101, dtype=torch.float64)
 """What steps may be multiplied by."""
 WANTED = torch.cat([FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.float64)[1:]])
 """What they would be multiplied by if their length were not limited: by 4 at most."""
+ALIKE, SHORTEST = 5, 0.1
+"""Rows that have as much of every direction, added to what public rows say; the least squared length of a row."""
 SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
@@ -144,30 +146,33 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     """f: what the steps would best be multiplied by."""
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
-    energies, counts = _spectrum(fit, public)
+    seen, energies, counts = _spectrum(fit, public)
     h, f = fit.curvature * energies, WANTED[:, None]
     passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
     left = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
-    risk = (counts * h * (left * fit.variance(energies, public.n, sober) + noise)).sum(1)
+    risk = (counts * h * (left * fit.variance(seen, public.n, sober) + noise)).sum(1)
     return float(WANTED[int(risk.argmin())])
 
 
-def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor]:
-    """Energies of the directions and how many there are of each.
+def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Energies of directions in the public rows, those that private rows are thought to have, how many there are.
 
     Public rows see as many directions as there are of them, and those too strongly: the share of the columns that they
-    do not see is taken from them, and spread over all directions that they do not see.
+    do not see is taken from them and spread over all that they do not see, and `ALIKE` rows are added that have as much
+    of every direction.
     """
-    columns = public.X.shape[1]
+    columns, rows = public.X.shape[1], public.n
     seen = fit.energies
     unseen = columns - len(seen)
-    if unseen <= 0:
-        return seen, torch.ones_like(seen)
-    outside = float(seen.sum()) * unseen / columns
-    kept = seen * (1 - unseen / columns)
-    energies = torch.cat([kept, torch.tensor([outside / unseen], dtype=seen.dtype)])
-    return energies, torch.cat([torch.ones_like(seen), torch.tensor([float(unseen)], dtype=seen.dtype)])
+    whole = max(float(seen.sum()), SHORTEST) / columns
+    thought = (rows * seen * (len(seen) / columns) + ALIKE * whole) / (rows + ALIKE)
+    counts = torch.ones_like(seen)
+    if unseen > 0:
+        last = torch.tensor([whole], dtype=seen.dtype)
+        seen, thought = torch.cat([seen, 0 * last]), torch.cat([thought, last])
+        counts = torch.cat([counts, torch.tensor([float(unseen)], dtype=seen.dtype)])
+    return seen, thought, counts
 
 
 def _known(prepared: Prepared) -> Tensor | None:
@@ -193,7 +198,7 @@ def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tens
     back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
     curvatures = torch.where(inverse > 1e-300, (1 - back) / inverse, 0.0)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
-    off = fit.variance(energies, public.n).clamp(max=usual)
+    off = fit.variance(energies, public.n).clamp(min=1e-12 * usual, max=usual)
     pull = (back / (1 - back) * curvatures.square() * (usual / off)).clamp(min=1e-300)
     known = torch.zeros_like(first) if update.towards is None else update.towards
     alone = vectors.T @ (known - first) + (vectors.T @ (prepared.start - known)) / (1 - back)

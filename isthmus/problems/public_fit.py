@@ -37,6 +37,11 @@ LARGER = 10.0
 """Coefficients may have this many times the variance that the strength found by cross-validation stands for."""
 LEAST = 0.25
 """Of the variance that margins would have if they explained all that targets vary by."""
+UNSEEN = (0.01, 1.0)
+"""The least variance of margins (numbers in [-1, 1], labels), even of rows that all have one target; a hundredth of it
+is the least square of slopes."""
+FLAT = 0.05
+"""The least curvature over its bound: public rows may all have been easy."""
 MOST = 50.0
 """Times the variance of held-out margins."""
 
@@ -90,13 +95,14 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     """
     rows = _Reduced.of(objective, weights, towards)
     strength, held = _path(rows)
+    labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
     return PublicFit(
         w=rows.lifted(rows.fit(strength)),
         strength=strength,
-        slopes=float(rows.slopes(held).square().mean()),
-        curvature=rows.curvature(held),
+        slopes=max(float(rows.slopes(held).square().mean()), UNSEEN[labels] / 100),
+        curvature=max(rows.curvature(held), FLAT * bound / rows.outputs),
         energies=rows.energies,
-        least=LEAST * rows.spread() / rows.energy,
+        least=max(LEAST * rows.spread(), UNSEEN[labels]) / rows.energy,
         most=MOST * float(held.var(0, correction=0).mean()) / rows.energy,
     )
 

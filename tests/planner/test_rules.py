@@ -61,7 +61,14 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         ),
         # with few numbers, or few records, a sketch is better than blocks by public frequencies
         (
-            {"n": 4000, "d": 1000, "epsilon": 1.0, "sparse": True, "max_dims": 50, "smoothness": np.arange(1000, 0, -1)},
+            {
+                "n": 4000,
+                "d": 1000,
+                "epsilon": 1.0,
+                "sparse": True,
+                "max_dims": 50,
+                "smoothness": np.arange(1000, 0, -1),
+            },
             "priv_sgd",
         ),
         ({"n": 4000, "d": 89, "epsilon": 1.0, "max_dims": 10, "smoothness": np.arange(89, 0, -1)}, "priv_sgd"),
