@@ -25,6 +25,8 @@ class Constants:
     # ------------------------------------------------------------ the prepared DP-GD
     statistics_b: float = 0.5
     """X'X is bought where b is at least this times d^2,"""
+    several_b: float = 13.0
+    """Columns of CSR rows with several outputs where b is at least this times sqrt(d),"""
     moments_b: float = 6.0
     """and column moments of dense rows where b is at least this times d."""
     shapes_b: tuple[float, float] = (8e3, 1e5)

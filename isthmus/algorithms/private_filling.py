@@ -195,6 +195,9 @@ def preferred(facts: Facts) -> str:
         return "step bought"
     if facts.scale == "none":
         return "step bought"
+    several = facts.sparse and facts.scale == "auto" and facts.outputs > 1
+    if several and facts.b < CONSTANTS.several_b * math.sqrt(facts.d):
+        return "plain"
     if facts.scale == "columns" or (facts.sparse and facts.scale == "auto"):
         return "columns and step bought"
     if one and facts.free and facts.d < SMALL and facts.b >= CONSTANTS.statistics_b * facts.d**2:

@@ -64,7 +64,7 @@ def _small_polytope(facts: Facts) -> bool:
 def _few_passes(facts: Facts) -> bool:
     if facts.max_passes is None:
         return False
-    scaled = preferred(facts) not in ("step bought", "columns and step bought")
+    scaled = preferred(facts) not in ("plain", "step bought", "columns and step bought")
     return facts.max_passes < (CONSTANTS.few_passes if scaled else CONSTANTS.few_passes_unscaled)
 
 

@@ -59,6 +59,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
             },
             "dp_skgd (M by public smoothness, importance)",
         ),
+        # several outputs of text: columns are bought where they stand out of the noise
+        ({"n": 8800, "d": 10_000, "epsilon": 0.5, "sparse": True, "loss": "softmax", "classes": 46}, "dp_gd (plain)"),
+        (
+            {"n": 8800, "d": 10_000, "epsilon": 1.0, "sparse": True, "loss": "softmax", "classes": 46},
+            "dp_gd (columns and step bought)",
+        ),
         # with few numbers, or few records, a sketch is better than blocks by public frequencies
         (
             {
