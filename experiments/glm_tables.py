@@ -170,7 +170,7 @@ def run(work: list[Any], cells: Lines, args: Any) -> None:
 def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Scores over seeds: method -> epsilon -> values; the oracle is the best mean of the grid and the default."""
     found: dict[str, dict[str, list[float]]] = {}
-    for key, cell in cells.items():
+    for key, cell in sorted(cells.items(), key=lambda item: int(item[0].split("seed ")[1])):
         which, method, epsilon, _ = key.split(" | ")
         if which == name:
             found.setdefault(method, {}).setdefault(epsilon.split()[1], []).append(cell["score"])

@@ -120,7 +120,7 @@ def judged(cell: Cell, epsilon: float, done: dict[str, Any]) -> dict[str, Any]:
     """auto's pick, the best, the regret; scores of all that ran."""
     head = f"{cell.name} | "
     runs: dict[str, list[dict[str, Any]]] = {}
-    for key, found in done.items():
+    for key, found in sorted(done.items(), key=lambda item: int(item[0].split("seed ")[1])):
         name, algorithm, at, _ = key.split(" | ")
         if name == cell.name and at == f"epsilon {epsilon:g}":
             runs.setdefault(algorithm, []).append(found)
