@@ -67,7 +67,8 @@ def planned_seconds(cell: Cell, data: Any, told: dict[str, Any], algorithm: str,
 
 def contest(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float, seed: int) -> dict[str, Any]:
     """One fit: score and what was run, or why it did not."""
-    common = {"epsilon": epsilon, "data_norm": 1.0, "fit_intercept": False, "random_state": seed, "facts": cell.facts}
+    common = {"epsilon": epsilon, "data_norm": 1.0, "random_state": seed, "facts": cell.facts}
+    common["fit_intercept"] = cell.intercept
     if cell.classes is None:
         model: Any = PrivateRegressor(target_bounds=(-1, 1), algorithm=algorithm, **common, **told)
     else:
