@@ -90,6 +90,7 @@ _HOMES = {
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
     "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
+    "tables.encoder": ["TableEncoder"],
     "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch"],
     "privacy.mechanisms": ["Mechanism"],
     "base.validate": ["InvalidInput"],

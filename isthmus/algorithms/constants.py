@@ -33,10 +33,13 @@ class Constants:
     """Histograms of the columns where b^2 / (d + 1) is at least this (one output, several),"""
     shapes_levels: tuple[float, ...] = (4.6e4, 7e4, 1.1e5, 1.8e5)
     """on a finer grid from each of these on,"""
+    shapes_statistics_b: float = 0.25
+    """X'X of smooth features where b is at least this times the square of their number,"""
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""
-    statistics_rounds: int = 100
+    statistics_rounds: int = 50
+    shapes_rounds: int = 100
     scaled_rounds: int = 200
     unscaled_rounds: int = 400
     text_rounds: tuple[int, int] = (100, 400)

@@ -85,6 +85,7 @@ class Facts:
     max_dims     at most so many numbers of a gradient leave the data in a round
     scale        "auto" lets the planner buy column scales, "none" forbids it, others ask for one
     features     "linear" columns, "smooth" functions of them where a scale is bought that gives them, or "auto"
+    ranged       whether columns are scaled by ranges of their own: else they are told apart on a fine grid only
     penalty      whether a penalty of w is part of the objective: then columns keep their scale
     smoothness   public component smoothness M_j: a number for each column
     bound        a public bound of |x_ij|
@@ -112,6 +113,7 @@ class Facts:
     max_dims: int | None = None
     scale: str = "auto"
     features: str = "auto"
+    ranged: bool = True
     penalty: bool = False
     smoothness: tuple[float, ...] | None = None
     bound: float | None = None
@@ -290,7 +292,7 @@ class Facts:
         if self.features == "linear":
             return self.d
         wanted = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
-        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.statistics_b))
+        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.shapes_statistics_b))
         return max(self.d, min(int(wanted), CONSTANTS.functions * self.d))
 
     def to_dict(self) -> dict[str, Any]:

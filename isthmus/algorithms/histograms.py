@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.purchases import ROOT, Terms, _Any, _classes
+from isthmus.algorithms.purchases import ROOT, Purchased, Statistics, Terms, classes_of, unit
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
 from isthmus.gradients import Counts
@@ -25,13 +25,14 @@ from isthmus.privacy import Clip
 from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.before import Prepared
+from isthmus.round.updates import Preconditioned
 
 TARGET_LEVEL = 6
 """The grid of targets: one column, so that a fine one is cheap."""
 
 
 @dataclass(frozen=True)
-class Shapes(_Any):
+class Shapes(Purchased):
     """Histograms of all columns: each becomes its linear function and smooth ones beside it, as many as are affordable.
 
     features   how many in all, at most; at least one a column (0: no more than that)
@@ -42,7 +43,7 @@ class Shapes(_Any):
     features: int
     functions: int = 6
     level: int = 6
-    share: float = 0.20
+    share: float = 0.25
     name: str = "shapes"
     exact: ClassVar[bool] = True
 
@@ -99,7 +100,7 @@ class _Bins:
 
 
 @dataclass(frozen=True)
-class TargetShape(_Any):
+class TargetShape(Purchased):
     """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares."""
 
     share: float = 0.03
@@ -128,8 +129,75 @@ class TargetShape(_Any):
 
     def _bins(self, objective: Any) -> Tensor:
         if objective.classes is not None:
-            return _classes(objective)
+            return classes_of(objective)
         return bins_of(grid(TARGET_LEVEL), objective.y.double())
+
+
+@dataclass(frozen=True)
+class ShrunkStatistics(Statistics):
+    """(X'X, X'y) of centred targets or known class shares: a start, and steps that go only where they outweigh noise.
+
+    With H the curvature of the loss times X'X, s^2 the variance that noise will have added to a coordinate of the sum
+    of gradients, v that of a usual coordinate of w, steps are preconditioned by H (H^2 + (s^2 / v) I)^-1: the inverse
+    where there is something to learn, and little where there is not.
+    """
+
+    def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
+        """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
+        prepared = unit(prepared)
+        loss, view = prepared.objective, Scaled.of(prepared.objective.X)
+        d, identity = view.shape[1], torch.eye(view.shape[1], dtype=torch.float64)
+        gram, products = bought[: d * d].view(d, d), bought[d * d :]
+        gram = (gram + gram.T) / 2
+        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
+        z = first[-1] * view.bias
+        curvature = self._curvature(loss, z)
+        values, vectors = torch.linalg.eigh(curvature * gram)
+        values = values.clamp(min=0)
+        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
+        inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
+        # the gradient where all margins are z, of what was bought: slopes are level + slope y there
+        slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
+        level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
+        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
+        start = first - inverse @ (level * ones + slope * products)
+        update = Preconditioned(inverse * terms.n, identity - inverse @ (curvature * gram), first)
+        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
+        return replace(prepared, start=start, update=update, step=step)
+
+    def _curvature(self, loss: Any, z: Tensor) -> float:
+        """The second derivative at margins that a fitted model has, where the first point has margins z."""
+        if not loss.labelled():
+            return float(loss.curvature)
+        ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
+        return 0.8 * max(float(ends[1] - ends[0]), 0.05)
+
+    def _noise(self, prepared: Prepared, matrix: float, terms: Terms) -> float:
+        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
+        that of the matrix."""
+        rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
+        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
+
+    def usual(self, prepared: Prepared) -> float:
+        """The square of a usual coordinate of w, generously: margins of the size that targets have."""
+        view = Scaled.of(prepared.objective.X)
+        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
+        whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
+        return 10 * (spread * whole) ** 2 / view.shape[1]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
+
+    >>> [round(Averaging(1)(t), 3) for t in range(4)]
+    [0.667, 0.667, 0.5, 0.4]
+    """
+
+    hold: int = 0
+
+    def __call__(self, t: int) -> float:
+        return 2.0 / (max(t - self.hold, 0) + 3)
 
 
 # ---------------------------------------------------------------- what follows
@@ -141,9 +209,9 @@ def longest(records: float) -> float:
     Rows that are shortened bend what is learned; long rows bring noise: the more records there are, the longer.
 
     >>> [round(longest(b), 2) for b in (5, 50, 500, 50000)]
-    [0.8, 0.8, 1.79, 17.89]
+    [1.0, 1.0, 2.24, 22.36]
     """
-    return max(0.8, math.sqrt(records / 100) * 0.8)
+    return max(1.0, math.sqrt(records / 100))
 
 
 def _labels(prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:

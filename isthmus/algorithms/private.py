@@ -18,7 +18,7 @@ from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
-from isthmus.algorithms.histograms import Shapes, TargetShape
+from isthmus.algorithms.histograms import Shapes, ShrunkStatistics, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
@@ -97,7 +97,7 @@ def dp_gd(
 
     scale         "moments" (dense): noisy column means and second moments, 10 % of the budget; columns are centred and
                   scaled, rows clipped to norm 1, a bias column added.  "columns" (CSR): second moments only, rows
-                  renormalised.  "shapes" (dense): histograms of the columns, 20 %, and of the targets, 3 %; columns
+                  renormalised.  "shapes" (dense): histograms of the columns, 25 %, and of the targets, 3 %; columns
                   become at most `functions` smooth functions each and `features` in all (see `problems.features`; 1 is
                   the linear one), targets are centred, logits start at the class shares; `level` is that of the grid.
                   `result.transform` maps new rows the same way.
@@ -321,7 +321,7 @@ def items_of(
     }
     items = scales[scale]
     if precondition:
-        return (*items, Statistics())
+        return (*items, ShrunkStatistics() if scale == "shapes" else Statistics())
     automatic = isinstance(step, str) or (step is None and scale != "none")
     return (*items, Lambda(tau=tau)) if automatic else items
 

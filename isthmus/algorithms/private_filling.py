@@ -119,24 +119,31 @@ def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
     columns = facts.smooth_features if scale == "shapes" else facts.d
     if columns + 1 > SMALL:
         return Refusal(f"noisy X'X is for fewer than {SMALL} columns")
-    if facts.b < CONSTANTS.statistics_b * columns**2:
-        return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than d^2 / 2")
+    least = (CONSTANTS.shapes_statistics_b if scale == "shapes" else CONSTANTS.statistics_b) * columns**2
+    if facts.b < least:
+        return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
         return Refusal("preconditioned steps have length 1: leave step out")
     share = 1 - SHARES[scale] - Statistics().share
     looks = 1 + _looks(facts, scale, automatic=False)
-    run = full_run(facts, facts.the_clip, columns + 1, CONSTANTS.statistics_rounds, share, looks)
+    rounds = CONSTANTS.shapes_rounds if scale == "shapes" else CONSTANTS.statistics_rounds
+    run = full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
     if isinstance(run, Refusal):
         return run
     # standardised rows of norm 1 have X'X / n near I / (d + 1); the points of all rounds are averaged
     inverse = (columns + 1) / (facts.of_loss.usual_curvature or facts.of_loss.curvature)
     margin = inverse * run.sigma / math.sqrt(max(1, run.rounds - run.rounds // 2))
     return run.choice(
-        {"clip": facts.the_clip, "scale": scale, "precondition": True, **_shaped(facts, scale)},
+        {"clip": facts.the_clip, "scale": scale, "precondition": True, **_ending(scale), **_shaped(facts, scale)},
         margin_noise=margin,
         seconds=costs.seconds(facts, run.rounds, None, run.dims, costs.gram_seconds(facts)),
         memory=costs.memory(facts, None, extra=3 * costs.NUMBER * columns**2 + _copied(facts, scale)),
     )
+
+
+def _ending(scale: str) -> dict[str, Any]:
+    """The last half of the points is averaged; steps along smooth features average by themselves."""
+    return {"output": "last" if scale == "shapes" else "average"}
 
 
 def _shaped(facts: Facts, scale: str) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def preferred(facts: Facts) -> str:
     """Which preparation of DP-GD the facts ask for."""
     one = facts.of_loss.curvature is not None and facts.outputs == 1
     if facts.free and shaped(facts):
-        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.statistics_b * facts.smooth_features**2
+        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.shapes_statistics_b * facts.smooth_features**2
         return "shapes and statistics bought" if one and few and facts.step is None else "shapes and step bought"
     if not facts.free and facts.scale in ("auto", "none"):
         return "step bought"
@@ -211,8 +218,11 @@ def shaped(facts: Facts) -> bool:
     """Whether histograms of the columns are worth their price: as asked, or where they stand out of their noise."""
     if facts.sparse or facts.scale not in ("auto", "shapes"):
         return False
+    if facts.d > SMALL and facts.scale == "auto" and facts.features == "auto":
+        return False
     asked = facts.scale == "shapes" or facts.features == "smooth"
-    return asked or facts.shapes >= CONSTANTS.shapes_b[facts.outputs > 1]
+    least = CONSTANTS.shapes_b[facts.outputs > 1]
+    return asked or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[0]))
 
 
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:

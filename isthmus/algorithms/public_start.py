@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.algorithms.purchases import Statistics, scaled_targets
+from isthmus.algorithms.histograms import ShrunkStatistics
+from isthmus.algorithms.purchases import scaled_targets
 from isthmus.base import validate
 from isthmus.geometry.sets import ConvexSet
 from isthmus.privacy.adjacency import Adjacency
@@ -89,10 +90,10 @@ class PublicStart:
         public = self._seen(prepared)
         fit = fit_public(public, self.weights, _known(prepared))
         first = fit.w if self.constraint is None else self.constraint.project(fit.w)
-        if isinstance(prepared.update, Preconditioned):
-            return _preconditioned(prepared, public, fit, first)
-        step = self.walk.step if prepared.step is None else prepared.step
         noise = self.walk.noise * (self.walk.clip if prepared.clip is None else prepared.clip)
+        if isinstance(prepared.update, Preconditioned):
+            return _preconditioned(prepared, public, fit, first, noise * math.sqrt(2 / self.walk.rounds))
+        step = self.walk.step if prepared.step is None else prepared.step
         factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
         if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
             longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
@@ -184,24 +185,30 @@ def _known(prepared: Prepared) -> Tensor | None:
     return first if first is not None and bool(first.any()) else None
 
 
-def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tensor) -> Prepared:
+def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tensor, noise: float) -> Prepared:
     """Bought matrices that go back to the public fit where noise outweighs what it is off by.
 
-    `Statistics` steps with v / (v^2 + p) along an eigenvector of curvature v, p the squared noise over that of a usual
-    coefficient, and goes back to where it began by p / (v^2 + p).  The error of the public fit takes the place of the
-    usual coefficient, and the fit that of the beginning.
+    Along an eigenvector of curvature v steps are v / (v^2 + p) long and go back to the public fit by p / (v^2 + p), p
+    the squared noise over the squared error of that fit: where all gradients are averaged this is what is most likely.
+
+    noise  of a number of the mean gradient, when the tail of the run is averaged
     """
     update = prepared.update
-    assert isinstance(update, Preconditioned) and update.pull is not None and prepared.start is not None
-    usual = Statistics().usual(prepared)
-    inverse, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
-    back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
-    curvatures = torch.where(inverse > 1e-300, (1 - back) / inverse, 0.0)
+    assert isinstance(update, Preconditioned) and prepared.start is not None
+    lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
+    usual = ShrunkStatistics().usual(prepared)
     off = fit.variance(energies, public.n).clamp(min=1e-12 * usual, max=usual)
-    pull = (back / (1 - back) * curvatures.square() * (usual / off)).clamp(min=1e-300)
-    known = torch.zeros_like(first) if update.towards is None else update.towards
-    alone = vectors.T @ (known - first) + (vectors.T @ (prepared.start - known)) / (1 - back)
+    if update.pull is None:
+        curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
+        alone = vectors.T @ (prepared.start - first)
+    else:  # noise was weighed against a usual coefficient, and steps went back to where they began
+        back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
+        curvatures = torch.where(lengths > 1e-300, (1 - back) / lengths, 0.0)
+        squares = back / (1 - back) * curvatures.square() * usual
+        known = torch.zeros_like(first) if update.towards is None else update.towards
+        alone = vectors.T @ (known - first) + (vectors.T @ (prepared.start - known)) / (1 - back)
+    pull = (squares / off).clamp(min=1e-300)
     share = curvatures.square() / (curvatures.square() + pull)
     matrix = (vectors * (curvatures / (curvatures.square() + pull))) @ vectors.T
     found = Preconditioned(matrix, (vectors * (1 - share)) @ vectors.T, first)

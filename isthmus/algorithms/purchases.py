@@ -97,7 +97,9 @@ class Purchase(Protocol):
 
 
 @dataclass(frozen=True)
-class _Any:
+class Purchased:
+    """What purchases share."""
+
     exact: ClassVar[bool] = False
 
     def bound(self, objective: Any) -> float:
@@ -113,7 +115,7 @@ class _Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranges(_Any):
+class Ranges(Purchased):
     """Which powers of two a column's entries lie in; entries outside what many records share are clipped.
 
     low, high  what is public already: a number for each column, NaN where the range is to be bought; None: all
@@ -173,7 +175,7 @@ class Ranges(_Any):
 
 
 @dataclass(frozen=True)
-class TargetRange(_Any):
+class TargetRange(Purchased):
     """The octaves of y, and y mapped to [-1, 1] (counts: to [0, 1])."""
 
     share: float = 0.02
@@ -201,7 +203,7 @@ class TargetRange(_Any):
 
 
 @dataclass(frozen=True)
-class ClassCounts(_Any):
+class ClassCounts(Purchased):
     """How many records each class has: weights n / (K n_k), the largest of them 1."""
 
     share: float = 0.02
@@ -214,7 +216,7 @@ class ClassCounts(_Any):
 
     def rows(self, objective: Any) -> Counts:
         """A one in the record's class."""
-        index = _classes(objective)
+        index = classes_of(objective)
         return Counts(lambda lo, hi: index[lo:hi, None], len(index), 1, len(objective.classes))
 
     def numbers(self, objective: Any) -> int:
@@ -224,7 +226,7 @@ class ClassCounts(_Any):
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """The weighted problem; a class is taken to have at least 2 noise deviations of records."""
         objective = prepared.objective
-        index = _classes(objective)
+        index = classes_of(objective)
         rare = bought.clamp(min=max(2 * noise, 1.0))
         weights = (rare.min() / rare)[index]
         weights = weights if objective.weights is None else weights * objective.weights
@@ -232,7 +234,7 @@ class ClassCounts(_Any):
 
 
 @dataclass(frozen=True)
-class Columns(_Any):
+class Columns(Purchased):
     """Second moments of the columns of rows of norm at most 1; weights max(m, 3 sd)^-1/2, rows of length 1.
 
     A row's squares are shortened to norm 1 / sqrt(d): rows of many small entries lose nothing and pay far less noise.
@@ -256,7 +258,7 @@ class Columns(_Any):
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """Weighted columns, rows renormalised."""
-        prepared, weight = _unit(prepared), bought.clamp(min=self.floor * noise).rsqrt()
+        prepared, weight = unit(prepared), bought.clamp(min=self.floor * noise).rsqrt()
         biased = bool(Scaled.of(prepared.objective.X).bias)
         # the bias gets the size that it would have in a row of usual length
         usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
@@ -264,7 +266,7 @@ class Columns(_Any):
 
 
 @dataclass(frozen=True)
-class Moments(_Any):
+class Moments(Purchased):
     """Means and second moments of the columns: centred, scaled, shortened to sqrt(d + 1), with a bias."""
 
     share: float = 0.10
@@ -297,11 +299,11 @@ class Moments(_Any):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
-        return _seen(_unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
+        return _seen(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
-class Lambda(_Any):
+class Lambda(Purchased):
     """lambda_max(X'X) for the step: stable, and with accumulated noise of about tau in a unit row's margin."""
 
     share: float = 0.02
@@ -323,7 +325,7 @@ class Lambda(_Any):
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """min(1.8 / (h lambda / n), tau n mu / (C T)), h the curvature of the loss (1 where it has none)."""
-        prepared = _unit(prepared)
+        prepared = unit(prepared)
         curvature = getattr(prepared.objective, "curvature", None) or 1.0
         cap = 1.8 / (curvature * max(float(bought), 1.0) / terms.n)
         tau = default_tau(prepared.objective) if self.tau is None else self.tau
@@ -333,7 +335,7 @@ class Lambda(_Any):
 
 
 @dataclass(frozen=True)
-class Statistics(_Any):
+class Statistics(Purchased):
     """(X'X, X'y): start at the ridge solution, step with its inverse; Hessian .2 X'X (logistic) or X'X (squared)."""
 
     share: float = 0.30
@@ -362,61 +364,20 @@ class Statistics(_Any):
         return d * d + d
 
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
-        """The start and the preconditioner: directions in which noise would outweigh a usual w go back to the first."""
-        prepared = _unit(prepared)
-        loss, view = prepared.objective, Scaled.of(prepared.objective.X)
-        d, identity = view.shape[1], torch.eye(view.shape[1], dtype=torch.float64)
-        gram, products = bought[: d * d].view(d, d), bought[d * d :]
-        gram = (gram + gram.T) / 2
-        first = torch.zeros(d, dtype=torch.float64) if prepared.start is None else prepared.start
-        z = first[-1] * view.bias
-        curvature = self._curvature(loss, z)
-        values, vectors = torch.linalg.eigh(curvature * gram)
-        values = values.clamp(min=0)
-        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
-        inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
-        # the gradient where all margins are z, of what was bought: slopes are level + slope y there
-        slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
-        level, slope = slopes.mean(), (slopes[1] - slopes[0]) / 2
-        ones = gram[:, -1] / view.bias if view.bias else torch.zeros(d, dtype=torch.float64)
-        start = first - inverse @ (level * ones + slope * products)
-        update = Preconditioned(inverse * terms.n, identity - inverse @ (curvature * gram), first)
-        step = Averaging(terms.rounds // 2 if loss.labelled() else 0)
-        return replace(prepared, start=start, update=update, step=step)
-
-    def _curvature(self, loss: Any, z: Tensor) -> float:
-        """The second derivative at margins that a fitted model has, where the first point has margins z."""
-        if not loss.labelled():
-            return float(loss.curvature)
-        ends = loss.slopes(torch.stack([z - 0.5, z + 0.5]), torch.ones(2, dtype=torch.float64))
-        return 0.8 * max(float(ends[1] - ends[0]), 0.05)
-
-    def _noise(self, prepared: Prepared, matrix: float, terms: Terms) -> float:
-        """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
-        that of the matrix."""
-        rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
-        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
-
-    def usual(self, prepared: Prepared) -> float:
-        """The square of a usual coordinate of w, generously: margins of the size that targets have."""
-        view = Scaled.of(prepared.objective.X)
-        spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)
-        whole = 1 / view.bias if view.bias else math.sqrt(view.shape[1])
-        return 10 * (spread * whole) ** 2 / view.shape[1]
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """Steps 2 / (t - hold + 3) after `hold` of 2 / 3: what preconditioned steps find is averaged, late ones more.
-
-    >>> [round(Averaging(1)(t), 3) for t in range(4)]
-    [0.667, 0.667, 0.5, 0.4]
-    """
-
-    hold: int = 0
-
-    def __call__(self, t: int) -> float:
-        return 2.0 / (max(t - self.hold, 0) + 3)
+        """The start and the preconditioner."""
+        prepared = unit(prepared)
+        d = prepared.objective.X.shape[1]
+        gram = bought[: d * d].view(d, d)
+        gram = (gram + gram.T) / 2 + noise * math.sqrt(d) * torch.eye(d, dtype=gram.dtype)
+        values, vectors = torch.linalg.eigh(gram)
+        inverse = (vectors / values.clamp(min=noise * math.sqrt(d))) @ vectors.T
+        loss = prepared.objective
+        # the quadratic that a loss is near 0: slope s y, curvature h, so that its minimiser is (s / h) (X'X)^-1 X'y
+        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        steep = float(-loss.slopes(zero, one)) if loss.labelled() else loss.curvature
+        start = inverse @ bought[d * d :] * (steep / loss.curvature)
+        update = Preconditioned(inverse * (terms.n / (loss.usual_curvature or loss.curvature)))
+        return replace(prepared, start=start, update=update, step=lambda t: 1.0)
 
 
 # ---------------------------------------------------------------- what they share
@@ -430,7 +391,7 @@ def default_tau(objective: Any) -> float:
     return min(3.0, max(0.3 if sparse else 1.0, 10 / math.sqrt(d)))
 
 
-def _classes(objective: Any) -> Tensor:
+def classes_of(objective: Any) -> Tensor:
     """The class of every record, as a number from 0 on."""
     index: Tensor = (objective.y > 0).long() if objective.y.is_floating_point() else objective.y
     return index
@@ -502,7 +463,7 @@ def scaled_targets(objective: Any, low: float, high: float) -> Any:
     return objective.with_targets((objective.y.double().clamp(low, high) - shift) / width)
 
 
-def _unit(prepared: Prepared) -> Prepared:
+def unit(prepared: Prepared) -> Prepared:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
         return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))

@@ -44,6 +44,8 @@ from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline
 from isthmus.round.spending import unspent
 from isthmus.round.state import State
+from isthmus.tables.encoder import check_numbers_only
+from isthmus.tables.frames import is_frame
 
 SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
@@ -304,7 +306,8 @@ class PrivateLinear(Parameters):
     def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
         features = self.features if self._private else "linear"
-        return {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
+        known = {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
+        return {**known, "ranged": self.bounds is not None or self.data_norm is None and self.public is None}
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
@@ -414,6 +417,8 @@ class PrivateLinear(Parameters):
         validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
+        if is_frame(X):
+            check_numbers_only(X)
         X, y = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._LABELS, reset=reset
         )

@@ -21,6 +21,8 @@ from sklearn.kernel_approximation import AdditiveChi2Sampler, PolynomialCountSke
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
+from isthmus.tables.encoder import TableEncoder
+
 
 def _always(step: Any) -> bool:
     return True
@@ -47,6 +49,7 @@ HARMLESS: dict[type, Callable[[Any], bool]] = {
     **dict.fromkeys((AdditiveChi2Sampler, PolynomialCountSketch, SkewedChi2Sampler), _always),
     **dict.fromkeys((pre.OneHotEncoder, pre.OrdinalEncoder), _declared_words),
     **dict.fromkeys((GaussianRandomProjection, SparseRandomProjection), lambda step: step.n_components != "auto"),
+    TableEncoder: _always,  # it reads names and types of columns, and rows one by one
     pre.FunctionTransformer: lambda step: elementwise(step.func),
     pre.SplineTransformer: lambda step: not isinstance(step.knots, str),
     RBFSampler: lambda step: not isinstance(step.gamma, str),

@@ -248,7 +248,7 @@ def smooth_map(
     raw = torch.cat([torch.ones_like(ranks)[..., None], linear[..., None], cosines], -1)
     made, alive = _orthonormal(raw, columns.p)
     column, order = _first(alive, features).unbind(1)
-    weight = 1 / (order + 1.0)
+    weight = 1 / (order.double() + 1)
     drawn = columns.draw(SIMULATED)
     values = torch.einsum("jbm,jkm->jbk", raw, made)
     lengths = torch.linalg.vector_norm(values[column, drawn[:, column], order] * weight, dim=1)
@@ -258,23 +258,25 @@ def smooth_map(
 
 
 def _orthonormal(raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt under p of the functions after the constant, but for the scale of the first: their coefficients
-    (columns x functions x raw), and which are functions at all beside those before them."""
+    """Gram-Schmidt under p of the functions after the constant: their coefficients (columns x functions x raw), and
+    which are functions at all beside those before them.
+
+    The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
+    small, they stand for it.
+    """
     d, _, m = raw.shape
     units = torch.eye(m, dtype=torch.float64).expand(d, m, m)
     done = [(raw[..., 0], units[:, 0]), (raw[..., 1], units[:, 1])]
-    sizes = [1.0, (p * raw[..., 1].square()).sum(1, keepdim=True).clamp(min=1e-12)]
     alive = [torch.ones(d, dtype=torch.bool)]
     for i in range(2, m):
         v, c = raw[..., i], units[:, i]
-        for (q, a), size in zip(done, sizes, strict=True):
-            inner = (p * v * q).sum(1, keepdim=True) / size
+        for q, a in done:
+            inner = (p * v * q).sum(1, keepdim=True)
             v, c = v - inner * q, c - inner * a
         square, whole = (p * v * v).sum(1, keepdim=True), (p * raw[..., i].square()).sum(1, keepdim=True)
         real = square > LEAST_NEW * whole.clamp(min=1e-12)
         scale = torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0)
         done.append((v * scale, c * scale))
-        sizes.append(1.0)
         alive.append(real[:, 0])
     return torch.stack([c for _, c in done[1:]], 1), torch.stack(alive, 1)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
 from isthmus import PrivateClassifier, PrivateRegressor
+from isthmus.problems.features import SmoothMap
+from isthmus.problems.scaling import RowMap
 
 QUICK: dict[str, Any] = {"algorithm": "dp_gd", "max_iter": 4, "noise_seed": 0, "random_state": 0}
 """A few rounds of seeded noise: two fits are alike."""
@@ -51,12 +54,36 @@ def slow_margins(model: Any, X: Any) -> np.ndarray:
     weights = model._weights.numpy()
     rows = []
     for row in X.toarray() if sp.issparse(X) else np.asarray(X, dtype=float):
+        bias = 0.0
         for each in model._maps.maps:
-            v = row if each.low is None else np.clip(row, each.low.numpy(), each.high.numpy())
-            v = v if each.shift is None else v - each.shift.numpy()
-            v = v if each.weight is None else v * each.weight.numpy()
-            v = np.append(v, each.bias) if each.bias else v
-            length = np.linalg.norm(v)
-            row = v / (length or 1.0) if each.limit is None else v / max(length, each.limit)
+            row, bias = smooth_by_hand(each, row) if isinstance(each, SmoothMap) else mapped_by_hand(each, row, bias)
         rows.append([float(row @ weights[:, k]) for k in range(weights.shape[1])])
     return np.array(rows)
+
+
+def mapped_by_hand(each: RowMap, row: np.ndarray, bias: float) -> tuple[np.ndarray, float]:
+    """A row clipped, shifted, weighted and shortened, and its constant."""
+    v = row if each.low is None else np.clip(row, each.low.numpy(), each.high.numpy())
+    v = v if each.shift is None else v - each.shift.numpy()
+    v = v if each.weight is None else v * each.weight.numpy()
+    v, kept = (v[:-1], v[-1]) if bias else (v, 0.0)
+    return shortened(v, each.limit, each.bias or kept)
+
+
+def smooth_by_hand(each: SmoothMap, row: np.ndarray) -> tuple[np.ndarray, float]:
+    """The functions of every column, one number at a time."""
+    edges, found = each.edges.numpy(), []
+    for j, k in zip(each.columns.tolist(), each.orders.tolist(), strict=True):
+        x = min(max(row[j] / each.reach, -1.0), 1.0)
+        bin = min(max(int(np.searchsorted(edges, x, side="right")) - 1, 0), len(edges) - 2)
+        rank = float(each.below[j, bin]) + float(each.p[j, bin]) * (x - edges[bin]) / (edges[bin + 1] - edges[bin])
+        linear = (min(max(x, float(each.low[j])), float(each.high[j])) - float(each.shift[j])) * float(each.scale[j])
+        cosines = [math.cos(math.pi * m * rank) for m in range(1, each.coefficients.shape[2] - 1)]
+        found.append(float(np.dot(each.coefficients[j, k].numpy(), [1.0, linear, *cosines])) / (k + 1))
+    return shortened(np.array(found), each.limit, each.bias)
+
+
+def shortened(v: np.ndarray, limit: float | None, bias: float) -> tuple[np.ndarray, float]:
+    length, whole = float(np.linalg.norm(v)), math.hypot(limit or 1.0, bias)
+    v = v / (length or 1.0) if limit is None else v * min(1.0, limit / (length or 1.0))
+    return (np.append(v, bias) if bias else v) / whole, bias / whole

@@ -46,21 +46,37 @@ class Commands(click.Group):
         """As they were added."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Look for `--json` before anything else: an option that cannot be read is answered in JSON too."""
+        ctx.meta["isthmus.json"] = "--json" in args[: args.index("--") if "--" in args else None]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; what it refuses becomes a line on standard error (or a JSON object) and an exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             code, words = INTERRUPTED, "interrupted"
+        except click.ClickException as error:
+            _answer(ctx, error.format_message(), error.exit_code)
+            raise
+        except click.exceptions.Exit:
+            raise
         except Exception as error:
             found = code_of(error)
             if found is None:
+                _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
             code, words = found, str(error)
-        if ctx.meta.get("isthmus.json"):
-            click.echo(json.dumps({"error": words, "exit_code": code}))
+        _answer(ctx, words, code)
         click.echo(f"error: {words}", err=True)
         ctx.exit(code)
+
+
+def _answer(ctx: click.Context, words: str, code: int) -> None:
+    """The JSON object of an error, where JSON was asked for."""
+    if ctx.meta.get("isthmus.json"):
+        click.echo(json.dumps({"error": words, "exit_code": code}))
 
 
 def code_of(error: BaseException) -> int | None:

@@ -13,12 +13,7 @@ from isthmus.app.cli import parts
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json` and `--quiet`."""
-
-    def remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
-        ctx.meta["isthmus.json"] = value
-        return value
-
-    json_option = click.option("--json", "as_json", is_flag=True, callback=remember, help="Print one JSON object.")
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
     return json_option(quiet_option(command))
 

@@ -19,7 +19,8 @@ _PARTS = {
     "planner": "isthmus.planner",
     "privacy": "isthmus.privacy",
     "report": "isthmus.app.report",
-    "tables": "isthmus.app.runs.tables",
+    "tables": "isthmus.tables.files",
+    "template": "isthmus.tables.template",
     "train": "isthmus.app.runs.train",
     "validate": "isthmus.base.validate",
 }

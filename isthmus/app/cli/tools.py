@@ -135,6 +135,12 @@ def audit(draws: int, as_json: bool) -> None:
 def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    stopped = (folder / parts.folder.SETTINGS).exists() and not (folder / parts.folder.RUN).exists()
+    remedy = (
+        "this run was stopped before its record was written (what it has spent is in its ledger): go on with "
+        f"isthmus train --resume {folder}, then report"
+    )
+    parts.validate.check(not stopped, "run", run, remedy)
     path = parts.report.write(parts.report.Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
     Out(as_json, quiet).result({"report": str(path), "bytes": size}, f"report: {path} ({size / 1000:.0f} kB)")

@@ -1,7 +1,8 @@
-"""train, predict."""
+"""schema, train, predict."""
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Callable
@@ -17,14 +18,17 @@ _FILE = click.Path(dir_okay=False)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
+_PAIR = re.compile(r'\s*(?:"([^"]+)"|([^="][^=]*?))\s*=\s*(\S.*?)\s*', re.S)
+
+
 def _pairs(text: tuple[str, ...], what: str) -> dict[str, str]:
-    """`name=value` arguments by their names; the last `=` with something after it counts."""
+    """`name=value` arguments by their names; a name with an `=` in it is quoted."""
     found = {}
     for each in text:
-        name, equals, value = each.partition("=")
-        if not equals or not name.strip() or not value.strip():
+        pair = _PAIR.fullmatch(each)
+        if pair is None:
             raise click.UsageError(f"{what} {each!r}: write it as column=value")
-        found[name.strip()] = value.strip()
+        found[(pair[1] or pair[2]).strip()] = pair[3]
     return found
 
 
@@ -35,18 +39,29 @@ def _range(text: str, what: str) -> list[Any]:
     return parts
 
 
-def _words(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",")]
+def _words(text: str | None, what: str = "--classes") -> list[str] | None:
+    """Words with commas between them; one that holds a comma is quoted, as in a csv."""
+    if text is None:
+        return None
+    try:
+        return [word.strip() for word in next(csv.reader([text], skipinitialspace=True, strict=True))]
+    except csv.Error as error:
+        raise click.UsageError(f"{what} {text!r}: close the quotes around each word ({error})") from None
 
 
-DATA_OPTIONS = [
+READING_OPTIONS = [
+    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
+    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
+    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv: . or ,  [default: .]"),
+]
+TABLE_OPTIONS = [
     click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
     click.option("--task", type=click.Choice(["classification", "regression"]), help="Else guessed, with a warning."),
     click.option("--classes", metavar="A,B,..", help="All labels; else read off the data, with a warning."),
     click.option("--target-bounds", metavar="LOW,HIGH", help="Public range of the target; else bought."),
-    click.option("--schema", type=_FILE, help="A schema.toml: types, words and ranges of the columns, all public."),
-    click.option("--public", type=_FILE, help="Public rows: types, words, ranges and scales are taken from them."),
-    click.option("--categories", multiple=True, metavar="COL=A,B,..", help="The public words of a column."),
+    click.option(
+        "--categories", multiple=True, metavar="COL=A,B,..", help='The public words of a column; "A, B" holds a comma.'
+    ),
     click.option(
         "--bounds",
         multiple=True,
@@ -54,10 +69,17 @@ DATA_OPTIONS = [
         help="The public range of a column (numbers or dates), or of all.",
     ),
     click.option("--hash", "hashed", multiple=True, metavar="COL=BUCKETS", help="Hash a column's words."),
+    click.option(
+        "--date-format", multiple=True, metavar="COL=FORMAT", help="How a column writes dates, as %d/%m/%Y; else ISO."
+    ),
+    click.option("--id", "ids", multiple=True, metavar="COL", help="Never a feature; predictions carry it along."),
     click.option("--drop", multiple=True, metavar="COL", help="Leave a column out."),
-    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
-    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
-    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv.  [default: .]"),
+    *READING_OPTIONS,
+]
+"""What is public about a table."""
+DATA_OPTIONS = [
+    click.option("--schema", type=_FILE, help="A schema.toml: types, words and ranges of the columns, all public."),
+    click.option("--public", type=_FILE, help="Public rows: types, words, ranges and scales are taken from them."),
     click.option("--features", type=int, metavar="D", help="Columns of a libsvm file."),
     click.option("--zero-based", is_flag=True, default=None, help="Indices of a libsvm file begin with 0."),
 ]
@@ -110,6 +132,7 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.command()
 @click.argument("data", required=False, type=_FILE)
 @_all(PRIVACY_OPTIONS)
+@_all(TABLE_OPTIONS)
 @_all(DATA_OPTIONS)
 @_all(MODEL_OPTIONS)
 @click.option("--config", type=_FILE, help="A TOML file with these options and the tables [target], [columns].")
@@ -117,9 +140,18 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.option("--title", help="Title of the report.")
 @click.option("--resume", type=click.Path(), metavar="RUN", help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
+@click.option("--write-schema", type=_FILE, metavar="FILE", help="With --dry-run: write the schema to review there.")
 @output_options
 @click.pass_context
-def train(ctx: click.Context, as_json: bool, quiet: bool, resume: str | None, dry_run: bool, **given: Any) -> None:
+def train(
+    ctx: click.Context,
+    as_json: bool,
+    quiet: bool,
+    resume: str | None,
+    dry_run: bool,
+    write_schema: str | None,
+    **given: Any,
+) -> None:
     """Train a private model on DATA: csv, tsv, parquet, npz or libsvm.
 
     \b
@@ -131,6 +163,8 @@ def train(ctx: click.Context, as_json: bool, quiet: bool, resume: str | None, dr
     declared is bought from the budget, or guessed from the data with a warning that names the option to declare it.
     """
     out = Out(as_json, quiet)
+    if write_schema is not None and not dry_run:
+        raise click.UsageError("--write-schema goes with --dry-run: a run keeps its schema.toml in its folder")
     if resume is not None:
         told = [name for name, value in given.items() if value not in (None, (), False)]
         if told or dry_run:
@@ -145,7 +179,8 @@ def train(ctx: click.Context, as_json: bool, quiet: bool, resume: str | None, dr
         raise click.UsageError("give a file to train on, --config or --resume")
     settings, declared = parts.config.load(config, options)
     if dry_run:
-        show_plan(out, settings.n, *parts.train.dry_run(settings, declared))
+        problem, plan = parts.train.dry_run(settings, declared)
+        show_plan(out, settings.n, problem, plan, write_schema)
         return
     finish(out, parts.train.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
 
@@ -154,17 +189,21 @@ def options_of(
     categories: tuple[str, ...],
     bounds: tuple[str, ...],
     hashed: tuple[str, ...],
+    date_format: tuple[str, ...],
+    ids: tuple[str, ...],
     drop: tuple[str, ...],
     classes: str | None,
     target_bounds: str | None,
-    no_intercept: bool,
+    no_intercept: bool = False,
     **rest: Any,
 ) -> dict[str, Any]:
     """The options as settings and columns."""
     every = [each for each in bounds if "=" not in each]
     if len(every) > 1:
         raise click.UsageError("give --bounds LOW,HIGH for all columns once; COL=LOW,HIGH for one")
-    columns: dict[str, Any] = {name: _words(words) for name, words in _pairs(categories, "--categories").items()}
+    columns: dict[str, Any] = {
+        name: _words(words, "--categories") for name, words in _pairs(categories, "--categories").items()
+    }
     named = _pairs(tuple(each for each in bounds if "=" in each), "--bounds")
     for name, each in named.items():
         ends = _range(each, "--bounds")
@@ -172,7 +211,9 @@ def options_of(
         columns[name] = {"type": kind, "bounds": ends}
     for name, count in _pairs(hashed, "--hash").items():
         columns[name] = {"type": "hash", "buckets": int(count) if count.isdecimal() else count}
-    columns |= dict.fromkeys(drop, "drop")
+    for name, form in _pairs(date_format, "--date-format").items():
+        columns[name] = {**(columns[name] if name in named else {}), "type": "date", "format": form}
+    columns |= dict.fromkeys(ids, "id") | dict.fromkeys(drop, "drop")
     return {
         **rest,
         "columns": columns,
@@ -213,8 +254,8 @@ def finish(out: Out, outcome: Any) -> None:
     out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
 
 
-def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
-    """Say what a run would do."""
+def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None = None) -> None:
+    """Say what a run would do; write its schema where that was asked for."""
     n = problem.n if estimate is None else estimate
     for leak in problem.leaks:
         out.warn(leak)
@@ -224,7 +265,11 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
     if problem.target.classes:
         lines.append(f"classes: {', '.join(problem.target.classes)}")
     lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
-    lines += ["", plan.words(), "", plan.table(), "", "nothing was spent, nothing was written"]
+    written = "nothing was written"
+    if write_schema is not None:
+        Path(write_schema).write_text(parts.train.HEADER + problem.schema.to_toml(), encoding="utf-8")
+        written = f"the schema is in {write_schema}: review it, and give it as --schema"
+    lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
     data = {
         "n": n,
         "d": problem.d,
@@ -243,18 +288,28 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any) -> None:
 @click.argument("data", type=_FILE)
 @click.option("--output", "-o", required=True, type=_FILE, help="A file ending in .csv, .tsv, .npz or .parquet.")
 @click.option("--proba", is_flag=True, help="Also the probability of each class.")
+@click.option("--id", "ids", multiple=True, metavar="COL", help="Carry a column of DATA along, to tell the rows apart.")
+@_all(READING_OPTIONS)
 @output_options
-def predict(run: str, data: str, output: str, proba: bool, as_json: bool, quiet: bool) -> None:
+def predict(
+    run: str, data: str, output: str, proba: bool, ids: tuple[str, ...], as_json: bool, quiet: bool, **given: str | None
+) -> None:
     """Predict for the rows of DATA with the model of a RUN.
 
-    Rows are encoded by the run's schema. A prediction tells something about the row it is made for: only the rows the
-    model was trained on are protected by its epsilon.
+    Rows are encoded by the run's schema; its columns of type "id" are carried along. How the file is written is as it
+    was in training unless options say otherwise. A prediction tells something about the row it is made for: only the
+    rows the model was trained on are protected by its epsilon.
     """
     folder = parts.folder.RunFolder.open(run)
     found = parts.model.load(folder)
-    reading = parts.config.Settings.from_dict(folder.settings["settings"]).reading
-    table = parts.tables.read(data, part="test", reading=reading)
-    columns = found.predict(found.encode(table), proba)
+    told = {name: value for name, value in given.items() if value is not None}
+    settings = parts.config.Settings.from_dict({**folder.settings["settings"], **told})
+    table = parts.tables.read(data, part="test", reading=settings.reading)
+    rows_of = found.encode(table, settings.decimal if "decimal" in told else None)
+    carried, columns = found.ids(table, ids), found.predict(rows_of, proba)
+    twice = sorted(set(carried) & set(columns))
+    parts.validate.check(not twice, "id", twice, "a column of predictions has that name: rename it first")
+    columns = carried | columns
     parts.tables.write(output, columns)
     rows = len(columns["prediction"])
     Out(as_json, quiet).result(
@@ -262,4 +317,28 @@ def predict(run: str, data: str, output: str, proba: bool, as_json: bool, quiet:
     )
 
 
-COMMANDS = (train, predict)
+@click.command()
+@click.argument("data", type=_FILE)
+@_all(TABLE_OPTIONS)
+@click.option("--sample", type=_FILE, help="Public rows of the same columns: types, words, ranges are taken from them.")
+@output_options
+def schema(data: str, sample: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Begin a schema.toml for DATA from its header and the options; reads no row of it and spends nothing.
+
+    \b
+      isthmus schema people.csv --target income > schema.toml
+      isthmus schema people.csv --target income --sample public.csv > schema.toml
+      isthmus train people.csv --schema schema.toml
+
+    What neither the options nor the sample tell stands there as "?", to be filled in from what is publicly known.
+    """
+    settings, declared = parts.config.load(None, {"data": data, **options_of(**given)})
+    target = parts.config.target_of(settings)
+    whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
+    found = parts.template.draft(data, declared, target, sample=sample, **whole)
+    Out(as_json, quiet).result({"schema": found.text, "open": list(found.open)}, found.text.rstrip())
+    if found.open and not quiet:
+        click.echo(f'fill in what is marked "?": {", ".join(found.open)}', err=True)
+
+
+COMMANDS = (schema, train, predict)

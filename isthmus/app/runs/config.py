@@ -25,10 +25,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from isthmus.app.runs.schema import TASKS, Schema, known_keys, read_bounds, read_column, read_target, read_words
-from isthmus.app.runs.tables import Reading
 from isthmus.base import validate
 from isthmus.geometry import sets
+from isthmus.tables.files import Reading
+from isthmus.tables.schema import (
+    TASKS,
+    Schema,
+    Target,
+    known_keys,
+    read_bounds,
+    read_column,
+    read_sign,
+    read_target,
+    read_words,
+)
 
 PATHS = ("data", "public", "test", "budget", "schema", "out")
 SETS = "l1:RADIUS, l2:RADIUS, linf:RADIUS, box:LOW,HIGH or simplex"
@@ -47,6 +57,7 @@ class Settings:
     test_epsilon                     what a noisy figure of the test rows costs
     release_test_metrics             publish that figure without noise
     budget                           a ledger shared with other runs on the same data
+    decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
     data: str = ""
@@ -84,7 +95,7 @@ class Settings:
     out: str | None = None
     separator: str | None = None
     encoding: str = "utf-8"
-    decimal: str = "."
+    decimal: str | None = None
     features: int | None = None
     zero_based: bool = False
 
@@ -167,6 +178,15 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
         told.setdefault("target_bounds", found.bounds)
         told.setdefault("decimal", found.decimal)
     return Settings(**{**told, **given}), replace(declared, target=None)
+
+
+def target_of(settings: Settings) -> Target | None:
+    """What the settings declare of the target, None where they do not name it."""
+    if settings.target is None:
+        return None
+    task = settings.task or ("classification" if settings.classes is not None else None)
+    task = task or ("regression" if settings.target_bounds is not None else None)
+    return Target(settings.target, task, settings.classes, settings.target_bounds, settings.decimal)
 
 
 def _declared(schema: Schema) -> Schema:
@@ -286,7 +306,9 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("l1", "l2"), _NATURAL),
     **dict.fromkeys(("delta", "test_fraction"), _UNIT),
     **dict.fromkeys(("intercept", "release_test_metrics", "zero_based"), _flag),
-    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "decimal", "separator", "title"), _text),
+    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "title"), _text),
+    "decimal": read_sign,
+    "separator": lambda name, value: read_sign(name, "\t" if value == "\\t" else value),
     **dict.fromkeys(PATHS, lambda name, value: str(value)),
     "epsilon": _epsilon,
     "adjacency": _among("add-remove", "replace-one"),

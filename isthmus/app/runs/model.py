@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from isthmus import estimators
-from isthmus.app.runs.encode import encode
 from isthmus.app.runs.folder import MODEL, SCHEMA, FolderDamaged, RunFolder
-from isthmus.app.runs.schema import Schema
-from isthmus.app.runs.tables import Table, check_numbers
 from isthmus.base import validate
+from isthmus.tables.encode import encode
+from isthmus.tables.files import Table, check_numbers
+from isthmus.tables.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,12 @@ class Model:
     estimator: Any
     schema: Schema
 
-    def encode(self, table: Table) -> Any:
-        """The rows of a table as this model takes them."""
+    def encode(self, table: Table, decimal: str | None = None) -> Any:
+        """The rows of a table as this model takes them; `decimal` where its file has a sign of its own."""
         if self.schema.columns:
             remedy = "this model was trained on named columns: give a csv or parquet file"
             validate.check(table.frame is not None, "data", table.name, remedy)
-            return encode(table.frame, self.schema)
+            return encode(table.frame, self.schema.read_by(table.separator, decimal))
         remedy = "this model was trained on a matrix: give an npz or libsvm file"
         validate.check(table.x is not None, "data", table.name, remedy)
         check_numbers(table)
@@ -35,15 +36,36 @@ class Model:
         validate.check(table.x.shape[1] == wide, "data", tuple(table.x.shape), f"give rows with {wide} columns")
         return table.x
 
+    def ids(self, table: Table, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+        """The columns that identify rows: those named, and those of the schema's type "id" that the table has."""
+        if table.frame is None:
+            validate.check(not names, "id", list(names), "this file has no named columns: leave it out")
+            return {}
+        have = list(table.frame.columns)
+        for name in names:
+            validate.check(name in have, "id", name, f"the file has no such column; it has {have[:20]}")
+        own = [column.name for column in self.schema.columns if column.type == "id" and column.name in have]
+        return {name: _entries(table.frame[name]) for name in dict.fromkeys([*names, *own])}
+
     def predict(self, x: Any, proba: bool = False) -> dict[str, np.ndarray]:
-        """The columns `prediction` and, if asked, `p(class)` of each class."""
+        """The columns `prediction` and, if asked, `p(class)` of each class; without rows, empty ones."""
+        able = hasattr(self.estimator, "predict_proba")
+        validate.check(able or not proba, "proba", proba, "this model has no probabilities: leave it out")
+        labels = list(self.estimator.classes_) if proba else []
+        if not x.shape[0]:  # an estimator refuses to predict for nobody
+            kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
+            return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
         found = {"prediction": np.asarray(self.estimator.predict(x))}
-        if proba:
-            able = hasattr(self.estimator, "predict_proba")
-            validate.check(able, "proba", proba, "this model has no probabilities: leave it out")
-            shares = self.estimator.predict_proba(x)
-            found |= {f"p({label})": shares[:, k] for k, label in enumerate(self.estimator.classes_)}
-        return found
+        shares = self.estimator.predict_proba(x).T if proba else []
+        return found | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
+
+
+def _entries(values: Any) -> np.ndarray:
+    """Identifiers as they were read; text where nothing is "" ."""
+    kind = getattr(values.dtype, "kind", "O")
+    return (
+        values.to_numpy() if kind in "iufb" else values.astype(object).where(values.notna(), "").to_numpy().astype(str)
+    )
 
 
 def save(folder: RunFolder, estimator: Any) -> None:

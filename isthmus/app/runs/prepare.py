@@ -6,21 +6,25 @@ and every such guess is named as a leak with the option that avoids it.
 
 from __future__ import annotations
 
+import csv
 import difflib
 import hashlib
+import io
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from isthmus.app.runs.config import Settings
-from isthmus.app.runs.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target
-from isthmus.app.runs.infer import infer
-from isthmus.app.runs.schema import Column, Schema, Target
-from isthmus.app.runs.tables import Table, check_numbers, columns_of, read
 from isthmus.base import validate
+from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
+from isthmus.tables.files import Table, check_numbers, columns_of, read
+from isthmus.tables.infer import Guess, check_decimal, infer
+from isthmus.tables.numbers import Signs
+from isthmus.tables.schema import BUCKETS, Column, Schema, Target
 
 MOST_CLASSES = 100
 FEW = 10
@@ -72,9 +76,8 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     names = columns_of(settings.data, settings.reading)
     if names is not None:
         _check_names(settings, declared, names)
-    public = None if settings.public is None else read(settings.public, reading=settings.reading)
-    table = read(settings.data, reading=settings.reading)
-    validate.check(table.n > 0, "data", settings.data, "it has no rows")
+    public = None if settings.public is None else _filled("public", settings.public, settings)
+    table = _filled("data", settings.data, settings)
     leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
     if table.frame is not None:
         schema, more, told = _complete(settings, declared, table, public)
@@ -86,10 +89,11 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
+    _check_words(schema, x)
     validate.check(len(y) > 0, "target", target.name, "no row has a target")
     test = None
     if settings.test is not None:
-        rows = read(settings.test, part="test", reading=settings.reading)
+        rows = _filled("test", settings.test, settings, part="test")
         test = rows_of(rows, schema, "test", all_have=fixed and settings.measure_epsilon is not None)
     if settings.test_fraction is not None:
         (x, y), test = split(x, y, settings.test_fraction, salt)
@@ -98,6 +102,13 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     return PreparedRows(
         table.name, schema, x, y, features, bounds, _public_rows(public, schema), test, tuple(leaks), tuple(notes)
     )
+
+
+def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
+    """The table in a file that must have rows."""
+    table = read(path, part=part, reading=settings.reading)
+    validate.check(table.n > 0, what, path, "it has no rows")
+    return table
 
 
 def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool = False) -> tuple[Any, np.ndarray]:
@@ -109,13 +120,13 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
         check_numbers(table, what)
     else:
         validate.check(target.name in table.frame.columns, what, table.name, f"it has no column {target.name!r}")
-    y, kept = encode_target(_targets(table, target.name), target)
+    y, kept = encode_target(_targets(table, target.name), target, table.separator)
     whole = bool(kept.all())
     remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
     if table.frame is None:
         return (table.x if whole else table.x[kept]), y
-    return encode(table.frame if whole else table.frame[kept], schema), y
+    return encode(table.frame if whole else table.frame[kept], schema.read_by(table.separator)), y
 
 
 # ---------------------------------------------------------------- names
@@ -147,41 +158,82 @@ def _about(settings: Settings, table: Table) -> Iterable[str]:
 def _complete(
     settings: Settings, declared: Schema, table: Table, public: Table | None
 ) -> tuple[Schema, list[str], list[str]]:
-    """The schema of every column, in the table's order."""
+    """The schema of every column, in the table's order; what cannot be guessed is refused, all columns at once."""
     columns, guessed, notes = [], [], []
-    frame = table.frame
-    for name in frame.columns:
+    refused: dict[str, validate.InvalidInput] = {}
+    for name in table.frame.columns:
         if name == settings.target:
             continue
         column = declared.get(name)
         if column is None:
-            known = public is not None and public.frame is not None and name in public.frame.columns
-            assert public is not None or not known
-            rows = public.frame[name] if public is not None and known else frame[name]
-            found = infer(name, rows, public=known, decimal=settings.decimal)
+            try:
+                found = _inferred(name, settings, table, public)
+            except validate.InvalidInput as error:
+                refused[name] = error
+                continue
             column = found.column
-            guessed += [] if known else [name]
+            guessed += [name] if column.source == "data" else []
             notes += [f"column {name!r} is {_outcome(column)}: {found.why}"] if found.why else []
-        if column.type == "number" and column.bounds is None and settings.bounds is not None:
-            column = replace(column, bounds=settings.bounds)
-        if column.type == "number" and column.decimal == "." and not column.thousands:
-            column = replace(column, decimal=settings.decimal)
-        columns.append(column)
+        columns.append(column.settled(settings.bounds, settings.decimal))
+    if refused:
+        _refuse_all(refused)
     schema = Schema(tuple(columns))
     validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
-    hashed = [c.name for c in columns if c.type == "hash" and c.source == "data"]
+    return schema, _leaks_of(guessed), notes + _notes_of(schema)
+
+
+def _notes_of(schema: Schema) -> list[str]:
+    """What follows from the types of the columns and that a user should know."""
+    notes = []
+    hashed = [column.name for column in schema.columns if column.type == "hash" and column.source == "data"]
     if hashed:
         notes.append(
-            f"the words of {_listed(hashed)} go into fixed buckets by a fixed hash; none is learned. Name the words "
-            f'to tell them apart: --categories "{hashed[0]}=a,b,c"'
+            f"the words of {_listed(hashed)} were not declared, and are never read off private rows: they go into "
+            f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
+            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"'
         )
-    leaks = []
-    if guessed:
-        leaks.append(
-            f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
-            "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
-        )
-    return schema, leaks, notes
+    ids = [column.name for column in schema.columns if column.type == "id"]
+    if ids:
+        told = f"where one {ids[0]!r} has several rows, it does not protect all of them"
+        notes.append(f"epsilon protects one row; {told}")
+    return notes
+
+
+def _leaks_of(guessed: list[str]) -> list[str]:
+    if not guessed:
+        return []
+    return [
+        f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
+        "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
+    ]
+
+
+def _check_words(schema: Schema, x: Any) -> None:
+    """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
+    at = 0
+    for column in schema.columns:
+        width = len(column.features)
+        if column.type == "category":
+            declared, other = x[:, at : at + width - 2], x[:, at + width - 2]
+            remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
+            validate.check(bool(declared.any()) or not other.any(), f"columns.{column.name}", "category", remedy)
+        at += width
+
+
+def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
+    """A column that was not declared: as public rows have it, where they have it."""
+    known = public is not None and public.frame is not None and name in public.frame.columns
+    source = public if public is not None and known else table
+    signs = Signs.of(settings.decimal, source.separator)
+    return infer(name, source.frame[name], public=known, signs=signs)
+
+
+def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
+    """One error for all columns; the decimal sign is that of the file, and is asked for once."""
+    words = {("decimal" if str(error).startswith("decimal=") else name): str(error) for name, error in refused.items()}
+    if len(refused) > 1:
+        validate.refuse("columns", list(refused), "; ".join(words.values()))
+    raise next(iter(refused.values()))
 
 
 def _outcome(column: Column) -> str:
@@ -203,39 +255,59 @@ def _settle_target(
     values = _targets(table, name)
     validate.check(values is not None, "data", table.name, "it has no targets y")
     shown = None if public is None else _targets(public, name)
-    source, free = (values, False) if shown is None else (shown, True)
+    free = shown is not None
+    source, origin = (shown, public) if public is not None and free else (values, table)
     leaks, notes = [], []
     task = settings.task or ("classification" if settings.classes is not None else None)
     task = task or ("regression" if settings.target_bounds is not None else None)
     if task is None:
-        task = _guess_task(source, settings.decimal)
+        task = _guess_task(name, source, settings.decimal, origin.separator)
         told = f"the task, {task}, was guessed from the target column {name!r}"
         leaks += [] if free else [f"{told}: give --task {task}"]
     classes = settings.classes
     if task == "classification" and classes is None:
         words, absent = as_words(source)
         classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
-        remedy = "that is too many: give --task regression, or --classes"
-        validate.check(2 <= len(classes) <= MOST_CLASSES, "classes", f"{len(classes)} labels", remedy)
+        _check_number_of(classes)
         if settings.private and not free:
             _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
         told = f"the classes {list(classes)} were read off the target column {name!r}"
-        leaks += [] if free else [f"{told}: give --classes {','.join(classes)}"]
+        leaks += [] if free else [f"{told}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
     validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
     if task == "regression":
         validate.check(classes is None, "classes", classes, "--task regression has none")
-        ranged = _range_of(shown, settings.decimal) if ranged is None and shown is not None else ranged
+        if ranged is None and shown is not None and public is not None:
+            ranged = _range_of(shown, settings.decimal, public.separator)
     if table.frame is not None:
         notes.append("rows without a target are left out")
     kept = classes if task == "classification" else None
-    return Target(name, task, kept, ranged, settings.decimal if kept is None else "."), leaks, notes
+    return Target(name, task, kept, ranged, settings.decimal if kept is None else None), leaks, notes
+
+
+def _check_number_of(classes: tuple[str, ...]) -> None:
+    """Refuse one label, or a great many."""
+    shown, most = f"{len(classes)} label{'s' * (len(classes) != 1)}", f"at most {MOST_CLASSES}"
+    alone = (
+        "a classifier needs two: name all labels that may occur with --classes, check --target, or give --task "
+        "regression to predict a number"
+    )
+    validate.check(len(classes) >= 2, "classes", shown, alone)
+    remedy = f"that is too many ({most}): give --task regression, or --classes"
+    validate.check(len(classes) <= MOST_CLASSES, "classes", shown, remedy)
+
+
+def as_option(words: Iterable[str]) -> str:
+    """Words as an option takes them: with commas between, quoted where one holds a comma or a quote."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(words)
+    return shlex.quote(line.getvalue())
 
 
 def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
     """Refuse to publish a label that few rows have: read off the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
-    known = ",".join(label for label in classes if rows[label] >= FEW)
+    known = as_option(label for label in classes if rows[label] >= FEW)
     remedy = (
         f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
         f"may be public (those of more rows are --classes {known}) and remove the other rows, or give --task regression"
@@ -243,11 +315,15 @@ def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
     validate.check(min(rows.values()) >= FEW, "classes", "(read off the data)", remedy)
 
 
-def _range_of(values: Any, decimal: str) -> tuple[float, float] | None:
+def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:
     """The range of public targets, where they have one."""
-    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
+    numbers = _numbers_of(values, decimal, separator)
     numbers = numbers[np.isfinite(numbers)]
     return (float(numbers.min()), float(numbers.max())) if len(np.unique(numbers)) > 1 else None
+
+
+def _numbers_of(values: Any, decimal: str | None, separator: str | None) -> np.ndarray:
+    return as_numbers(values, target_column(Target("y", decimal=decimal), separator))
 
 
 def _targets(table: Table, name: str) -> Any:
@@ -256,10 +332,11 @@ def _targets(table: Table, name: str) -> Any:
     return table.frame[name] if name in table.frame.columns else None
 
 
-def _guess_task(values: Any, decimal: str) -> str:
+def _guess_task(name: str, values: Any, decimal: str | None, separator: str | None) -> str:
     """Words, truth values, two different numbers: classes.  Anything else: a number to predict."""
-    numbers = as_numbers(values, Column("y", "number", decimal=decimal))
-    _, absent = as_words(values)
+    numbers = _numbers_of(values, decimal, separator)
+    words, absent = as_words(values)
+    check_decimal(name, words[~absent].tolist(), Signs.of(decimal, separator))
     worded = bool((~np.isfinite(numbers) & ~absent).any())
     return "classification" if worded or len(np.unique(numbers[np.isfinite(numbers)])) <= 2 else "regression"
 
@@ -280,7 +357,7 @@ def _public_rows(public: Table | None, schema: Schema) -> Any:
         return None
     assert schema.target is not None
     if _targets(public, schema.target.name) is None:
-        return encode(public.frame, schema) if public.frame is not None else public.x
+        return encode(public.frame, schema.read_by(public.separator)) if public.frame is not None else public.x
     return rows_of(public, schema, "public")
 
 

@@ -26,7 +26,6 @@ from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.app.runs.measure import Figure
 from isthmus.app.runs.prepare import PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
-from isthmus.app.runs.schema import Schema
 from isthmus.base import validate
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
@@ -34,6 +33,7 @@ from isthmus.privacy import Adjacency, Gaussian, Ledger
 from isthmus.privacy.budget import default_delta, mu_of
 from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
+from isthmus.tables.schema import Schema
 
 Say = Callable[[str], None]
 HEADER = """# The public rules that turned the table into numbers. Columns with source = "data" were guessed from

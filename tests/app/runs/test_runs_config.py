@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from isthmus.app.runs.config import Settings, load, read_constraint
-from isthmus.app.runs.schema import Schema
 from isthmus.base.validate import InvalidInput
+from isthmus.tables.schema import Schema
 
 FILE = """
 data = "people.csv"
@@ -117,6 +117,6 @@ def test_the_schema_in_the_docs_is_one() -> None:
     block = text.split("```toml\n")[1].split("```")[0]
     types = {column.name: column.type for column in Schema.from_toml(block).columns}
     assert types == {
-        **{"age": "number", "sex": "category", "city": "hash", "member": "bool", "customer_id": "drop"},
-        **{"joined": "date", "salary": "number"},
+        **{"age": "number", "sex": "category", "city": "hash", "member": "bool", "customer_id": "id"},
+        **{"remarks": "drop", "joined": "date", "salary": "number"},
     }

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from isthmus.app.runs.tables import Reading, columns_of, read, write
 from isthmus.base.validate import InvalidInput
+from isthmus.tables.files import Reading, columns_of, read, write
 
 TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
 

@@ -10,10 +10,11 @@ import pandas
 import pytest
 from messy import rows
 
-from isthmus.app.runs.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
-from isthmus.app.runs.infer import infer
-from isthmus.app.runs.schema import Column, Schema, Target
 from isthmus.base.validate import InvalidInput
+from isthmus.tables.encode import as_days, as_numbers, as_words, bounds_of, bucket, encode, encode_target
+from isthmus.tables.infer import infer
+from isthmus.tables.numbers import Signs
+from isthmus.tables.schema import Column, Schema, Target
 
 SCHEMA = Schema.from_toml(
     """
@@ -45,7 +46,7 @@ FRAME = {
     "city": ["Łódź", "Łódź", "東京", ""],
     "member": ["yes", "FALSE", None, "1"],
     "pay / month": ["1,234.5", "n/a", "$ 20", "12"],
-    "joined": ["2020-01-02", "31.12.2019", None, "2020-01-31 12:00"],
+    "joined": ["2020-01-02", "2019/12/31", None, "2020-01-31 12:00"],
 }
 
 
@@ -135,9 +136,13 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
         (["1", "", "2"], "number", {}),
         (["a", "b", "a"], "hash", {}),
         (["1,200", "12", "7,000,000.5"], "number", {"thousands": ","}),
-        (["1.200,5", "12,1", "7.000.000"], "number", {"thousands": ".", "decimal": ","}),
+        (["0.338", "31.275", "1.5"], "number", {}),
+        (["0.338", "0.412", "0.001"], "number", {}),
+        (["1.234", "5.678", "12.345"], "number", {}),
         (["1'200", "12", "7'000"], "number", {"thousands": "'"}),
         (["$12.50", "€ 3", "4%"], "number", {}),
+        (["01234", "80331", "00501"], "hash", {}),
+        (["0", "0.5", "10"], "number", {}),
         ([None, None, None], "drop", {}),
         ([[1], [2], [3]], "drop", {}),
         (["x" * 50, "y" * 50, "z" * 50], "drop", {}),
@@ -150,8 +155,8 @@ def test_types_are_guessed(values: list[Any], kind: str, rest: dict[str, Any]) -
 
 def test_a_decimal_comma_is_no_thousand() -> None:
     values = pandas.Series(["1,234", "2,5", "?"])
-    column = infer("a", values, decimal=",").column
-    assert (column.type, column.thousands, column.decimal) == ("number", "", ",")
+    column = infer("a", values, signs=Signs(",", declared=True)).column
+    assert (column.type, column.thousands, column.decimal) == ("number", None, ",")
     assert as_numbers(values, column)[:2].tolist() == [1.234, 2.5]
 
 
@@ -174,7 +179,7 @@ def test_dates_of_private_rows_are_refused_with_what_to_do(values: Any) -> None:
     with pytest.raises(InvalidInput, match=r'--drop "when"\), or declare its public range \(--bounds "when=2010-01-01'):
         infer("when", pandas.Series(values))
     column = infer("when", pandas.Series(values), public=True).column
-    assert column.type == "date" and column.bounds == tuple(as_days(pandas.Series(values)))
+    assert column.type == "date" and column.bounds == tuple(as_days(pandas.Series(values), column.format))
 
 
 def test_private_rows_never_give_words_or_ranges() -> None:
@@ -205,7 +210,7 @@ def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:
 
 def test_dates_with_and_without_a_zone() -> None:
     first = 18262.0  # 2020-01-01
-    text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "1.1.2020", None, "soon"]
+    text = ["2020-01-01", "2020-01-01T12:00:00Z", "2020-01-01T12:00:00+12:00", "2020/1/1", None, "soon"]
     assert as_days(pandas.Series(text))[:4].tolist() == [first, first + 0.5, first, first]
     assert np.isnan(as_days(pandas.Series(text))[4:]).all()
     zoned = pandas.to_datetime(pandas.Series(["2020-01-01T12:00:00+12:00", None]), utc=True).dt.tz_convert("Asia/Tokyo")
@@ -214,9 +219,9 @@ def test_dates_with_and_without_a_zone() -> None:
 
 def test_dates_are_read_one_by_one() -> None:
     """pandas takes the unit of a column from its finest entry, and the range with it."""
-    text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "1.2.2024", "2024/01/02", "05/31/2024"]
+    text = ["9999-12-31", "2024-01-01T00:00:00.123456789", "0001-01-01", "2024-2-1", "2024/01/02"]
     days = as_days(pandas.Series(text))
-    assert days[[0, 2, 3, 4, 5]].tolist() == [2932896, -719162, 19754, 19724, 19874]
+    assert days[[0, 2, 3, 4]].tolist() == [2932896, -719162, 19754, 19724]
     assert days[1] == pytest.approx(19723 + 0.123456 / 86400, abs=1e-12)
     assert all(as_days(pandas.Series([word]))[0] == day for word, day in zip(text, days, strict=True))
     assert np.isnan(as_days(pandas.Series(["now", "today", "12:30", "soon", "-"]))).all()  # no date of their own
@@ -254,3 +259,35 @@ def test_targets() -> None:
     assert encode_target(pandas.Series(["1", "01", "1.0"]), exact)[0].tolist() == ["1", "01", "01"]
     numbers, kept = encode_target(pandas.Series([1, None, 99]), Target("y", "regression", None, (0, 10)))
     assert numbers.tolist() == [1, 10] and kept.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_entries_that_were_declared_missing(typed: bool) -> None:
+    """-999 is a number like any other unless somebody says so; a declared word stays a word."""
+    schema = Schema.from_toml(
+        """
+        [columns.a]
+        bounds = [0, 10]
+        missing = "indicator"
+        absent = [-999, "refused (7)"]
+        [columns.b]
+        categories = ["x", "9"]
+        absent = ["9", "z"]
+        [columns.c]
+        type = "hash"
+        buckets = 2
+        absent = ["z"]
+        [columns.d]
+        type = "date"
+        bounds = ["2020-01-01", "2020-01-03"]
+        absent = ["9999-12-31"]
+        """
+    )
+    assert Schema.from_toml(schema.to_toml()) == schema
+    frame = pandas.DataFrame({"a": [4.0, -999.0] if typed else ["4", "-999.0"], "b": ["9", "z"], "c": ["z", "z"]})
+    frame["d"] = ["2020-01-03", "9999-12-31"]
+    rows = encode(frame, schema)
+    assert rows[:, :2].tolist() == [[4, 0], [5, 1]] and rows[:, 2:6].argmax(1).tolist() == [1, 3]
+    assert rows[:, 6:9].argmax(1).tolist() == [2, 2] and rows[:, 9].tolist() == [18264, 18263]
+    frame["a"] = ["4", "refused (7)"]
+    assert encode(frame, schema)[:, :2].tolist() == [[4, 0], [5, 1]]

@@ -13,6 +13,7 @@ import bz2
 import csv
 import gzip
 import io
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ class Table:
     y: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     """What the reading had to take from the values, in words: each is a privacy leak unless the file is public."""
+    separator: str | None = None
+    """Of the columns of a text file, by which the signs in its numbers are judged."""
 
     @property
     def n(self) -> int:
@@ -63,11 +66,10 @@ class Reading:
     zero_based: bool = False
 
 
-def read(path: str | Path, *, part: str = "train", reading: Reading | None = None, rows: int = 0) -> Table:
+def read(path: str | Path, *, part: str = "train", reading: Reading | None = None) -> Table:
     """The table in a file.
 
     part   "train" or "test": which arrays of an npz file with both are meant
-    rows   at most so many of a csv (0: all)
 
     >>> read("people.xls")
     Traceback (most recent call last):
@@ -79,7 +81,8 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     validate.check(file.is_file(), "data", str(path), "there is no such file")
     name = file.name.split(".")[0] or file.name
     if kind == "text":
-        return Table(name, _read_text(file, reading, rows))
+        separator = separator_of(file, reading)
+        return Table(name, _read_text(file, reading, separator), separator=separator)
     if kind == "parquet":
         return Table(name, _read_parquet(file))
     if kind == "npz":
@@ -92,13 +95,37 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     file, reading = Path(path), Reading() if reading is None else reading
     kind = _kind(file)
     if kind == "text":
-        return [str(name) for name in read(file, reading=reading, rows=1).frame.columns]
+        return _names(file, reading)
     if kind == "parquet" and file.is_file():
         import_pandas(str(file), parquet=True)
         from pyarrow import parquet
 
-        return [str(name) for name in parquet.read_schema(file).names]
+        return [str(name).strip() for name in parquet.read_schema(file).names]
     return None
+
+
+def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]:
+    """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
+    file = Path(path)
+    if _kind(file) != "parquet" or columns_of(file, reading) is None:
+        return {}
+    from pyarrow import parquet, types
+
+    found = {}
+    for field in parquet.read_schema(file):
+        number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
+        if number or types.is_boolean(field.type):
+            found[str(field.name).strip()] = "number" if number else "bool"
+    return found
+
+
+def separator_of(path: str | Path, reading: Reading | None = None) -> str | None:
+    """The separator of a text file, from its header line alone (a quoted name is no part of it); None for others."""
+    file, reading = Path(path), Reading() if reading is None else reading
+    if _kind(file) != "text":
+        return None
+    bare = re.sub(r'"[^"]*"', "", _header(file, reading))
+    return reading.separator or max(SEPARATORS, key=bare.count)
 
 
 def import_pandas(path: str, parquet: bool = False) -> Any:
@@ -180,19 +207,20 @@ def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
     validate.refuse("data", str(file), f"it is not {reading.encoding} text: give --encoding, such as latin-1 or cp1252")
 
 
-def _read_text(file: Path, reading: Reading, rows: int) -> Any:
+def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
     pandas = import_pandas(str(file))
-    header = _header(file, reading)
-    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
-    separator = reading.separator or max(SEPARATORS, key=header.count)
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator, skipinitialspace=True))]
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
-    if not rows:
-        _check_quotes(file, separator, reading)
+    names = _named_once(file, reading, separator)
+    assert separator is not None
+    _check_quotes(file, separator, reading)
     try:
         frame = pandas.read_csv(
-            file, sep=separator, encoding=_codec(reading), skipinitialspace=True, dtype=str, nrows=rows or None
+            file,
+            sep=separator,
+            encoding=_codec(reading),
+            skipinitialspace=True,
+            dtype=str,
+            keep_default_na=False,  # "NA" may be a declared word
+            na_values=[""],
         )
     except UnicodeDecodeError:
         _bad_encoding(file, reading)
@@ -201,6 +229,26 @@ def _read_text(file: Path, reading: Reading, rows: int) -> Any:
     if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
         _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
     return _named(frame)
+
+
+def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
+    """The names in the header line, each of them once; no other line is looked at."""
+    header = _header(file, reading)
+    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
+    names = [name.strip() for name in next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
+    return names
+
+
+def _names(file: Path, reading: Reading) -> list[str]:
+    """The names in the header line, as the reader of the rows will have them."""
+    validate.check(file.is_file(), "data", str(file), "there is no such file")
+    pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
+    _named_once(file, reading, separator)
+    validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")
+    found = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
+    return [str(name).strip() for name in found.columns]
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:

@@ -9,10 +9,12 @@
     age = [17, 90]                 # a number between 17 and 90
     sex = ["female", "male"]       # one of these words
     city = "hash"                  # any word, into 16 fixed buckets
+    customer = "id"                # never a feature; predictions carry it along
     name = "drop"
 
     [columns.joined]               # the long form
     type = "date"
+    format = "%d/%m/%Y"            # else ISO, 2024-12-31
     bounds = ["2010-01-01", "2024-12-31"]
 
 Everything here counts as public: whoever writes it down must not take it from the private rows.
@@ -30,16 +32,25 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
+from isthmus.tables.dates import EPOCH, check_format, from_days
+from isthmus.tables.numbers import OTHER, Signs
 
-TYPES = ("number", "bool", "category", "hash", "date", "drop")
+TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
+FORMS = (
+    'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
+)
+"""How a column is declared, for those who are asked to."""
+OPEN = "?"
+"""What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
 BUCKETS = 16
 _ALLOWED = {
-    "number": {"bounds", "missing", "fill", "thousands", "decimal"},
-    "bool": {"missing"},
-    "category": {"categories"},
-    "hash": {"buckets"},
-    "date": {"bounds", "missing"},
+    "number": {"bounds", "missing", "absent", "fill", "thousands", "decimal"},
+    "bool": {"missing", "absent"},
+    "category": {"categories", "absent"},
+    "hash": {"buckets", "absent"},
+    "date": {"bounds", "missing", "absent", "format"},
+    "id": set(),
     "drop": set(),
 }
 
@@ -48,13 +59,16 @@ _ALLOWED = {
 class Column:
     """How one column becomes numbers.
 
-    type        "number", "bool", "category", "hash", "date" or "drop"
+    type        "number", "bool", "category", "hash", "date", "id" (carried along, never a feature) or "drop"
     bounds      the public range of a number, or of a date in days since 1970; None: the estimator buys it
     categories  the public words of a category; any other word counts as "(other)"
     buckets     into how many fixed buckets words are hashed
     missing     "fill" puts the middle of the range (or `fill`) where nothing is, "indicator" also says so in a column
-    thousands   the separator of thousands in text such as 1,234,567.8, with `decimal` the decimal sign
-    source      "declared", "public" (taken from public rows) or "data" (taken from the private rows: a leak)
+    absent      entries that count as missing beside the usual ones, such as -999
+    decimal     the decimal sign of numbers in text
+    thousands   the sign between thousands in text; None: the other one of "." and ",", "": neither of them
+    format      of dates in text, such as %d/%m/%Y; "" is ISO
+    source      "declared", "public" (from public rows), "name" (by its name) or "data" (private rows: a leak)
     """
 
     name: str
@@ -63,9 +77,11 @@ class Column:
     categories: tuple[str, ...] = ()
     buckets: int = BUCKETS
     missing: str = "fill"
+    absent: tuple[str, ...] = ()
     fill: float | None = None
-    thousands: str = ""
+    thousands: str | None = None
     decimal: str = "."
+    format: str = ""
     source: str = "declared"
 
     @property
@@ -89,17 +105,33 @@ class Column:
             return 0.5
         return 0.0 if self.bounds is None else (self.bounds[0] + self.bounds[1]) / 2
 
+    def settled(self, bounds: tuple[float, float] | None, decimal: str | None) -> Column:
+        """A number with the range and the decimal sign that were declared for all, where it has none of its own."""
+        if self.type != "number":
+            return self
+        column = replace(self, bounds=self.bounds or bounds)
+        own = decimal is None or self.decimal != "." or self.thousands is not None
+        return column if own else replace(column, decimal=str(decimal), thousands=OTHER.get(str(decimal)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its long form, as `read_column` takes it; where it came from is no part of it."""
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
+        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not told[name]}
+        return {key: value for key, value in told.items() if key in own and value is not None}
+
     def words(self) -> str:
         """One line for a reader."""
         if self.type == "number":
             rest = "range bought privately" if self.bounds is None else f"from {self.bounds[0]:g} to {self.bounds[1]:g}"
         elif self.type == "date" and self.bounds is not None:
-            rest = " to ".join(_day(each).isoformat() for each in self.bounds)
+            rest = " to ".join(from_days(each).isoformat() for each in self.bounds)
+            rest += f", written as {self.format}" if self.format else ""
         else:
             rest = {
                 "category": f"{len(self.categories)} words and (other)",
                 "hash": f"words hashed into {self.buckets} fixed buckets; none is learned",
                 "bool": "0 or 1",
+                "id": "carried along by predictions, never a feature",
                 "drop": "left out",
             }[self.type]
         missing = {"indicator": "; missing is filled and marked"}.get(self.missing, "")
@@ -107,14 +139,27 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Field:
+    """What one encoded column is: the table's column it comes from, and how that was treated, in words."""
+
+    feature: str
+    column: str
+    type: str
+    treatment: str
+
+
+@dataclass(frozen=True)
 class Target:
-    """What is predicted: its column (or "y"), the task, the public classes or range, the decimal sign of numbers."""
+    """What is predicted: its column (or "y"), the task, the public classes or range.
+
+    `decimal` is the decimal sign of numbers in text; None was not declared, and reads "." (see `Signs.of`).
+    """
 
     name: str
     task: str | None = None
     classes: tuple[str, ...] | None = None
     bounds: tuple[float, float] | None = None
-    decimal: str = "."
+    decimal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +183,11 @@ class Schema:
         return [name for column in self.columns for name in column.features]
 
     @property
+    def fields(self) -> tuple[Field, ...]:
+        """What each encoded column is."""
+        return tuple(Field(name, c.name, c.type, c.words()) for c in self.columns for name in c.features)
+
+    @property
     def names(self) -> list[str]:
         """The names of the table's columns that it speaks of."""
         return [column.name for column in self.columns]
@@ -151,6 +201,20 @@ class Schema:
         new = {column.name: column for column in self.columns}
         new |= {column.name: column for column in columns}
         return replace(self, columns=tuple(new.values()))
+
+    def read_by(self, separator: str | None, decimal: str | None = None) -> Schema:
+        """As a file with this separator is read: see `Signs.of`; what a column says of its own signs stays.
+
+        A decimal sign that is declared for the file stands above what the columns say.
+        """
+        if decimal is not None:
+            other = OTHER.get(decimal)
+            all_read = (replace(c, decimal=decimal, thousands=other) if c.type == "number" else c for c in self.columns)
+            return replace(self, columns=tuple(all_read))
+        signs = Signs.of(None, separator)
+        plain = (c.type == "number" and c.decimal == signs.decimal and c.thousands is None for c in self.columns)
+        read = (replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True))
+        return replace(self, columns=tuple(read))
 
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
@@ -217,7 +281,7 @@ def read_target(data: Any) -> Target:
         data.get("task"),
         None if classes is None else read_words("target.classes", classes),
         None if bounds is None else read_bounds("target.bounds", bounds),
-        _sign("target.decimal", data.get("decimal", ".")),
+        None if data.get("decimal") is None else read_sign("target.decimal", data["decimal"]),
     )
 
 
@@ -225,6 +289,7 @@ def read_column(name: str, value: Any) -> Column:
     """A column in its short form (a type, a range, a list of words) or its long one (a table)."""
     where = f"columns.{name}"
     if isinstance(value, str):
+        validate.check(value != OPEN, where, value, f"write down how it becomes numbers: {FORMS}")
         validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
@@ -255,15 +320,24 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     if "missing" in value:
         validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
         found["missing"] = value["missing"]
+    if value.get("absent"):
+        found["absent"] = read_words(f"{where}.absent", value["absent"])
     if "fill" in value:
         found["fill"] = _number(f"{where}.fill", value["fill"])
     for sign in ("thousands", "decimal"):
-        if sign in value:
-            found[sign] = _sign(f"{where}.{sign}", value[sign])
+        if value.get(sign) is not None:
+            found[sign] = read_sign(f"{where}.{sign}", value[sign])
+    same = "it is the decimal sign too, and a number would have two readings: give another sign, or decimal"
+    validate.check(
+        found.get("thousands") != found.get("decimal", "."), f"{where}.thousands", value.get("thousands"), same
+    )
+    if value.get("format"):
+        found["format"] = check_format(f"{where}.format", value["format"])
     return Column(**found)
 
 
-def _sign(where: str, value: Any) -> str:
+def read_sign(where: str, value: Any) -> str:
+    """One character; none at all for thousands that are not grouped."""
     ok = isinstance(value, str) and (len(value) == 1 or (value == "" and where.endswith("thousands")))
     validate.check(ok, where, value, "give one character")
     return str(value)
@@ -307,14 +381,7 @@ def _days(where: str, value: Any) -> float:
         day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
     except ValueError:
         validate.refuse(where, value, "give dates such as 2024-12-31")
-    return float(date(day.year, day.month, day.day).toordinal() - _EPOCH)
-
-
-_EPOCH = date(1970, 1, 1).toordinal()
-
-
-def _day(days: float) -> date:
-    return date.fromordinal(_EPOCH + int(days))
+    return float(date(day.year, day.month, day.day).toordinal() - EPOCH)
 
 
 # ---------------------------------------------------------------- writing
@@ -329,7 +396,7 @@ def _pairs(item: Any) -> list[str]:
         if value is None or plain or (each.name == "name" and isinstance(item, Column)):
             continue
         if each.name == "bounds" and getattr(item, "type", "") == "date":
-            value = tuple(_day(day).isoformat() for day in value)
+            value = tuple(from_days(day).isoformat() for day in value)
         lines.append(f"{each.name} = {toml_value(value)}")
     return lines
 

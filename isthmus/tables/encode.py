@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Collection, Iterable
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
-from isthmus.app.runs.schema import Column, Schema, Target
 from isthmus.base import validate
+from isthmus.tables.dates import day
+from isthmus.tables.frames import as_frame
+from isthmus.tables.numbers import Signs, number
+from isthmus.tables.schema import Column, Schema, Target
 
 BOOLEANS = {
     "true": 1.0,
@@ -32,25 +35,26 @@ BOOLEANS = {
     "1": 1.0,
     "0": 0.0,
 }
-ABSENT = frozenset({"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na>"})
-"""Entries that count as missing, in lower case; the csv reader has some more of its own."""
+ABSENT = frozenset(
+    {"", "?", "-", "--", "na", "n/a", "nan", "null", "none", "<na>"}
+    | {"#n/a", "#na", "#n/a n/a", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan", "-nan"}
+)
+"""Entries that count as missing, in lower case, unless they are declared words of their column."""
 MOST_BYTES = 1 << 33
-_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_CLOCK = re.compile(r"\D*|\d{1,2}:\d.*")
-"""No date, though pandas would take "now" and "12:30" for one of today."""
 
 
 def encode(frame: Any, schema: Schema) -> np.ndarray:
-    """The rows as an n x len(schema.features) float64 array.
+    """The rows of a table (`isthmus.tables.frames`) as an n x len(schema.features) float64 array.
 
     >>> import pandas
-    >>> from isthmus.app.runs.schema import Schema
+    >>> from isthmus.tables.schema import Schema
     >>> schema = Schema.from_toml('[columns]\\nage = [0, 100]\\nsex = ["f", "m"]')
     >>> encode(pandas.DataFrame({"sex": ["m", None], "age": [30, None]}), schema)
     array([[30.,  0.,  1.,  0.,  0.],
            [50.,  0.,  0.,  0.,  1.]])
     """
-    missing = [c.name for c in schema.columns if c.type != "drop" and c.name not in frame.columns]
+    frame = as_frame(frame, "data")
+    missing = [c.name for c in schema.columns if c.features and c.name not in frame.columns]
     have = ", ".join(map(repr, list(frame.columns)[:20]))
     validate.check(not missing, "columns", missing, f"the table has no such columns; it has {have}")
     size = 8 * len(frame) * len(schema.features)
@@ -83,9 +87,9 @@ def bounds_of(schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     """Write one column's features."""
     if column.type in ("number", "bool", "date"):
-        numbers = as_days(values) if column.type == "date" else as_numbers(values, column)
+        numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
         absent = ~np.isfinite(numbers)
-        _check_readable(values, absent, column)
+        check_readable(values, absent, column)
         numbers = np.where(absent, column.filled, numbers)
         bounds = (0.0, 1.0) if column.type == "bool" else column.bounds
         numbers = numbers if bounds is None else np.clip(numbers, *bounds)
@@ -96,21 +100,58 @@ def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     distinct, codes = _distinct(values)
     place = {word: k for k, word in enumerate(column.categories)}
     last = out.shape[1] - 1
+    known = _labels(distinct, column.categories)
     hot = np.empty(len(distinct), dtype=np.int64)
-    for k, word in enumerate(distinct):
-        known = bucket(column.name, word, column.buckets) if column.type == "hash" else place.get(word, len(place))
-        hot[k] = last if word.lower() in ABSENT else known
+    for k, (word, label) in enumerate(zip(distinct, known, strict=True)):
+        if label is not None:
+            hot[k] = place[label]
+        elif _is_absent(word, column.absent):
+            hot[k] = last
+        else:
+            hot[k] = bucket(column.name, _whole(word), column.buckets) if column.type == "hash" else len(place)
     out[np.arange(len(out)), hot[codes]] = 1.0
 
 
-def _check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
-    """Refuse a column that cannot be what it was declared to be, before anything is released."""
-    if not absent.any() or getattr(values.dtype, "kind", "O") in "iufbM":
+def _is_absent(word: str, absent: Collection[str]) -> bool:
+    return word.lower() in ABSENT or _whole(word) in absent
+
+
+def _whole(word: str) -> str:
+    """3.0 as 3: a column of whole numbers gets the point as soon as one of them is missing."""
+    return word[:-2] if re.fullmatch(r"[+-]?\d+\.0", word) else word
+
+
+REMEDIES = {
+    "number": "other signs than the decimal sign {decimal!r} and well-formed thousands, or with other marks: give the "
+    "signs (--decimal CHAR, or decimal and thousands of the column in the schema), write plain numbers, or declare the "
+    'column as "category", "hash" or "drop"',
+    "bool": 'other words than true/false, yes/no and 1/0: declare it as "category", "hash" or "drop"',
+    "date": "another format than {format}: give the one format of the column (--date-format '{name}=%d/%m/%Y' or "
+    "%m/%d/%Y; or format in the schema), and write all dates in it",
+}
+
+
+def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
+    """Refuse a column that cannot be what it was declared to be, before anything is released.
+
+    An entry with digits that is not read, such as 1,5 where the decimal sign is a point, is no missing one: as missing
+    it would be filled by a constant without a word.
+    """
+    typed = "M" if column.type == "date" else "iufbM"
+    if not absent.any() or getattr(getattr(values, "dtype", None), "kind", "O") in typed:
         return
-    _, nothing = as_words(values)
-    strange = int((absent & ~nothing).sum())
+    distinct, codes = _distinct(values)
+    nothing = np.array([_is_absent(word, column.absent) for word in distinct], dtype=bool)
+    digits = np.array([any(sign.isdigit() for sign in word) for word in distinct], dtype=bool)
+    where, strange = f"columns.{column.name}", absent & ~nothing[codes]
+    written = REMEDIES[column.type].format(
+        name=column.name, decimal=column.decimal, format=column.format or "ISO (2024-12-31)"
+    )
+    validate.check(
+        not bool((strange & digits[codes]).any()), where, column.type, f"some entries are written with {written}"
+    )
     remedy = f'more than half of its entries are no {column.type}: declare it as "category", "hash" or "drop"'
-    validate.check(strange <= (~nothing).sum() / 2, f"columns.{column.name}", column.type, remedy)
+    validate.check(int(strange.sum()) <= (~nothing[codes]).sum() / 2, where, column.type, remedy)
 
 
 def bucket(column: str, word: str, buckets: int) -> int:
@@ -135,11 +176,19 @@ def as_words(values: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct(values: Any) -> tuple[list[str], np.ndarray]:
     """The different words of a column, the empty one first, and which of them each entry is."""
+    found, codes = _entries(values)
+    return [_word(value) for value in found], codes
+
+
+def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
+    """The different entries of a column, None first, and which of them each is."""
     if hasattr(values, "factorize"):
         codes, found = values.factorize()  # -1 where nothing is
-        return ["", *map(_word, found.tolist())], codes + 1
-    found, codes = np.unique([_word(value) for value in values], return_inverse=True)
-    return ["", *map(str, found)], codes.reshape(-1) + 1
+        return [None, *found.tolist()], codes + 1
+    place: dict[Any, int] = {}
+    plain = values.tolist() if hasattr(values, "tolist") else list(values)
+    codes = np.fromiter((place.setdefault((type(each), each), len(place) + 1) for each in plain), np.int64, len(plain))
+    return [None, *(value for _, value in place)], codes
 
 
 def _word(value: Any) -> str:
@@ -158,113 +207,85 @@ def as_numbers(values: Any, column: Column) -> np.ndarray:
     if kind in "iufb":
         missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
         numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
+        numbers = np.where(np.isin(numbers, [number(word) for word in column.absent]), np.nan, numbers)
     else:
-        read = _boolean if column.type == "bool" else _number
-        distinct, codes = _distinct(values)
-        numbers = np.array([read(word, column) for word in distinct], dtype=np.float64)[codes]
+        distinct, codes = _entries(values)
+        numbers = np.array([_number(entry, column) for entry in distinct], dtype=np.float64)[codes]
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _boolean(word: str, column: Column) -> float:
-    found = BOOLEANS.get(word.lower())
-    return _number(word, column) if found is None else found
-
-
-def _number(word: str, column: Column) -> float:
-    """A number in text; signs of currency and per cent are ignored, and so is a comma between thousands."""
-    if "_" in word:  # Python's own way to group digits
+def _number(entry: Any, column: Column) -> float:
+    """A number as it is, one in text by the signs of its column; a word for truth where it holds truth values."""
+    word = _word(entry)
+    if column.absent and _is_absent(word, column.absent):
         return np.nan
-    try:
-        if column.decimal == "." and column.thousands != ".":
-            return float(word)
-    except ValueError:
-        pass
-    bare = word.strip("$€£¥% ").replace("\u2212", "-")
-    if column.thousands or (column.decimal == "." and _GROUPED.fullmatch(bare)):
-        bare = bare.replace(column.thousands or ",", "")
-    bare = bare.replace(column.decimal, ".") if column.decimal != "." else bare
-    try:
-        return float(bare)
-    except ValueError:
-        return np.nan
+    if isinstance(entry, (int, float, Decimal)):
+        return float(entry)
+    truth = BOOLEANS.get(word.lower()) if column.type == "bool" else None
+    return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
-def as_days(values: Any) -> np.ndarray:
-    """Days since 1970, NaN where there is no date; text must be ISO (2024-12-31) or have the day before the month."""
-    import pandas
-
+def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
+    """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
     if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
-        distinct, codes = _distinct(values)
-        return np.array([_day(word, pandas) for word in distinct], dtype=np.float64)[codes]
-    series = pandas.Series(values)
-    if getattr(series.dt, "tz", None) is not None:
-        series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-    days = (series - pandas.Timestamp("1970-01-01")) / pandas.Timedelta(days=1)
-    return days.to_numpy(np.float64, na_value=np.nan)
-
-
-def _day(word: str, pandas: Any) -> float:
-    """One date in text, in days; read alone, for pandas takes the unit of many from the finest of them."""
-    if word.lower() in ABSENT or _CLOCK.fullmatch(word):
-        return np.nan
-    try:
-        found = datetime.fromisoformat(word)
-    except ValueError:
-        found = pandas.to_datetime(word, errors="coerce", format="ISO8601")
-    if found is pandas.NaT:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a month that cannot be a day
-            found = pandas.to_datetime(word, errors="coerce", dayfirst=True, format="mixed")
-    if found is pandas.NaT:
-        return np.nan
-    away = found.utcoffset()
-    seconds = 3600 * found.hour + 60 * found.minute + found.second + found.microsecond / 1e6
-    seconds -= 0.0 if away is None else away.total_seconds()
-    return found.toordinal() - _EPOCH + seconds / 86400
-
-
-_EPOCH = datetime(1970, 1, 1).toordinal()
+        distinct, codes = _entries(values)
+        words = [_word(entry) for entry in distinct]
+        forms = ["" if isinstance(entry, date) else form for entry in distinct]
+        days = [np.nan if word in absent else day(word, own) for word, own in zip(words, forms, strict=True)]
+        return np.array(days, dtype=np.float64)[codes]
+    plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
+    return np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / 86_400e6)
 
 
 # ---------------------------------------------------------------- the target
 
 
-def encode_target(values: Any, target: Target) -> tuple[np.ndarray, np.ndarray]:
+def encode_target(values: Any, target: Target, separator: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The targets of the rows that have one, and which rows those are.
 
     Labels are words of `target.classes`; a label that is none of them is refused, for dropping it silently would
     train on other rows than was meant.  Numbers are clipped to `target.bounds` where they are given.
+    separator   that of the file they come from, by which the signs in numbers are judged
     """
     if target.task == "classification":
         assert target.classes is not None
         distinct, codes = _distinct(values)
-        absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool)
         labels = _labels(distinct, target.classes)
-        unknown = np.array([label is None for label in labels], dtype=bool) & ~absent
+        unnamed = np.array([label is None for label in labels], dtype=bool)
+        absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool) & unnamed
+        unknown = unnamed & ~absent
         remedy = f"some rows have other labels than {list(target.classes)}: name all of them, or remove those rows"
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         kept = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][kept], kept
-    numbers = as_numbers(values, Column(target.name, "number", decimal=target.decimal))
+    column = target_column(target, separator)
+    numbers = as_numbers(values, column)
     kept = np.isfinite(numbers)
+    check_readable(values, ~kept, column)
     found = numbers[kept]
     return (found if target.bounds is None else np.clip(found, *target.bounds)), kept
+
+
+def target_column(target: Target, separator: str | None = None) -> Column:
+    """How the numbers of a target are read in a file with this separator."""
+    signs = Signs.of(target.decimal, separator)
+    return Column(target.name, "number", decimal=signs.decimal, thousands=signs.thousands)
 
 
 def as_labels(words: Iterable[str]) -> set[str]:
     """The different labels among words; where all are numbers, 1 and 1.0 are one."""
     found = set(words)
-    numbers = all(np.isfinite(_number(word, Column("y", "number"))) for word in found)
+    numbers = all(np.isfinite(number(word)) for word in found)
     return {_plain(word) for word in found} if numbers else found
 
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:
     """The class of each word: the same text, else the same number or truth value (1 and 1.0, True and true)."""
-    same = {_plain(label): label for label in reversed(classes)}
-    return [word if word in classes else same.get(_plain(word)) for word in words]
+    exact, same = set(classes), {_plain(label): label for label in reversed(classes)}
+    return [word if word in exact else same.get(_plain(word)) for word in words]
 
 
 def _plain(word: str) -> str:
     """One way to write a number or a truth value."""
-    number = _number(word, Column("y", "number"))
-    return _word(number) if np.isfinite(number) else word.lower() if word.lower() in ("true", "false") else word
+    value = number(word, thousands="")
+    return _word(value) if np.isfinite(value) else word.lower() if word.lower() in ("true", "false") else word

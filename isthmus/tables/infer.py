@@ -1,0 +1,210 @@
+"""A schema for columns that nobody declared: taken from public rows, or guessed from the private ones.
+
+From public rows everything may be taken: types, words, ranges, formats of dates, and whether something is missing.
+From private rows only the type of a column is guessed, by what most entries are: words are hashed into fixed buckets,
+ranges are left for the estimator to buy, a missing number is filled and never marked, and neither the decimal sign
+nor the order of day and month is ever guessed.  Even the type is read off the data, which no budget pays for: the
+caller warns, the statement says that it is not covered, and the schema is written down for review.  A column whose name
+says that it identifies a person is left out by its name alone, which is public.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from isthmus.base import validate
+from isthmus.tables.dates import LOOKS, formats_of
+from isthmus.tables.encode import ABSENT, BOOLEANS, as_days, as_numbers, as_words, check_readable
+from isthmus.tables.numbers import OTHER, Signs, grouping
+from isthmus.tables.schema import Column
+
+LOOK = 2000
+"""How many rows are looked at for dates, numbers in text and the like."""
+MOSTLY = 0.95
+OWN, ENOUGH = 0.9, 20
+"""Words that are different in so large a share of at least so many rows tell rows apart, and nothing else."""
+MOST_WORDS = 100
+"""A public column with more words than this is hashed all the same."""
+_ID = re.compile(
+    r"(^|[_\-. ])(id|uuid|guid|key|index|nr|no|number)$|^(id|uuid|guid|index)([_\-. ]|$)|^unnamed: \d+$", re.I
+)
+_PERSON = re.compile(
+    r"(^|[_\-. ])(e-?mails?|e_mail|mail|telephone|phone|mobile|fax|ssn|iban|passport|surname|"
+    r"(first|last|full|family|user)[_\-. ]?name)([_\-. ]?(address|number|no|nr))?$",
+    re.I,
+)
+
+
+_CODE = re.compile(r"0\d+")
+_OWN_NAME = re.compile(r"(^|[_\-. ])(id|uuid|guid)$|^(id|uuid|guid)([_\-. ]|$)|^unnamed: \d+$", re.I)
+
+
+def identifies(name: str) -> bool:
+    """Whether a column's name says that it tells persons or rows apart; the name alone is looked at.
+
+    >>> [name for name in ("e-mail", "customer_id", "Phone number", "paid", "gender", "mailing") if identifies(name)]
+    ['e-mail', 'customer_id', 'Phone number']
+    """
+    return bool(_PERSON.search(name.strip()) or _OWN_NAME.search(name.strip()))
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A column and, where something was decided that a user should know, why."""
+
+    column: Column
+    why: str = ""
+
+
+def infer(name: str, values: Any, *, public: bool = False, signs: Signs | None = None) -> Guess:
+    """How to encode a column that was not declared; dates of private rows are refused with what to do."""
+    if _PERSON.search(name.strip()):
+        why = f"its name says that it identifies a person; to learn from its words all the same: --hash {name!r}=16"
+        return Guess(Column(name, "drop", source="name"), why)
+    kind = _kind(name, values, Signs() if signs is None else signs)
+    source = "public" if public else "data"
+    if kind.column.type == "date":
+        return _date(name, values, public)
+    column = replace(kind.column, source=source)
+    if public and column.type in ("number", "bool") and bool(_missing(values, column).any()):
+        column = replace(column, missing="indicator")  # of private rows one empty cell would add a column
+    return replace(kind, column=_filled_in(column, values) if public else column)
+
+
+def _kind(name: str, values: Any, signs: Signs) -> Guess:
+    """The type alone."""
+    dtype = values.dtype
+    kind = getattr(dtype, "kind", "O")
+    known = values.dropna()
+    if kind == "O":
+        known = known[~known.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT).astype(bool)]
+    if not len(known):
+        return Guess(Column(name, "drop"), "it is empty")
+    if kind == "b" or str(dtype) == "boolean":
+        return Guess(Column(name, "bool"))
+    if kind == "M" or "date" in str(dtype):
+        return Guess(Column(name, "date"))
+    if kind in "iuf" and not _is_id(name, known):
+        return Guess(Column(name, "number"))
+    if _is_id(name, known):
+        return Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
+    return _kind_of_text(name, known, signs)
+
+
+def _kind_of_text(name: str, known: Any, signs: Signs) -> Guess:
+    plain = known.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
+    if not bool(plain.all()):
+        return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
+    words = [str(value).strip() for value in known.iloc[:LOOK]]
+    truths = _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY
+    if truths and _share(words, lambda word: word in ("0", "1")) < MOSTLY:
+        return Guess(Column(name, "bool"))
+    if _share(words, lambda word: bool(LOOKS.fullmatch(word))) >= MOSTLY:
+        return Guess(Column(name, "date"))
+    codes = _share(words, lambda word: bool(_CODE.fullmatch(word)))
+    column = None if codes >= 1 - MOSTLY else _number_in_text(name, words, signs)
+    if column is not None:
+        return Guess(column, f"numbers with {column.thousands!r} between thousands" if column.thousands else "")
+    why = "numbers that begin with 0 are codes, such as those of places" if codes >= 1 - MOSTLY else ""
+    different = len(set(words)) / len(words)
+    if np.mean([len(word) for word in words]) > 40 and different > 0.5:
+        return Guess(Column(name, "drop"), "it is free text: turn it into numbers first (bags of words as npz, say)")
+    if len(words) >= ENOUGH and different >= OWN:
+        own = f"nearly every row has a word of its own; to learn from its words all the same: --hash {name!r}=16"
+        return Guess(Column(name, "drop"), own)
+    return Guess(Column(name, "hash"), why)
+
+
+def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
+    """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
+    column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
+    read = np.isfinite(as_numbers(words, column))
+    check_decimal(name, words, signs)
+    if np.mean(read) < MOSTLY:
+        return None
+    found = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
+    found.pop("", None)
+    return replace(column, thousands=found.most_common(1)[0][0] if found else None)
+
+
+def check_decimal(name: str, words: list[str], signs: Signs) -> None:
+    """Refuse numbers that only another decimal sign explains, where none was declared; no sign is read off rows."""
+    if signs.declared or not words:
+        return
+    ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
+    read, *others = (np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways)
+    also = np.logical_or(*others)
+    remedy = (
+        f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
+        "--decimal . where commas are between thousands; declare the column where it holds no numbers"
+    )
+    told = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
+    validate.check(not told, "decimal", "(not declared)", remedy)
+
+
+def _date(name: str, values: Any, public: bool) -> Guess:
+    declare = f'--bounds "{name}=2010-01-01,2024-12-31"'
+    text = getattr(values.dtype, "kind", "O") == "O"
+    words, absent = as_words(values)
+    written = [word for word in words[~absent] if LOOKS.fullmatch(word)] if text else []
+    iso = not text or bool(np.isfinite(as_days(written)).all())
+    if not public:
+        form = (
+            "" if iso else f'; they are not ISO (2024-12-31): give their format too (--date-format "{name}=%d/%m/%Y")'
+        )
+        remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare}){form}'
+        validate.refuse(f"columns.{name}", "dates", remedy)
+    fitting = [""] if iso else formats_of(set(written))
+    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _which(name, fitting))
+    days = as_days(values, fitting[0])
+    column = Column(name, "date", format=fitting[0], source="public")
+    check_readable(values, ~np.isfinite(days), column)
+    days = days[np.isfinite(days)]
+    missing = "indicator" if len(days) < len(values) else "fill"
+    bounds = (float(days.min()), float(max(days.max(), days.min() + 1)))
+    return Guess(replace(column, bounds=bounds, missing=missing))
+
+
+def _which(name: str, fitting: list[str]) -> str:
+    told = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
+    return f'{told}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
+
+
+def _filled_in(column: Column, values: Any) -> Column:
+    """Words and ranges of public rows."""
+    if column.type == "hash":
+        words, missing = as_words(values)
+        found = sorted(set(words[~missing]))
+        return replace(column, type="category", categories=tuple(found)) if len(found) <= MOST_WORDS else column
+    if column.type != "number":
+        return column
+    numbers = as_numbers(values, column)
+    check_readable(values, ~np.isfinite(numbers), column)
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return column
+    low, high = float(numbers.min()), float(numbers.max())
+    return replace(column, bounds=(low, high if high > low else low + 1.0))
+
+
+def _missing(values: Any, column: Column) -> np.ndarray:
+    return ~np.isfinite(as_numbers(values, column))
+
+
+def _is_id(name: str, known: Any) -> bool:
+    """Named like an identifier and different in every row (numbers: whole ones)."""
+    if not _ID.search(name.strip()) or not known.is_unique:
+        return False
+    numbers = as_numbers(known, Column(name, "number"))
+    return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
+
+
+def _share(words: list[str], test: Any) -> float:
+    return float(np.mean([test(word) for word in words]))

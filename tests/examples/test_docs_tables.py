@@ -1,0 +1,41 @@
+"""The code of docs/tables.md runs, in order, as one programme; its schema is one; its table of readings is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from isthmus.tables.numbers import number
+from isthmus.tables.schema import Schema
+
+TEXT = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
+
+
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    assert len(blocks) == 2
+    for k, block in enumerate(blocks):
+        exec(compile(block, f"docs/tables.md, block {k}", "exec"), names)
+
+
+def test_the_schema_is_one() -> None:
+    schema = Schema.from_toml(TEXT.split("```toml\n")[1].split("```")[0])
+    assert schema.target is not None and schema.target.classes == ("low", "high")
+    types = [column.type for column in schema.columns]
+    assert types == ["number", "category", "hash", "bool", "id", "drop", "date", "number", "date"]
+
+
+def test_the_table_of_readings_is_true() -> None:
+    lines = TEXT.split("| entry | read as | |")[1].splitlines()
+    rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines if line.startswith("| `")}
+    for entries, values in rows.items():
+        signs = (
+            (",", None) if "with `--decimal ,`" in entries else (".", "") if "semicolons" in entries else (".", None)
+        )
+        read = [number(word, *signs) for word in re.findall(r"`([^`-]*|-€3)`", entries) if "/" not in word]
+        told = [float(value) for value in re.findall(r"-?\d+(?:\.\d+)?", values)]
+        assert [value for value in read if value == value] == told, entries

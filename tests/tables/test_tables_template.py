@@ -1,0 +1,118 @@
+"""`isthmus schema`: a schema to fill in, from the header, the options and public rows, without a look at a row."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import messy
+import pandas
+import pytest
+from click.testing import CliRunner, Result
+
+from isthmus.app.cli import main
+from isthmus.base.validate import InvalidInput
+from isthmus.tables.schema import Schema
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result
+
+
+def test_no_row_is_read() -> None:
+    """The same text whatever stands below the header, even where it could not be read."""
+    texts = []
+    for body in ("", "1,Rome,a@b.c,1\n", 'x,"never closed\n', "1,2,3,4,5,6,7\n"):
+        Path("t.csv").write_text("age,city,email,y\n" + body)
+        texts.append(invoke("schema", "t.csv", "--target", "y", "--task", "regression").stdout)
+    assert len(set(texts)) == 1 and '"age"  = "?"' in texts[0] and "Rome" not in texts[0]
+
+
+def test_what_is_open_must_be_filled_in_before_a_run() -> None:
+    messy.write(Path("people.csv"), 60)
+    told = ["--target", "churned", "--categories", "sex=female,male", "--id", "customer_id"]
+    result = invoke("schema", "people.csv", *told)
+    assert 'fill in what is marked "?": target.task, Alter, city' in result.stderr
+    Path("schema.toml").write_text(result.stdout)
+    with pytest.raises(InvalidInput, match=r"columns.Alter='\?' .* write down how it becomes numbers: .*\[low, high\]"):
+        Schema.load("schema.toml")
+    assert "columns.Alter='?'" in invoke("train", "people.csv", "--schema", "schema.toml", code=2).output
+
+    Path("schema.toml").write_text(re.sub(r'^("\w+" +=) "\?"', r'\1 "drop"', result.stdout, flags=re.M))
+    with pytest.raises(InvalidInput, match=r"target.task='\?'"):
+        Schema.load("schema.toml")
+
+
+def test_filled_in_it_is_all_that_a_run_needs() -> None:
+    messy.write(Path("people.csv"), 200)
+    told = ["--target", "churned", "--classes", "Ja,Nein", "--hash", "city=4", "--categories", "sex=female,male"]
+    told += ["--drop", "comment", "--bounds", "joined=2010-01-01,2024-12-31", "--bounds", "0,100000"]
+    text = invoke("schema", "people.csv", *told).stdout
+    text = re.sub(r'^"member" +=.*', 'member = "bool"', text, flags=re.M)
+    text = re.sub(r'^("(?:Alter|income|balance|visits)" +=).*', r'\1 "number"', text, flags=re.M)
+    Path("schema.toml").write_text(text)
+    result = invoke("train", "people.csv", "--schema", "schema.toml", "--algorithm", "dp_gd", "--dry-run")
+    assert "warning" not in result.stderr and "never a feature" in result.stdout
+
+
+def test_public_rows_tell_the_rest() -> None:
+    messy.write(Path("people.csv"), 100)
+    messy.write(Path("public.csv"), 150, seed=3)
+    options = ["--target", "churned", "--task", "classification", "--sample", "public.csv"]
+    found = json.loads(invoke("schema", "people.csv", *options, "--json").stdout)
+    schema = Schema.from_toml(found["schema"])
+    assert found["open"] == [] and schema.target is not None and schema.target.classes == ("Ja", "Nein")
+    types = {column.name: column.type for column in schema.columns}
+    assert types["customer_id"] == "id" and types["joined"] == "date" and types["sex"] == "category"
+    Path("schema.toml").write_text(found["schema"])
+    result = invoke("train", "people.csv", "--schema", "schema.toml", "--algorithm", "dp_gd", "--dry-run")
+    assert "warning" not in result.stderr
+
+
+def test_public_rows_that_do_not_settle_a_column_leave_it_open() -> None:
+    Path("t.csv").write_text("when,price,y\n")
+    Path("p.csv").write_text('when,price,y\n01/02/2024,"1,5",0\n03/04/2024,"2,5",1\n')
+    result = invoke("schema", "t.csv", "--target", "y", "--classes", "0,1", "--sample", "p.csv")
+    assert '"when"  = "?"  # %d/%m/%Y and %m/%d/%Y fit all of them' in result.stdout
+    assert "comma that may be the decimal sign" in result.stdout
+    again = invoke("schema", "t.csv", "--target", "y", "--classes", "0,1", "--sample", "p.csv", "--decimal", ",")
+    assert "bounds = [1.5, 2.5]" in again.stdout and 'decimal = ","' in again.stdout
+
+
+def test_parquet_has_types() -> None:
+    pandas.DataFrame({"a": [1], "b": [True], "c": ["x"], "y": [0]}).to_parquet("t.parquet")
+    text = invoke("schema", "t.parquet", "--target", "y", "--classes", "0,1").stdout
+    columns = {column.name: column.type for column in Schema.from_toml(text.replace('"?"', '"drop"')).columns}
+    assert columns == {"a": "number", "b": "bool", "c": "drop"} and text.count('"?"') == 2  # once in the words above
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["t.npz"], "it has no named columns"),
+        (["nowhere.csv"], "there is no such file"),
+        (["nowhere.npz"], "there is no such file"),
+        (["t.csv", "--target", "z"], "the file has no such columns; it has ['a', 'y']"),
+        (["t.csv", "--drop", "z"], "the file has no such columns"),
+        (["t.csv", "--sample", "e.csv"], "with rows that are public"),
+    ],
+)
+def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:
+    Path("t.npz").write_bytes(b"")
+    Path("t.csv").write_text("a,y\n")
+    Path("e.csv").write_text("a,y\n")
+    assert words in invoke("schema", *arguments, code=2).output
+
+
+def test_without_a_target_it_asks_for_one() -> None:
+    Path("t.csv").write_text("a,y\n")
+    result = invoke("schema", "t.csv", "--quiet")
+    assert '[target]\nname = "?"' in result.stdout and result.stderr == ""
