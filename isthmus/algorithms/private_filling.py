@@ -202,7 +202,8 @@ def preferred(facts: Facts) -> str:
         return "step bought"
     if facts.scale == "none":
         return "step bought"
-    several = facts.sparse and facts.scale == "auto" and facts.outputs > 1
+    started = facts.public is not None and facts.public.labelled  # a start is better in columns that are scaled
+    several = facts.sparse and facts.scale == "auto" and facts.outputs > 1 and not started
     if several and facts.b < CONSTANTS.several_b * math.sqrt(facts.d):
         return "plain"
     if facts.scale == "columns" or (facts.sparse and facts.scale == "auto"):
