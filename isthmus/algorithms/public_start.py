@@ -40,6 +40,8 @@ WANTED = torch.cat([FACTORS, torch.logspace(0, math.log10(4), 13, dtype=torch.fl
 """What they would be multiplied by if their length were not limited: by 4 at most."""
 ALIKE, SHORTEST = 5, 0.1
 """Rows that have as much of every direction, added to what public rows say; the least squared length of a row."""
+OFF = 4.0
+"""Where matrices were bought the public fit is taken to be off by this many times its predicted squared error."""
 SLOWER = 0.2
 """Steps are taken to close a gap so much more slowly than public rows say: the private ones hold what those do not."""
 
@@ -198,7 +200,7 @@ def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tens
     lengths, vectors = torch.linalg.eigh((update.matrix + update.matrix.T) / 2)
     energies = (Scaled.of(public.X).dense() @ vectors).square().mean(0)
     usual = ShrunkStatistics().usual(prepared)
-    off = fit.variance(energies, public.n).clamp(min=1e-12 * usual, max=usual)
+    off = (OFF * fit.variance(energies, public.n)).clamp(min=1e-12 * usual, max=usual)
     if update.pull is None:
         curvatures, squares = 1 / lengths.clamp(min=1e-300), torch.full_like(lengths, noise**2)
         alone = vectors.T @ (prepared.start - first)

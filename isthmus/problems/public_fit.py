@@ -29,7 +29,8 @@ CONSTANT = 1e-3
 """What the strength is multiplied by for a column that does not vary: an intercept is hardly shrunk."""
 VARIES = 0.05
 """A column varies where its variance is this share of its mean square."""
-ITERATIONS = 200
+ITERATIONS, EARLY = 200, 10
+"""Steps of a fit, and of one that has more columns than rows: stopped early it errs less on others."""
 CROSS = 1e-6
 """Relative precision of the fits that only compare strengths."""
 NEVER = 1e-12
@@ -184,7 +185,7 @@ class _Reduced:
             return float(self.losses(z, index).sum() + strength / 2 * b.square().sum()), gradient.numpy().reshape(-1)
 
         first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
-        options = {"maxiter": ITERATIONS, "ftol": precise}
+        options = {"maxiter": EARLY if R.shape[1] >= len(R) else ITERATIONS, "ftol": precise}
         found = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
         return torch.from_numpy(found.x).view(shape)
 
