@@ -7,6 +7,7 @@ aside as public in every column.
 
     auto                 the estimator as it is
     auto, public rows    the same, told 200 public rows without labels
+    auto, public labels  the same, told them with their labels
     DP-GD, untuned       all records, T = 100, step 2 / L, clip 0.5 (logistic), 0.3 (squared), 1 (softmax)
     DP-SGD               the estimator with algorithm="dp_sgd": Poisson batches of n / 100, T = 1000
     DP-SGD, oracle       the best of it and of 3 steps x 2 clips, chosen on TEST (2 seeds): optimistic, not private
@@ -14,17 +15,15 @@ aside as public in every column.
     scikit-learn         LogisticRegression(C=10) or Ridge(1e-3), not private
     public labels alone  the same on the 200 public rows, C or alpha by cross-validation on them
 
-Cells already in the JSON file are not run again.
+Fits that are done are kept as lines of JSON and not run again; `--shard i/k` runs every k-th of them (see `shards`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import glm_data
@@ -32,6 +31,7 @@ import numpy as np
 import torch
 from common import arguments, save, table
 from glm_data import CLASSES, Split
+from shards import Lines
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV, KFold
 
@@ -116,6 +116,8 @@ def methods(name: str, epsilon: float) -> Iterator[tuple[str, Callable[[Split, i
         return
     yield "auto", lambda data, seed: fitted(name, data, epsilon, seed)
     yield "DP-GD, untuned", lambda data, seed: plain(name, data, epsilon, seed, algorithms.dp_gd, 100, 2.0)
+    labelled = "auto, public labels"
+    yield labelled, lambda data, seed: fitted(name, data, epsilon, seed, public=(data.x_public, data.y_public))
     if name in KEPT_OUT:
         return
     yield "auto, public rows", lambda data, seed: fitted(name, data, epsilon, seed, public=data.x_public)
@@ -138,31 +140,37 @@ def seeds_of(name: str, method: str, seeds: int) -> int:
     return min(seeds, ORACLE_SEEDS) if "/L" in method else seeds
 
 
-def run(name: str, cells: dict[str, Any], keep: Callable[[], None], args: Any) -> None:
-    """Fill the cells of one set."""
+def pieces(name: str, args: Any) -> Iterator[tuple[str, int, float, str, Callable[[Split, int], dict[str, Any]]]]:
+    """The fits of one set: its name, seed, epsilon, method."""
     epsilons = (1.0, math.inf) if args.quick else (*EPSILONS, math.inf)
-    rows = 2000 if args.quick else None
     for seed in range(args.first, args.first + (1 if args.quick else args.seeds)):
-        data = glm_data.load(name, args.data, seed=seed, rows=rows)
         for epsilon in epsilons:
             for method, score in methods(name, epsilon):
-                key = f"{name} | {method} | epsilon {epsilon:g} | seed {seed}"
-                if key in cells or seed - args.first >= seeds_of(name, method, args.seeds):
-                    continue
-                if args.quick and "/L" in method:
-                    continue
-                began = time.perf_counter()
-                cells[key] = {**score(data, seed), "seconds": time.perf_counter() - began}
-                spent = cells[key]["epsilon"]
-                assert spent is None or spent <= epsilon * (1 + 1e-9), (key, spent)
-                print(f"{key}: {cells[key]['score']:.4f}, {cells[key]['seconds']:.1f} s", flush=True)
-                keep()
+                late = seed - args.first >= seeds_of(name, method, args.seeds)
+                if not late and not (args.quick and "/L" in method):
+                    yield name, seed, epsilon, method, score
+
+
+def run(work: list[Any], cells: Lines, args: Any) -> None:
+    """The fits that are not done; rows are read once for all fits of a set and seed that follow each other."""
+    rows, held = 2000 if args.quick else None, (("", -1), None)
+    for name, seed, epsilon, method, score in work:
+        key = f"{name} | {method} | epsilon {epsilon:g} | seed {seed}"
+        if key in cells:
+            continue
+        if held[0] != (name, seed):
+            held = (name, seed), glm_data.load(name, args.data, seed=seed, rows=rows)
+        began = time.perf_counter()
+        found = score(held[1], seed)
+        assert found["epsilon"] is None or found["epsilon"] <= epsilon * (1 + 1e-9), (key, found["epsilon"])
+        cells.add(key, {**found, "seconds": time.perf_counter() - began})
+        print(f"{key}: {found['score']:.4f}, {cells[key]['seconds']:.1f} s", flush=True)
 
 
 def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Scores over seeds: method -> epsilon -> values; the oracle is the best mean of the grid and the default."""
     found: dict[str, dict[str, list[float]]] = {}
-    for key, cell in cells.items():
+    for key, cell in sorted(cells.items(), key=lambda item: int(item[0].split("seed ")[1])):
         which, method, epsilon, _ = key.split(" | ")
         if which == name:
             found.setdefault(method, {}).setdefault(epsilon.split()[1], []).append(cell["score"])
@@ -201,6 +209,11 @@ def report(name: str, cells: dict[str, Any]) -> tuple[list[dict[str, Any]], dict
         auto, gd = float(found["auto"][e].mean()), float(found["DP-GD, untuned"][e].mean())
         word = "ok" if auto >= gd else "BELOW"
         verdicts.append(f"{name} epsilon {e}: auto {auto:.4f}, untuned DP-GD {gd:.4f}: {word}")
+        alone, labels = (found.get(row, {}) for row in ("public labels alone", "auto, public labels"))
+        if "inf" in alone and e in labels:
+            few = float(labels[e][: len(alone["inf"])].mean()), float(alone["inf"].mean())
+            word = "ok" if few[0] >= few[1] else "BELOW"
+            verdicts.append(f"{name} epsilon {e}: auto, public labels {few[0]:.4f}, these alone {few[1]:.4f}: {word}")
     return rows, summary, [*verdicts, f"{name}: auto picked {', '.join(picks)}"]
 
 
@@ -210,16 +223,15 @@ def _mean(values: np.ndarray) -> str:
 
 def main() -> None:
     """Run, print, save."""
-    args = arguments(__doc__, seeds=5, first=0, only="")
+    args = arguments(__doc__, seeds=5, first=0, only="", shard="0/1")
     torch.set_num_threads(1)
     args.first = 100 if args.quick else args.first
     name = "glm_tables" + ("_quick" if args.quick else f"_{args.first}" if args.first else "")
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / f"{name}.json"
-    cells: dict[str, Any] = json.loads(file.read_text())["cells"] if file.exists() else {}
+    cells = Lines(args.out, name, args.shard)
     chosen = [args.only] if args.only else [*RULE, *KEPT_OUT]
-    for which in chosen:
-        run(which, cells, lambda: _keep(file, cells), args)
+    run(cells.mine([piece for which in reversed(chosen) for piece in pieces(which, args)]), cells, args)
+    if not cells.whole:
+        return
     summary: dict[str, float] = {}
     told: list[str] = []
     tables = {}
@@ -230,13 +242,7 @@ def main() -> None:
         summary |= means
         told += verdicts
     print("\n" + "\n".join(told))
-    save(args.out, name, {"summary": summary, "verdicts": told, "tables": tables, "cells": cells})
-
-
-def _keep(file: Path, cells: dict[str, Any]) -> None:
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps({"cells": cells}, indent=1))
-    part.replace(file)
+    save(args.out, name, {"summary": summary, "verdicts": told, "tables": tables, "cells": dict(cells)})
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Cell:
     """A name, how rows are made from a seed, the classes (None: a regression), the planner's facts.
 
     `late` cells were added when a fifth of the others had been seen; shares are given with and without them.
+    `intercept`: whether the estimator adds one, as `glm_tables` does for its dense tables; others keep their columns.
     """
 
     name: str
@@ -35,6 +36,11 @@ class Cell:
     classes: tuple[int, ...] | None = (0, 1)
     facts: dict[str, Any] = field(default_factory=dict)
     late: bool = False
+
+    @property
+    def intercept(self) -> bool:
+        """California housing and Lending Club."""
+        return self.name.startswith(("california", "lending"))
 
 
 # ---------------------------------------------------------------- real sets

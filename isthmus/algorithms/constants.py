@@ -27,6 +27,8 @@ class Constants:
     # ------------------------------------------------------------ the prepared DP-GD
     statistics_b: float = 0.5
     """X'X is bought where b is at least this times d^2,"""
+    several_b: float = 13.0
+    """Columns of CSR rows with several outputs where b is at least this times sqrt(d),"""
     moments_b: float = 6.0
     """and column moments of dense rows where b is at least this times d."""
     shapes_b: tuple[float, float] = (8e3, 1e5)
@@ -72,6 +74,8 @@ class Constants:
     uneven: float = 100.0
     """Component smoothness that differs by this factor asks for steps of its own."""
     block_b: float = 8.0
+    block_dims: int = 500
+    """Blocks by public frequencies are preferred from this b over d (dense, many records), so many numbers (CSR) on."""
     coordinate_passes: int = 20
     coordinate_rounds: tuple[int, int] = (500, 2000)
     loops: int = 4
@@ -80,9 +84,17 @@ class Constants:
     codes: tuple[int, int] = (50, 100)
     decodings: int = 20
     selections: int = 20
+    sparse_b: tuple[float, float] = (2.0, 10.0)
+    sparse_share: int = 20
+    """Few coefficients are selected below this b over d: the second where at most a twentieth of them matter."""
     vertices: tuple[int, int] = (10, 100)
     tight: float = 5.0
     """A polytope is small where radius times |x_ij| is at most this."""
+    # ------------------------------------------------------------ what to expect
+    nothing_b: tuple[float, float] = (50.0, 100.0)
+    """Below the first of these b, or d, nothing is learned; below the second, or 3 d, little."""
+    sparse_columns: int = 100
+    """Directions that rows of CSR are taken to have."""
     # ------------------------------------------------------------ variance reduction
     svrg_inner: int = 20
     svrg_step: float = 1.0

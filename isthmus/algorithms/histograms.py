@@ -163,7 +163,7 @@ class ShrunkStatistics(Statistics):
         curvature = self._curvature(loss, z)
         values, vectors = torch.linalg.eigh(curvature * gram)
         values = values.clamp(min=0)
-        pull = self._noise(prepared, curvature * noise, terms) / self._usual(prepared)
+        pull = self._noise(prepared, curvature * noise, terms) / self.usual(prepared)
         inverse = (vectors * (values / (values.square() + pull))) @ vectors.T
         # the gradient where all margins are z, of what was bought: slopes are level + slope y there
         slopes = loss.slopes(z.expand(2), torch.tensor([-1.0, 1.0], dtype=torch.float64))
@@ -185,9 +185,9 @@ class ShrunkStatistics(Statistics):
         """The square of what noise adds to a coordinate of the sum of gradients in the end: that of the rounds, and
         that of the matrix."""
         rounds = 1.3 * (terms.clip if prepared.clip is None else prepared.clip) / (terms.mu * math.sqrt(0.5))
-        return rounds**2 + 0.03 * matrix**2 * self._usual(prepared) * int(prepared.objective.X.shape[1])
+        return rounds**2 + 0.03 * matrix**2 * self.usual(prepared) * int(prepared.objective.X.shape[1])
 
-    def _usual(self, prepared: Prepared) -> float:
+    def usual(self, prepared: Prepared) -> float:
         """The square of a usual coordinate of w, generously: margins of the size that targets have."""
         view = Scaled.of(prepared.objective.X)
         spread = prepared.spread or (0.3 if prepared.objective.classes is None else 1.0)

@@ -214,6 +214,10 @@ def preferred(facts: Facts) -> str:
         return "step bought"
     if facts.scale == "none":
         return "step bought"
+    started = facts.public is not None and facts.public.labelled  # a start is better in columns that are scaled
+    several = facts.sparse and facts.scale == "auto" and facts.outputs > 1 and not started
+    if several and facts.b < CONSTANTS.several_b * math.sqrt(facts.d):
+        return "plain"
     if facts.scale == "columns" or (facts.sparse and facts.scale == "auto"):
         return "columns and step bought"
     if one and facts.free and facts.d < SMALL and facts.b >= CONSTANTS.statistics_b * facts.d**2:

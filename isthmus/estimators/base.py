@@ -18,6 +18,7 @@ from torch import Tensor
 
 from isthmus.algorithms.before import buying
 from isthmus.algorithms.constants import CONSTANTS
+from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
@@ -52,13 +53,17 @@ SMALL_STATE = 20_000
 """A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
 DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public, not read off it"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
+STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
 PUBLIC_ROWS = 1000
 """More public rows than this are sampled."""
 
 
 @dataclass(frozen=True)
 class Posed:
-    """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off."""
+    """One problem, ready to be planned: its objective, what is bought first, what is assumed, what was read off.
+
+    public    the public rows as algorithms learn from them; `labelled` as a start is fitted: rows, targets, weights
+    """
 
     objective: Any
     inputs: Inputs
@@ -67,6 +72,7 @@ class Posed:
     facts: dict[str, Any]
     public: Any = None
     leaks: tuple[str, ...] = ()
+    labelled: tuple[Any, Any, Any] | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -136,7 +142,6 @@ class PrivateLinear(Parameters):
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
-        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
         found = self._planned(problem.facts, exact=self._asked is not None, **told)
         asked = self._asked
@@ -144,6 +149,8 @@ class PrivateLinear(Parameters):
         if asked is None and choice.batch_size is not None:  # its noise was known to first order only
             choice = self._planned(problem.facts, True, [choice.of], **told).choice(choice.name)
         self._check_scale(choice)
+        problem = self._started(problem, choice)
+        assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
         rounds = choice.rounds * calls
         if not choice.direct and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
@@ -184,7 +191,8 @@ class PrivateLinear(Parameters):
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
         recipe = self._promised(recipe) if self._private else recipe
-        return buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
+        recipe = buying(recipe, problem.buys, copy=not choice.direct) if problem.buys else recipe
+        return starting(recipe, *problem.labelled) if problem.labelled is not None else recipe
 
     def _promised(self, recipe: Recipe) -> Recipe:
         """The recipe, refused before it looks at anything where its promise is not the budget that was asked for."""
@@ -262,15 +270,32 @@ class PrivateLinear(Parameters):
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
         facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
-        given = None
+        given, labelled = None, self._labelled(public, shown, view.shape[1])
         if shown is not None:
             rows = shown.plain() if shown.shape[1] == view.shape[1] else None
-            labelled = rows is not None and public is not None and public[1] is not None
-            given = (rows, self._targets(public[1])) if labelled and public is not None else rows
+            given = rows if labelled is None or rows is None else (rows, labelled[1])
         told = (*inputs.assumptions, *assumptions)
         leaks = tuple(each for each in told if isinstance(each, Leak))
         rest = tuple(each for each in told if not isinstance(each, Leak))
-        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks)
+        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks, labelled)
+
+    def _labelled(self, public: Any, shown: Scaled | None, columns: int) -> tuple[Any, Any, Any] | None:
+        """Labelled public rows as the private ones are seen before anything is bought, their targets and weights."""
+        if shown is None or public[1] is None:
+            return None
+        rows = shown.with_constant() if shown.shape[1] < columns else shown  # the column that a bought map fills
+        return rows, self._targets(public[1]), self._public_weights(public[1])
+
+    def _started(self, problem: Posed, choice: Choice) -> Posed:
+        """The problem with a start from labelled public rows, where the run has a place for one."""
+        takes = self._private and choice.direct and not (choice.of and choice.of.needs) and not self.as_published
+        if problem.labelled is None or not takes:
+            return replace(problem, labelled=None)
+        return replace(problem, assumptions=tuple(dict.fromkeys((*problem.assumptions, STARTED))))
+
+    def _public_weights(self, y: Any) -> Tensor | None:
+        """What the losses of public rows are multiplied by."""
+        return None
 
     def _bought_scale(self, X: Any, chosen: str) -> str:
         """The scale that will be bought: centred columns bring an intercept of their own."""
@@ -303,7 +328,7 @@ class PrivateLinear(Parameters):
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
         told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
-        return "public" if told else self.scale
+        return "public" if told and self._bought_scale(X, "auto") != "shapes" else self.scale
 
     def _public_rows(self, d: int) -> tuple[Any, Any] | None:
         if self.public is None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
 from isthmus.algorithms.purchases import ClassCounts, Purchase
 from isthmus.base import validate
@@ -158,7 +160,23 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         return loss_for(self.loss, len(self.classes_))
 
     def _targets(self, y: Any) -> np.ndarray:
-        return np.asarray(y)
+        labels = np.asarray(y)
+        other = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
+        remedy = f"public labels must be among classes={self.classes_.tolist()}"
+        validate.check(not other, "public", other, remedy)
+        return labels
+
+    def _public_weights(self, y: Any) -> Tensor | None:
+        """Those of `class_weight`; "balanced" by the public labels themselves."""
+        if self.class_weight is None:
+            return None
+        labels = np.asarray(y)
+        counts = {label: max(1, int((labels == label).sum())) for label in self.classes_.tolist()}
+        balanced = {label: min(counts.values()) / count for label, count in counts.items()}
+        given = balanced if isinstance(self.class_weight, str) else self.class_weight
+        each = np.array([float(given.get(label, 1.0)) for label in labels.tolist()])
+        most = max(float(given.get(label, 1.0)) for label in self.classes_.tolist())
+        return torch.from_numpy(each / most)
 
     @property
     def _outputs(self) -> int:

@@ -110,8 +110,13 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         return issubclass(getattr(kind, "reads", object), CountTargets)
 
     def _targets(self, y: Any) -> np.ndarray:
-        shift, width = self._target_map
-        return (np.clip(np.asarray(y, dtype=float), *self.target_bounds_) - shift) / width
+        """Public targets in the units that the problem is posed in: as given where their range is bought."""
+        given = np.asarray(y, dtype=float)
+        validate.check(bool(np.isfinite(given).all()), "public", "targets that are not finite", "give finite numbers")
+        if self._private and self.target_bounds is None and given.min() == given.max():  # their range will be bought
+            return given
+        shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
+        return np.asarray((np.clip(given, *self.target_bounds_) - shift) / width)
 
     def _store(self, problem: Posed, result: Any) -> None:
         if result.target is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from isthmus.algorithms.choice import Choice
+from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.facts import Facts
 
 
@@ -21,19 +22,40 @@ def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
             "compression does not help here: noise in directions that no row has never reaches a margin, so a narrow "
             "release is not quieter where it counts, and it sees less of each gradient"
         )
-    if facts.public is not None and facts.public.labelled:
+    start = facts.public is not None and facts.public.labelled
+    if start:
+        notes.append(_labelled(facts, best, whole))
+    if (expect := _expectation(facts)) is not None:
+        than = "the model of the public rows" if start and whole else _trivial(facts)
         notes.append(
-            f"{facts.public.rows:,} public rows have labels: also fit a model to them alone (epsilon=inf, no private "
-            "row), and use the private one only where it does better"
-        )
-    if facts.b < 100:
-        notes.append(
-            f"n mu = {facts.b:.3g} is very small: expect little more than the majority class or the mean; more "
-            "records, a larger epsilon or public rows help, another algorithm does not"
+            f"n mu = {facts.b:.3g} is very small for {facts.d:,} columns: expect {expect} than {than}; more records, a "
+            "larger epsilon, fewer columns or labelled public rows help, another algorithm does not"
         )
     if best.research:
         notes.append(f"{best.name} is for research: no case is known in which it is the best choice")
     return tuple(notes)
+
+
+def _trivial(facts: Facts) -> str:
+    """What is predicted without any column."""
+    return "the majority class" if facts.of_loss.labelled() else "the mean"
+
+
+def _labelled(facts: Facts, best: Choice, whole: bool) -> str:
+    """What becomes of labelled public rows."""
+    assert facts.public is not None
+    used = "the run starts at a model of them, and private steps go on from there as far as the budget pays"
+    unused = f"{best.name} has no place for a start, so compare it with a model of them alone (no private row)"
+    return f"{facts.public.rows:,} public rows have labels: {used if whole else unused}"
+
+
+def _expectation(facts: Facts) -> str | None:
+    """What to say where n mu is too small; CSR rows have far fewer directions than columns."""
+    columns = min(facts.d, CONSTANTS.sparse_columns) if facts.sparse else facts.d
+    least, enough = CONSTANTS.nothing_b
+    if facts.b < max(least, columns):
+        return "no better"
+    return "little better" if facts.b < max(enough, 3 * columns) else None
 
 
 def energy_of(facts: Facts) -> dict[str, Any] | None:

@@ -64,8 +64,23 @@ def _small_polytope(facts: Facts) -> bool:
 def _few_passes(facts: Facts) -> bool:
     if facts.max_passes is None:
         return False
-    scaled = preferred(facts) not in ("step bought", "columns and step bought")
+    scaled = preferred(facts) not in ("plain", "step bought", "columns and step bought")
     return facts.max_passes < (CONSTANTS.few_passes if scaled else CONSTANTS.few_passes_unscaled)
+
+
+def _few_coefficients(facts: Facts) -> bool:
+    if facts.sparsity is None:
+        return False
+    low, high = CONSTANTS.sparse_b
+    few = facts.sparsity * CONSTANTS.sparse_share <= facts.parameters
+    return facts.b < (high if few else low) * facts.parameters
+
+
+def _many_blocks(facts: Facts) -> bool:
+    """Where blocks by public frequencies were measured to win: with fewer numbers or records a sketch does."""
+    if facts.sparse:
+        return (facts.max_dims or 0) >= CONSTANTS.block_dims
+    return facts.n > CONSTANTS.small_records and facts.b >= CONSTANTS.block_b * facts.parameters
 
 
 def _sketch(facts: Facts) -> tuple[str, ...]:
@@ -97,14 +112,10 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
     ),
     Ranking(
         "public frequencies",
-        "max_dims < parameters; public M_j (or public rows); CSR, or n mu >= 8 d",
-        lambda facts: (
-            facts.narrow
-            and facts.component_smoothness is not None
-            and (facts.sparse or facts.b >= CONSTANTS.block_b * facts.parameters)
-        ),
+        "max_dims < parameters; public M_j (or public rows); CSR and max_dims >= 500, or n > 10,000 and n mu >= 8 d",
+        lambda facts: facts.narrow and facts.component_smoothness is not None and _many_blocks(facts),
         lambda facts: ("dp_skgd", *_sketch(facts)),
-        "only few numbers may leave, and public facts say which columns matter",
+        "many numbers or records, and public facts say which columns matter",
         "experiments/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
     ),
     Ranking(
@@ -125,8 +136,8 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
     ),
     Ranking(
         "few coefficients",
-        "sparsity is given, no polytope, n mu < 2 d",
-        lambda facts: facts.sparsity is not None and facts.b < 2 * facts.parameters,
+        "sparsity is given, no polytope, n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter",
+        _few_coefficients,
         _always("compressive_dp_sgd (selection)"),
         "few coefficients matter: choosing them costs ln d, noise in all of R^d costs sqrt(d)",
         "docs/planner.md, sparse truth",

@@ -61,16 +61,37 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
                 "d": 2000,
                 "epsilon": 0.5,
                 "sparse": True,
-                "max_dims": 200,
+                "max_dims": 500,
                 "smoothness": np.arange(2000, 0, -1),
             },
             "dp_skgd (M by public smoothness, importance)",
         ),
+        # several outputs of text: columns are bought where they stand out of the noise
+        ({"n": 8800, "d": 10_000, "epsilon": 0.5, "sparse": True, "loss": "softmax", "classes": 46}, "dp_gd (plain)"),
+        (
+            {"n": 8800, "d": 10_000, "epsilon": 1.0, "sparse": True, "loss": "softmax", "classes": 46},
+            "dp_gd (columns and step bought)",
+        ),
+        # with few numbers, or few records, a sketch is better than blocks by public frequencies
+        (
+            {
+                "n": 4000,
+                "d": 1000,
+                "epsilon": 1.0,
+                "sparse": True,
+                "max_dims": 50,
+                "smoothness": np.arange(1000, 0, -1),
+            },
+            "priv_sgd",
+        ),
+        ({"n": 4000, "d": 89, "epsilon": 1.0, "max_dims": 10, "smoothness": np.arange(89, 0, -1)}, "priv_sgd"),
         # corners, few coefficients, uneven columns
         ({"n": 4000, "d": 1000, "epsilon": 1.0, "constraint": L1Ball(100.0), "bound": 1000**-0.5}, "dp_fw"),
         ({"n": 25_000, "d": 10_000, "epsilon": 0.5, "constraint": L1Ball(150.0), "bound": 0.1}, "dp_gd (step bought)"),
         ({"n": 500_000, "d": 100, "epsilon": 1.0, "constraint": L1Ball(30.0), "bound": 0.1}, "dp_gd (step bought)"),
         ({"n": 4000, "d": 3000, "epsilon": 1.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
+        ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
+        ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 100, "sparse": True}, "dp_gd (columns and step bought)"),
         ({"n": 8000, "d": 60, "epsilon": 1.0, "penalty": True, "smoothness": np.logspace(0, -4, 60)}, "dp_cd"),
         (
             {"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)},

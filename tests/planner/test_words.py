@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,11 +56,31 @@ def test_notes_on_public_labels_and_tiny_budgets() -> None:
     x = rows(40, 6)
     found = plan(n=300, d=6, epsilon=0.1, public=(x, targets(x, "logistic")), exact=False)
     notes = " ".join(found.notes)
-    assert "40 public rows have labels" in notes and "very small" in notes
+    assert "40 public rows have labels: the run starts at a model of them" in notes
+    assert "very small" in notes and "expect no better than the model of the public rows" in notes
+    few = plan(n=3000, d=60, epsilon=1.0, max_dims=5, public=(rows(40, 60), np.arange(40) % 2), exact=False)
+    assert "has no place for a start" in " ".join(few.notes)
     quiet = " ".join(plan(n=30_000, d=6, epsilon=1.0, public=x, exact=False).notes)
     assert "labels" not in quiet and "very small" not in quiet
     named = plan(n=300, d=6, epsilon=1.0, algorithms=["rpdp_sgd"], exact=False)
     assert named.best.research and "research" in " ".join(named.notes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"n": 1000, "d": 6, "epsilon": 0.1}, "expect no better than the majority class"),
+        ({"n": 1000, "d": 6, "epsilon": 0.1, "loss": "squared"}, "expect no better than the mean"),
+        ({"n": 4000, "d": 200, "epsilon": 0.1}, "expect no better than the majority class"),
+        ({"n": 4000, "d": 60, "epsilon": 0.1}, "expect little better than the majority class"),
+        ({"n": 4000, "d": 20, "epsilon": 0.1}, None),
+        ({"n": 25_000, "d": 10_000, "epsilon": 0.1, "sparse": True}, None),
+    ],
+)
+def test_a_budget_that_is_too_small_is_said_to_be(facts: dict[str, Any], said: str | None) -> None:
+    """n mu is compared with the columns: 4,000 records are enough for 20 of them, and not for 200."""
+    notes = " ".join(plan(**facts, exact=False).notes)
+    assert said in notes if said is not None else "expect" not in notes
 
 
 def test_nothing_private_is_asked_for() -> None:
