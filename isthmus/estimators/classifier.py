@@ -42,8 +42,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
                      your own, filled from public facts
     constraint       a set of `isthmus` for the coefficients of the scaled rows; l1, l2: strengths of a penalty
     clip, step, max_iter, batch_size   None: as planned; all of them are public choices
-    scale            how columns are scaled beyond their bounds: "auto", "none", "columns", "moments" (bought from the
-                     budget) or "public" (from the public rows)
+    scale            how columns are scaled beyond their bounds: "auto", "none", "columns", "moments", "shapes" (bought
+                     from the budget) or "public" (from the public rows)
+    features         "linear", or "smooth": every column becomes a few functions of itself and the model an additive one
+                     (`effects()`); "auto" as the budget allows
     bounds           (low, high) of the columns, public numbers; NaN, or None for all, buys them from the budget;
                      "data" reads them off the data and warns
     data_norm        a public bound of the rows' l2 norm: longer rows are shortened; "unit" gives every row length 1,

@@ -17,7 +17,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     for k, block in enumerate(blocks):
         exec(compile(block, f"docs/tables.md, block {k}", "exec"), names)
 
