@@ -37,7 +37,7 @@ NO_CHECKOUT = (
 @click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
 @click.option("--max-passes", type=float, help="At most so many passes over the data.")
 @click.option("--max-dims", type=int, help="At most so many numbers of a gradient may leave the data in a round.")
-@click.option("--scale", default="auto", show_default=True, help="auto, none, columns or moments.")
+@click.option("--scale", default="auto", show_default=True, help="auto, none, columns, moments or shapes.")
 @click.option("--penalty", is_flag=True, help="An l1 or l2 penalty is part of the objective.")
 @output_options
 def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None, **facts: Any) -> None:

@@ -80,6 +80,7 @@ class Settings:
     max_iter: int | None = None
     batch_size: int | None = None
     scale: str = "auto"
+    shape: str = "auto"
     data_norm: float | None = None
     intercept: bool = True
     class_weight: dict[str, float] | str | None = None
@@ -321,6 +322,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "epsilon": _epsilon,
     "adjacency": _among("add-remove", "replace-one"),
     "task": _among(*TASKS),
+    "shape": _among("auto", "linear", "smooth"),
     "classes": read_words,
     **dict.fromkeys(("bounds", "target_bounds"), read_bounds),
     "constraint": _constraint,

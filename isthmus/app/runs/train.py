@@ -114,6 +114,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
         adjacency=settings.adjacency,
         sparse=problem.features is None and not hasattr(problem.x, "__array_interface__"),
         scale=settings.scale if settings.scale != "public" else "none",
+        features=settings.shape,
         penalty=bool(settings.l1 or settings.l2),
         algorithms=None if settings.algorithm == "auto" else [settings.algorithm],
     )
@@ -211,6 +212,7 @@ def _estimator(
         "max_iter": settings.max_iter,
         "batch_size": settings.batch_size,
         "scale": settings.scale,
+        "features": settings.shape,
         "bounds": problem.bounds,
         "data_norm": settings.data_norm,
         "fit_intercept": settings.intercept,
