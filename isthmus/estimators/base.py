@@ -300,7 +300,7 @@ class PrivateLinear(Parameters):
         buys = self._asked is None or "scale" in self._asked.parameters
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
-        found = self._planned(self._known(*X.shape, is_sparse(X)), exact=False)
+        found = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
         return str(found.best.arguments.get("scale", "none")) if found.choices else "none"
 
     def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
