@@ -91,7 +91,7 @@ _HOMES = {
     "planner": ["plan"],
     "privacy.leaks": ["PrivacyBudgetWarning", "PrivacyLeakWarning"],
     "tables.encoder": ["TableEncoder"],
-    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch"],
+    "estimators": ["PrivateClassifier", "PrivateRegressor", "PrivateSearch", "private_score", "private_summary"],
     "privacy.mechanisms": ["Mechanism"],
     "base.validate": ["InvalidInput"],
 }

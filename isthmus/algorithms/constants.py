@@ -22,6 +22,8 @@ class Constants:
     tau_labels_within: tuple[tuple[float, float], tuple[float, float]] = ((1.0, 3.0), (0.3, 3.0))
     tau_numbers_within: tuple[tuple[float, float], tuple[float, float]] = ((0.3, 1.0), (0.1, 1.0))
     """(dense, CSR)."""
+    clip_b: float = 100.0
+    """From b of so many times the parameters on the clip grows in proportion, up to where nothing is clipped."""
     # ------------------------------------------------------------ the prepared DP-GD
     statistics_b: float = 0.5
     """X'X is bought where b is at least this times d^2,"""

@@ -202,8 +202,14 @@ class Facts:
 
     @property
     def the_clip(self) -> float:
-        """C, fixed by the caller or by the loss."""
-        return self.of_loss.clip_for(self.classes) if self.clip is None else self.clip
+        """C, fixed by the caller or by the loss; what clipping cuts off matters more the less noise there is."""
+        if self.clip is not None:
+            return self.clip
+        usual = self.of_loss.clip_for(self.classes)
+        if not self.private:
+            return usual
+        most = 2.0 if self.of_loss.equivariant else self.of_loss.slope_bound or usual
+        return max(usual, min(most, usual * self.b / (CONSTANTS.clip_b * self.parameters)))
 
     @property
     def smooth(self) -> float:

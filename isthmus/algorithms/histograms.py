@@ -27,6 +27,8 @@ from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.before import Prepared
 from isthmus.round.updates import Preconditioned
 
+UNSEEN = 0.01
+"""Records that may differ from all others in a column that looks constant."""
 TARGET_LEVEL = 6
 """The grid of targets: one column, so that a fine one is cheap."""
 
@@ -78,7 +80,7 @@ class Shapes(Purchased):
             features=self.features,
             functions=self.functions,
             longer=longest(b / max(self.features, view.shape[1])),
-            floor=noise / terms.n,
+            floor=max(noise, UNSEEN) / terms.n,
         )
         before = () if prepared.transform is None else tuple(prepared.transform.maps)
         objective = prepared.objective.with_inputs(found(view))
@@ -101,9 +103,13 @@ class _Bins:
 
 @dataclass(frozen=True)
 class TargetShape(Purchased):
-    """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares."""
+    """How targets are distributed.  Numbers are centred, scaled and clipped by it; logits start at the class shares.
+
+    clips  whether gradients may be clipped at more than was planned, as far as records allow
+    """
 
     share: float = 0.03
+    clips: bool = True
     name: str = "target shape"
     exact: ClassVar[bool] = True
 
@@ -125,7 +131,10 @@ class TargetShape(Purchased):
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
         shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
-        return _numbers(prepared, shape, noise / terms.n, terms)
+        found = _numbers(prepared, shape, noise / terms.n, terms)
+        if self.clips or found.clip is None:
+            return found
+        return replace(found, clip=min(found.clip, terms.clip), spread=None)
 
     def _bins(self, objective: Any) -> Tensor:
         if objective.classes is not None:
@@ -240,7 +249,7 @@ def _numbers(prepared: Prepared, shape: Distribution, floor: float, terms: Terms
     mean, sd = float(shape.mean[0]), math.sqrt(max(float(shape.variance[0]), floor))
     low, high = (float(end[0]) for end in shape.ends)
     low, high = max(-1.0, min(low, mean - 4 * sd)), min(1.0, max(high, mean + 4 * sd))
-    width = max(high - mean, mean - low, 1e-12)
+    width = min(1.0, max(high - mean, mean - low, 1e-12))  # a few beyond 1 are clipped where that counts
     y = (loss.y.double().clamp(low, high) - mean) / width
     sizes = (shape.middles.clamp(low, high) - mean) / width
     clip = residual_clip(shape.p[0], sizes, view.shape[1] / (terms.n * terms.mu))

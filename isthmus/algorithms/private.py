@@ -88,6 +88,7 @@ def dp_gd(
     features: int | None = None,
     functions: int = 6,
     level: int = 6,
+    targets: bool = False,
     precondition: bool = False,
     tau: float | None = None,
 ) -> Recipe:
@@ -101,12 +102,13 @@ def dp_gd(
                   become at most `functions` smooth functions each and `features` in all (see `problems.features`; 1 is
                   the linear one), targets are centred, logits start at the class shares; `level` is that of the grid.
                   `result.transform` maps new rows the same way.
+    targets       3 % for the histogram of the targets with any other scale too
     step          "auto": 2 % for lambda_max of X'X; the step is as long as it is stable and its accumulated noise,
                   about `tau` in the margin of a unit row (by default 10 / sqrt(d) for labels, 3 / sqrt(d) for numbers,
                   within limits), allows
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
-    buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level))
+    buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
     rule: StepRule | None = None if isinstance(step, str) or precondition else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
@@ -305,7 +307,12 @@ class _Private:
 
 
 def items_of(
-    scale: str, step: StepRule | str | None, precondition: bool, tau: float | None, shapes: Shapes
+    scale: str,
+    step: StepRule | str | None,
+    precondition: bool,
+    tau: float | None,
+    shapes: Shapes,
+    targets: bool = False,
 ) -> tuple[Purchase, ...]:
     """What `dp_gd(scale=..., step=..., precondition=...)` buys; a step that is not given is bought with the rest."""
     validate.one_of(SCALES, scale=scale)
@@ -317,9 +324,10 @@ def items_of(
         "none": (),
         "columns": (Columns(),),
         "moments": (Moments(),),
-        "shapes": (shapes, TargetShape()),
+        "shapes": (shapes,),
     }
-    items = scales[scale]
+    whole = scale == "shapes"
+    items = (*scales[scale], TargetShape(clips=whole)) if targets or whole else scales[scale]
     if precondition:
         return (*items, ShrunkStatistics() if scale == "shapes" else Statistics())
     automatic = isinstance(step, str) or (step is None and scale != "none")

@@ -30,6 +30,18 @@ SHARES = {
     "moments": Moments().share,
     "shapes": Shapes(0).share + TargetShape().share,
 }
+
+
+def centred(facts: Facts, scale: str) -> bool:
+    """Whether the distribution of the targets is bought beside a scale that does not bring it."""
+    return scale in ("none", "moments") and facts.of_loss.equivariant and not facts.sparse and facts.free
+
+
+def spent_on(facts: Facts, scale: str) -> float:
+    """The share of the budget that a scale takes, with the targets' where they are bought."""
+    return SHARES[scale] + (TargetShape().share if centred(facts, scale) else 0.0)
+
+
 NO_RESCALING = "a set or a penalty is about the coefficients as they are: columns are not rescaled"
 
 
@@ -124,7 +136,7 @@ def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
         return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
         return Refusal("preconditioned steps have length 1: leave step out")
-    share = 1 - SHARES[scale] - Statistics().share
+    share = 1 - spent_on(facts, scale) - Statistics().share
     looks = 1 + _looks(facts, scale, automatic=False)
     rounds = CONSTANTS.shapes_rounds if scale == "shapes" else CONSTANTS.statistics_rounds
     run = full_run(facts, facts.the_clip, columns + 1, rounds, share, looks)
@@ -149,7 +161,7 @@ def _ending(scale: str) -> dict[str, Any]:
 def _shaped(facts: Facts, scale: str) -> dict[str, Any]:
     """What the recipe is told of smooth features."""
     if scale != "shapes":
-        return {}
+        return {"targets": True} if centred(facts, scale) else {}
     functions = 1 if facts.features == "linear" else CONSTANTS.functions
     return {"features": facts.smooth_features, "functions": functions, "level": facts.shapes_level}
 
@@ -243,7 +255,8 @@ def _cannot_prepare(facts: Facts, scale: str) -> str | None:
 def _looks(facts: Facts, scale: str, automatic: bool) -> int:
     """Passes over the data before the loop."""
     spectrum = 1 if min(facts.n, facts.d) <= GRAM_LIMIT else CONSTANTS.lanczos_passes
-    return int(scale != "none") + int(scale == "shapes") + (spectrum if automatic else 0)
+    targets = scale == "shapes" or centred(facts, scale)
+    return int(scale != "none") + int(targets) + (spectrum if automatic else 0)
 
 
 def _rounds(facts: Facts, scale: str) -> int:
@@ -262,7 +275,7 @@ def _prepared(facts: Facts, scale: str) -> Choice | Refusal:
     if reason is not None:
         return Refusal(reason)
     automatic = facts.step is None
-    spent = SHARES[scale] + (Lambda().share if automatic else 0)
+    spent = spent_on(facts, scale) + (Lambda().share if automatic else 0)
     columns = facts.smooth_features if scale == "shapes" else facts.d
     dims = (columns + (scale in ("moments", "shapes"))) * facts.outputs
     looks = _looks(facts, scale, automatic)

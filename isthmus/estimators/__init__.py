@@ -1,10 +1,12 @@
-"""scikit-learn estimators: `PrivateClassifier`, `PrivateRegressor`, `PrivateSearch`, and what they warn of."""
+"""scikit-learn estimators, `PrivateSearch`, `private_score` and `private_summary`, and what they warn of."""
 
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import PrivacyBudgetWarning, PrivacyLeakWarning
 from isthmus.estimators.regressor import PrivateRegressor
+from isthmus.estimators.scoring import Scores, private_score
 from isthmus.estimators.search import PrivateSearch
 from isthmus.estimators.stored import load, save
+from isthmus.estimators.summary import Summary, private_summary
 
 __all__ = [
     "PrivacyBudgetWarning",
@@ -12,6 +14,10 @@ __all__ = [
     "PrivateClassifier",
     "PrivateRegressor",
     "PrivateSearch",
+    "Scores",
+    "Summary",
     "load",
+    "private_score",
+    "private_summary",
     "save",
 ]

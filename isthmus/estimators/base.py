@@ -17,11 +17,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from isthmus.algorithms.before import buying
+from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
-from isthmus.estimators import stored, turns
+from isthmus.estimators import intervals, stored, turns
+from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
@@ -250,7 +252,7 @@ class PrivateLinear(Parameters):
             public=None if public is None else public[0],
             intercept=self.fit_intercept and chosen != "public" and bought not in ("moments", "shapes"),
             private=self._private,
-            whole=bought == "shapes",
+            whole=bought == "shapes" or self._private and self._many(*X.shape),
             origin=not self.fit_intercept,
         )
         shown = None if public is None else inputs.maps(public[0])
@@ -266,7 +268,7 @@ class PrivateLinear(Parameters):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
-        facts = self._known(*view.shape, is_sparse(X))
+        facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given, labelled = None, self._labelled(public, shown, view.shape[1])
         if shown is not None:
@@ -302,6 +304,11 @@ class PrivateLinear(Parameters):
             return chosen if self._private else "none"
         found = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
         return str(found.best.arguments.get("scale", "none")) if found.choices else "none"
+
+    def _many(self, n: int, d: int) -> bool:
+        """Whether there are so many records that rows which are shortened would bend more than their noise."""
+        n = self._records(n)
+        return n * mu_of(self.epsilon, self._delta(n), self._adjacency) >= CONSTANTS.clip_b * d
 
     def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
@@ -386,6 +393,19 @@ class PrivateLinear(Parameters):
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return matmul(self._maps(Scaled.of(as_rows(X))), self._weights).numpy()
 
+    def effects(self) -> dict[str, Curve]:
+        """What each column adds to the prediction (a classifier: to the log-odds), as curves (x, y) by its name.
+
+        A model with smooth features is additive: its prediction is a constant plus one curve a column.  `coef_` holds
+        the straight part of each.
+        """
+        check_is_fitted(self)
+        return effects(self)
+
+    def _in_units(self, margins: Tensor) -> np.ndarray:
+        """What is added to a margin, in the units of the prediction."""
+        return in_order(margins)
+
     def budget_curve(self, points: int = 20) -> list[tuple[int, float]]:
         """(round, epsilon of so many rounds fixed beforehand) of the fit; what was bought before them is in all."""
         check_is_fitted(self)
@@ -397,6 +417,10 @@ class PrivateLinear(Parameters):
             spent = event_json.composed((leaf, 1 if k == 1 else math.ceil(k * t / last)) for leaf, k in leaves)
             curve.append((t, epsilon_of(spent, self.privacy_.delta, self.privacy_.adjacency)))
         return curve
+
+    def coefficient_intervals(self, level: float = 0.95, *, residual_sd: float | None = None) -> intervals.Intervals:
+        """Confidence intervals of the coefficients, noise and sampling counted (see `isthmus.estimators.intervals`)."""
+        return intervals.coefficient_intervals(self, level, residual_sd)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model to one file without pickle; `isthmus.estimators.load` reads it."""

@@ -11,15 +11,15 @@ for.  A linear model of them is an additive model of the columns.  Nothing here 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix
-from isthmus.problems.scaling import UP, Scaled
+from isthmus.problems.scaling import UP, Scaled, lengths
 
 POINT = 1e-9
 """Entries this near to -1, 0 or 1 are these: most indicators and clipped numbers."""
@@ -47,7 +47,8 @@ def grid(level: int = 6) -> Tensor:
     small = torch.tensor([2.0**-i for i in range(level + 1, 3 * level)], dtype=torch.float64)
     points = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     inner = torch.cat([k[(k.abs() != 1) & (k != 0)], small, -small, 1 - small, small - 1])
-    return torch.cat([inner, points - POINT, points + POINT]).unique()
+    edges: Tensor = torch.cat([inner, points - POINT, points + POINT]).unique()
+    return edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,15 @@ class Distribution:
         seen = self.p > 0
         low = torch.where(seen, self.edges[:-1], math.inf).amin(1)
         return low, torch.where(seen, self.edges[1:], -math.inf).amax(1)
+
+    def inner(self, f: Tensor, g: Tensor) -> Tensor:
+        """E f g of each column, for functions given at the edges that are linear between them: in a bin that is a point
+        all records are in the middle, in others they are spread evenly."""
+        point = self.edges.diff() < 4 * POINT
+        same, cross = torch.where(point, 1 / 4, 1 / 3), torch.where(point, 1 / 4, 1 / 6)
+        (f0, f1), (g0, g1) = (f[:, :-1], f[:, 1:]), (g[:, :-1], g[:, 1:])
+        products = same * (f0 * g0 + f1 * g1) + cross * (f0 * g1 + f1 * g0)
+        return (self.p * products).sum(1, keepdim=True)
 
     def draw(self, rows: int, seed: int = 0) -> Tensor:
         """The bins of so many independent records (public: from p alone)."""
@@ -136,29 +146,23 @@ def _halved(mass: Tensor, halves: Tensor, bins: Tensor, noise: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SmoothMap:
-    """A public map of rows with entries in [-reach, reach]: weighted functions of the columns, shortened, with a bias.
+    """A public map of rows with entries in [-reach, reach]: functions of the columns, shortened, with a bias.
 
-    edges, below, p   the grid, and what each column has below and in each bin
-    low, high         where the linear function of a column is cut off
-    shift, scale      its mean, and 1 / sd
-    columns, orders   of each feature: its column, and the number of its function
-    coefficients      columns x functions x (1, linear, cosines): the functions from what they are made of
-    weight            of each feature
-    limit, bias       longer rows of features are shortened to `limit`; then (f, bias) / hypot(limit, bias)
+    edges         the grid
+    columns       of each feature
+    values        of each feature at the edges; linear between them
+    shift, scale  of each column: its linear function is (x - shift) * scale; the first features are these
+    limit, bias   longer rows of features are shortened to `limit`; then (f, bias) / hypot(limit, bias)
+
+    A feature is looked up, multiplied and added, entry by entry: what a row becomes depends on no other, to the bit.
     """
 
     reach: float
     edges: Tensor
-    below: Tensor
-    p: Tensor
-    low: Tensor
-    high: Tensor
+    columns: Tensor
+    values: Tensor
     shift: Tensor
     scale: Tensor
-    columns: Tensor
-    orders: Tensor
-    coefficients: Tensor
-    weight: Tensor
     limit: float = 1.0
     bias: float = 1.0
 
@@ -168,39 +172,31 @@ class SmoothMap:
         d, D = len(self.shift), len(self.columns)
         validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns")
         found = torch.empty(view.shape[0], D + 1 if self.bias else D, dtype=torch.float64)
-        step = max(1, CHUNK_BYTES // (8 * d * (4 + self.coefficients.shape[2] + self.coefficients.shape[1])))
+        step = max(1, CHUNK_BYTES // (8 * (4 * d + 4 * D)))
         for lo in range(0, view.shape[0], step):
             hi = min(lo + step, view.shape[0])
             found[lo:hi, :D] = self._features(view[lo:hi].dense() / self.reach)
-        slack = 1 + (D + 64) * 2.0**-52
-        length = torch.linalg.vector_norm(found[:, :D], dim=1) * slack
+        length = torch.from_numpy(np.sqrt(lengths(found[:, :D].numpy()))) * (1 + (D + 64) * 2.0**-52)
         whole = math.hypot(self.limit, self.bias) * UP
-        factor = 1 / (whole * UP) * (self.limit / length.clamp(min=self.limit))
+        factor = self.limit / length.clamp(min=self.limit) / (whole * UP)
         found[:, :D] *= factor[:, None]
         bias = self.bias / (whole * UP)
         if self.bias:
             found[:, D] = bias
         upper = torch.hypot(length * factor, torch.tensor(bias, dtype=torch.float64)) * UP
-        base = Scaled.of(found)
-        return Scaled(found, base.weight, base.r, base.U, base.B, upper.clamp(max=1.0), unit=True, bias=bias)
+        plain = Scaled.of(found)
+        parts = plain.weight, plain.r, plain.U, plain.B
+        return Scaled(found, *parts, upper.clamp(max=1.0), unit=True, bias=bias)
 
     def _features(self, x: Tensor) -> Tensor:
         """Of a chunk of rows, not yet shortened."""
-        raw = self._raw(x)
-        functions = torch.einsum("njm,jkm->njk", raw, self.coefficients)
-        return functions[:, self.columns, self.orders] * self.weight
-
-    def _raw(self, x: Tensor) -> Tensor:
-        """(1, linear, cos pi u, cos 2 pi u, ...) of every entry."""
-        x = x.clamp(-1.0, 1.0)
+        x = x.clamp(float(self.edges[0]), float(self.edges[-1]))
         place = bins_of(self.edges, x)
-        width = self.edges.diff()
-        inside = ((x - self.edges[place]) / width[place]).clamp(0, 1)
-        rank = self.below.T.gather(0, place) + self.p.T.gather(0, place) * inside
-        linear = (torch.minimum(torch.maximum(x, self.low), self.high) - self.shift) * self.scale
-        k = torch.arange(1, self.coefficients.shape[2] - 1, dtype=torch.float64)
-        cosines = torch.cos(math.pi * rank[..., None] * k)
-        return torch.cat([torch.ones_like(x)[..., None], linear[..., None], cosines], -1)
+        inside = (x - self.edges[place]) / (self.edges[place + 1] - self.edges[place])
+        which = torch.arange(len(self.columns))
+        place, inside = place[:, self.columns], inside[:, self.columns]
+        low, high = self.values[which, place], self.values[which, place + 1]
+        return low + inside * (high - low)
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The linear part: by each column's own distribution its smooth functions are uncorrelated with its linear one,
@@ -211,10 +207,6 @@ class SmoothMap:
         last = torch.tensor([self.bias / whole] if self.bias else [], dtype=torch.float64)
         offset = (offset - self.shift * self.reach) * scale / whole
         return weight * scale / whole, torch.cat([offset, rest, last]), self.bias / whole
-
-    def stored(self) -> dict[str, Any]:
-        """The fields by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def smooth_map(
@@ -239,46 +231,41 @@ def smooth_map(
     (1, 7)
     """
     mean, sd = columns.mean, columns.variance.clamp(min=max(floor, 1e-24)).sqrt()
-    ends = columns.ends
-    low, high = torch.minimum(ends[0], mean - FAR_OUT * sd), torch.maximum(ends[1], mean + FAR_OUT * sd)
-    linear = (columns.middles - mean[:, None]) / sd[:, None]
-    ranks = columns.below + columns.p / 2
-    k = torch.arange(1, functions, dtype=torch.float64)
-    cosines = torch.cos(math.pi * ranks[..., None] * k)
-    raw = torch.cat([torch.ones_like(ranks)[..., None], linear[..., None], cosines], -1)
-    made, alive = _orthonormal(raw, columns.p)
+    edges, (low, high) = columns.edges, columns.ends
+    low, high = torch.minimum(low, mean - FAR_OUT * sd), torch.maximum(high, mean + FAR_OUT * sd)
+    straight = (torch.minimum(torch.maximum(edges, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
+    ranks = torch.cat([columns.below, torch.ones(len(mean), 1, dtype=torch.float64)], 1)
+    cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
+    raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
+    made, alive = _orthonormal(raw, columns)
     column, order = _first(alive, features).unbind(1)
-    weight = 1 / (order.double() + 1)
-    drawn = columns.draw(SIMULATED)
-    values = torch.einsum("jbm,jkm->jbk", raw, made)
-    lengths = torch.linalg.vector_norm(values[column, drawn[:, column], order] * weight, dim=1)
-    limit = max(float(lengths.median()) * longer, 1e-6)
-    known = (columns.edges, columns.below, columns.p, low, high, mean, 1 / sd)
-    return SmoothMap(reach, *known, column, order, made, weight, limit, bias)
+    values = made[column, :, order] / (order.double() + 1)[:, None]
+    bins = columns.draw(SIMULATED)[:, column]
+    which = torch.arange(len(column))
+    drawn = (values[which, bins] + values[which, bins + 1]) / 2
+    limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
+    return SmoothMap(reach, edges, column, values, mean, 1 / sd, limit, bias)
 
 
-def _orthonormal(raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt under p of the functions after the constant: their coefficients (columns x functions x raw), and
-    which are functions at all beside those before them.
+def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
+    """Gram-Schmidt of functions that are given at the edges (columns x edges x functions), the first of them constant:
+    those after it, and which of them are functions at all beside those before.
 
-    The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
-    small, they stand for it.
+    A function counts by how it differs between bins: within one nothing is known.  The linear one keeps its scale, and
+    is taken out of the others as far as it has variance: where a floor has made it small, they stand for it.
     """
-    d, _, m = raw.shape
-    units = torch.eye(m, dtype=torch.float64).expand(d, m, m)
-    done = [(raw[..., 0], units[:, 0]), (raw[..., 1], units[:, 1])]
-    alive = [torch.ones(d, dtype=torch.bool)]
-    for i in range(2, m):
-        v, c = raw[..., i], units[:, i]
-        for q, a in done:
-            inner = (p * v * q).sum(1, keepdim=True)
-            v, c = v - inner * q, c - inner * a
-        square, whole = (p * v * v).sum(1, keepdim=True), (p * raw[..., i].square()).sum(1, keepdim=True)
-        real = square > LEAST_NEW * whole.clamp(min=1e-12)
-        scale = torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0)
-        done.append((v * scale, c * scale))
+    done = [raw[..., 0], raw[..., 1]]
+    alive = [torch.ones(len(raw), dtype=torch.bool)]
+    for i in range(2, raw.shape[2]):
+        v = raw[..., i]
+        for q in done:
+            v = v - columns.inner(v, q) * q
+        square = columns.inner(v, v)
+        between = (columns.p * ((v[:, 1:] + v[:, :-1]) / 2).square()).sum(1, keepdim=True)
+        real = between > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
+        done.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
-    return torch.stack([c for _, c in done[1:]], 1), torch.stack(alive, 1)
+    return torch.stack(done[1:], -1), torch.stack(alive, 1)
 
 
 def _first(alive: Tensor, features: int) -> Tensor:

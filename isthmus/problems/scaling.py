@@ -216,7 +216,7 @@ class Scaled(View):
         if (csr := self._csr) is not None:
             squares, rest, factors = self._squares(csr)
             return torch.hypot(factors * row_norms(squares), torch.linalg.vector_norm(rest, dim=1))
-        parts = [torch.from_numpy(np.sqrt(_lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
+        parts = [torch.from_numpy(np.sqrt(lengths(np.square(rows.numpy())))) for _, _, rows in self.chunks()]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
     def square_sum(self, c: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class Scaled(View):
         if (X := self._csr) is not None:
             rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
             return torch.hypot(self.r * row_norms(_weighted(X, self.weight)), rest) * slack
-        parts = [np.sqrt(_lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
+        parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
         found = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
         return found + self._cancelled()
 
@@ -449,7 +449,7 @@ def unit_rows(X: object) -> Scaled:
     return view if view.unit else RowMap()(view)
 
 
-def _lengths(rows: Array) -> Array:
+def lengths(rows: Array) -> Array:
     """Squared norms of rows."""
     squares: Array = np.einsum("ij,ij->i", rows, rows)
     return squares

@@ -244,7 +244,8 @@ def encode_target(values: Any, target: Target, separator: str | None = None) -> 
     """The targets of the rows that have one, and which rows those are.
 
     Labels are words of `target.classes`; a label that is none of them is refused, for dropping it silently would
-    train on other rows than was meant.  Numbers are clipped to `target.bounds` where they are given.
+    train on other rows than was meant.  Numbers stay as they are: an estimator clips what it learns to `target.bounds`,
+    and figures of test rows are those of the targets themselves.
     separator   that of the file they come from, by which the signs in numbers are judged
     """
     if target.task == "classification":
@@ -262,8 +263,7 @@ def encode_target(values: Any, target: Target, separator: str | None = None) -> 
     numbers = as_numbers(values, column)
     kept = np.isfinite(numbers)
     check_readable(values, ~kept, column)
-    found = numbers[kept]
-    return (found if target.bounds is None else np.clip(found, *target.bounds)), kept
+    return numbers[kept], kept
 
 
 def target_column(target: Target, separator: str | None = None) -> Column:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isthmus import InvalidInput, LeastSquares, Logistic, Poisson, Softmax, TorchObjective, algorithms, minimize
 from isthmus.algorithms.before import Bought, buying
+from isthmus.algorithms.histograms import Shapes, TargetShape
 from isthmus.algorithms.purchases import (
     BINS,
     SMALL,
@@ -55,6 +56,9 @@ ITEMS: dict[str, Purchase] = {
     "moments": Moments(),
     "lambda": Lambda(),
     "statistics": Statistics(),
+    "shapes": Shapes(8, level=2),
+    "target shape": TargetShape(),
+    "class shares": TargetShape(),
 }
 VIEWS = ("raw", "csr", "mapped", "mapped csr", "float32")
 BIG = 1e300
@@ -77,7 +81,7 @@ def objective(name: str, X: np.ndarray, y: np.ndarray, view: str) -> Any:
     if view.startswith("mapped"):
         shift = None if "csr" in view else torch.tensor([0.1, 0.0, 0.0, 0.2]).double()
         seen = RowMaps([RowMap(shift=shift, weight=torch.tensor([1.0, 5, 1, 1]), limit=1.0, bias=0.3)])(seen)
-    if name == "classes":
+    if name in ("classes", "class shares"):
         return Logistic(seen, y, classes=(0, 1))
     return LeastSquares(seen, np.where(y > 0, 1.0, -1.0) if name == "statistics" else 3.0 * y - 1.0)
 
@@ -93,7 +97,7 @@ def measured(item: Purchase, problem: Any) -> Tensor:
 
 
 def cases() -> list[tuple[str, str]]:
-    sparse_free = {"ranges", "some ranges"}
+    sparse_free = {"ranges", "some ranges", "shapes"}
     return [(name, view) for name in ITEMS for view in VIEWS if not (name in sparse_free and "csr" in view)]
 
 

@@ -22,7 +22,7 @@ from isthmus import Identity
 from isthmus.app.cli import code_of, main, tools
 from isthmus.audit import known_bad, suite
 
-COMMANDS = "schema train predict plan budget audit report demo bench reproduce completion".split()
+COMMANDS = "schema train predict describe plan budget audit report demo bench reproduce completion".split()
 
 
 def invoke(*arguments: str, code: int = 0) -> Result:

@@ -71,15 +71,9 @@ def mapped_by_hand(each: RowMap, row: np.ndarray, bias: float) -> tuple[np.ndarr
 
 
 def smooth_by_hand(each: SmoothMap, row: np.ndarray) -> tuple[np.ndarray, float]:
-    """The functions of every column, one number at a time."""
-    edges, found = each.edges.numpy(), []
-    for j, k in zip(each.columns.tolist(), each.orders.tolist(), strict=True):
-        x = min(max(row[j] / each.reach, -1.0), 1.0)
-        bin = min(max(int(np.searchsorted(edges, x, side="right")) - 1, 0), len(edges) - 2)
-        rank = float(each.below[j, bin]) + float(each.p[j, bin]) * (x - edges[bin]) / (edges[bin + 1] - edges[bin])
-        linear = (min(max(x, float(each.low[j])), float(each.high[j])) - float(each.shift[j])) * float(each.scale[j])
-        cosines = [math.cos(math.pi * m * rank) for m in range(1, each.coefficients.shape[2] - 1)]
-        found.append(float(np.dot(each.coefficients[j, k].numpy(), [1.0, linear, *cosines])) / (k + 1))
+    """The functions of every column, one number at a time, linear between the edges."""
+    columns = [min(max(x / each.reach, float(each.edges[0])), float(each.edges[-1])) for x in row]
+    found = [np.interp(columns[j], each.edges, each.values[i]) for i, j in enumerate(each.columns.tolist())]
     return shortened(np.array(found), each.limit, each.bias)
 
 

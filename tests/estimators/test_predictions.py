@@ -82,7 +82,7 @@ def test_numbers_come_back_in_their_units(loss: str, bounds: Any) -> None:
 
 @pytest.mark.parametrize("scaled", [name for name in SCALED if name != "columns" and "smooth" not in name])
 def test_coefficients_give_the_margins_of_rows_that_no_map_shortens(scaled: str) -> None:
-    """But for "columns", which gives every row length 1, and smooth features, whose coefficients are their linear part."""
+    """But for "columns", which gives every row length 1, and smooth features, of which they are the linear part."""
     X, y = labelled()
     unit = X[:20] / np.linalg.norm(X[:20], axis=1, keepdims=True)  # for the map that gives every row length 1
     rows = unit if scaled == "unit" else X.mean(0) + 0.05 * labelled(20, seed=2)[0]

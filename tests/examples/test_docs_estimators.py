@@ -50,7 +50,7 @@ def test_cross_validation_is_said_to_spend() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in ("docs/estimators.md", "README.md"):
+    for page in ("docs/estimators.md", "docs/figures.md", "docs/cli.md", "README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
             assert ((ROOT / page).parent / target).exists(), (page, target)

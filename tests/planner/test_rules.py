@@ -24,14 +24,21 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
     ("facts", "picked"),
     [
         # prepared descent, by n mu and the number of columns
-        ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (statistics bought)"),
-        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (moments and step bought)"),
+        ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
+        ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (shapes and step bought)"),
+        (
+            {"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False},
+            "dp_gd (moments and step bought)",
+        ),
+        ({"n": 10_000, "d": 9, "epsilon": 0.1, "loss": "squared", "ranged": False}, "dp_gd (statistics bought)"),
         ({"n": 1500, "d": 89, "epsilon": 1.0, "loss": "squared"}, "dp_gd (step bought)"),
         ({"n": 10_000, "d": 785, "epsilon": 0.5, "loss": "softmax", "classes": 10}, "dp_gd (columns and step bought)"),
         ({"n": 10_000, "d": 785, "epsilon": 3.0}, "dp_gd (moments and step bought)"),
         ({"n": 32_000, "d": 124, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
         ({"n": 25_000, "d": 10_000, "epsilon": 1.0, "sparse": True}, "dp_gd (columns and step bought)"),
-        ({"n": 25_000, "d": 100, "epsilon": 1.0, "loss": "hinge"}, "dp_gd (moments and step bought)"),
+        ({"n": 25_000, "d": 100, "epsilon": 1.0, "loss": "hinge"}, "dp_gd (shapes and step bought)"),
+        ({"n": 5000, "d": 9, "epsilon": 0.2, "features": "smooth"}, "dp_gd (shapes and statistics bought)"),
+        ({"n": 20_000, "d": 9, "epsilon": 1.0, "classes": 5, "loss": "softmax"}, "dp_gd (shapes and step bought)"),
         # a set, a penalty or scale="none" leave columns alone
         ({"n": 30_000, "d": 20, "epsilon": 1.0, "constraint": L2Ball(5.0)}, "dp_gd (step bought)"),
         ({"n": 30_000, "d": 20, "epsilon": 1.0, "penalty": True}, "dp_gd (step bought)"),
@@ -40,7 +47,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         # few passes
         ({"n": 30_000, "d": 124, "epsilon": 0.1, "max_passes": 1}, "dp_sgd"),
         ({"n": 30_000, "d": 10_000, "epsilon": 1.0, "sparse": True, "max_passes": 20}, "dp_sgd"),
-        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 5}, "dp_gd (statistics bought)"),
+        ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 5}, "dp_gd (shapes and statistics bought)"),
         ({"n": 30_000, "d": 20, "epsilon": 1.0, "max_passes": 2}, "dp_sgd"),
         # few numbers
         ({"n": 30_000, "d": 124, "epsilon": 1.0, "max_dims": 20}, "dp_comp_minibatch"),
@@ -86,7 +93,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 5}, "compressive_dp_sgd (selection)"),
         ({"n": 4000, "d": 500, "epsilon": 3.0, "sparsity": 100, "sparse": True}, "dp_gd (columns and step bought)"),
         ({"n": 8000, "d": 60, "epsilon": 1.0, "penalty": True, "smoothness": np.logspace(0, -4, 60)}, "dp_cd"),
-        ({"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)}, "dp_gd (statistics bought)"),
+        (
+            {"n": 8000, "d": 60, "epsilon": 1.0, "smoothness": np.logspace(0, -4, 60)},
+            "dp_gd (shapes and statistics bought)",
+        ),
         # without a budget
         ({"n": 8000, "d": 60, "epsilon": INF}, "gd"),
         ({"n": 8000, "d": 60, "epsilon": INF, "max_passes": 3}, "sgd"),

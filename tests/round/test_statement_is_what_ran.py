@@ -21,12 +21,13 @@ import scipy.sparse as sp
 import torch
 from click.testing import CliRunner
 from scipy.stats import chi2, gamma, norm
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus.round.pipeline
 import isthmus.round.torch_loop
-from isthmus import LeastSquares, Logistic, algorithms, minimize
+from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score, private_summary
 from isthmus.algorithms.before import Bought, buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
 from isthmus.app.cli import main
@@ -412,6 +413,31 @@ def cli_train(*options: str) -> Case:
     return walk
 
 
+def scored(recorder: Recorder, folder: Path) -> PrivacyStatement:
+    x, y = table()
+    model = LogisticRegression().fit(x, y)
+    return told(private_score(model, x, y, epsilon=30.0).privacy)
+
+
+def scored_numbers(recorder: Recorder, folder: Path) -> PrivacyStatement:
+    x, y = table()
+    found = private_score(LinearRegression().fit(x, x[:, 0] + y), x, x[:, 0], epsilon=60.0, target_bounds=(-3, 3))
+    assert found.releases == 2
+    return told(found.privacy)
+
+
+def summarised(recorder: Recorder, folder: Path) -> PrivacyStatement:
+    x, y = table()
+    columns = {"a": x[:, 0], "b": x[:, 1], "y": [str(each) for each in y.tolist()]}
+    schema = {"a": [-3, 3], "b": "number", "y": [str(each) for each in sorted(set(y.tolist()))]}
+    return told(private_summary(columns, schema, epsilon=1.0).privacy)
+
+
+def told(statement: PrivacyStatement | None) -> PrivacyStatement:
+    assert statement is not None
+    return statement
+
+
 CASES: dict[str, Case] = {
     **{name: recipe(name) for name in RECIPES},
     "dp_gd, columns": csr_columns,
@@ -424,8 +450,24 @@ CASES: dict[str, Case] = {
     "engine, planned": engine_planned,
     "engine, loaded": engine_loaded,
     "train": cli_train(),
-    "train, measured": cli_train("--test-fraction", "0.3"),
+    "train, too few to measure": cli_train("--test-fraction", "0.3"),
+    "train, measured": cli_train("--epsilon", "60", "--test-fraction", "0.3", "--test-epsilon", "30"),
+    "scores": scored,
+    "scores of numbers": scored_numbers,
+    "summary": summarised,
 }
+
+
+def test_figures_that_the_training_covers_have_at_least_its_noise(recorder: Recorder, tmp_path: Path) -> None:
+    """They are not in the statement, for a record is trained on or held out: so each part must cost no more alone."""
+    statement = cli_train("--epsilon", "60", "--test-fraction", "0.3")(recorder, tmp_path)
+    stated, ran = counted([event_json.from_json(statement.event)]), recorder.events()
+    beside = ran - stated
+    assert stated - ran == Counter() and sum(beside.values()) == 2
+    figures = joint([event_json.from_json(json.loads(each)) for each in beside])
+    training = joint([event_json.from_json(statement.event)])
+    assert figures.noise_multiplier >= training.noise_multiplier * (1 - 1e-9)
+    recorder.check_noise()
 
 
 @pytest.mark.filterwarnings("ignore")  # tiny data warn of many things, none of which is meant here

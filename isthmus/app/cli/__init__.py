@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 
-from isthmus.app.cli import tools, training
+from isthmus.app.cli import describing, tools, training
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
@@ -96,5 +96,5 @@ def main() -> None:
     """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
 
 
-for _command in (*training.COMMANDS, *tools.COMMANDS):
+for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS):
     main.add_command(_command)

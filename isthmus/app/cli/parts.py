@@ -13,6 +13,7 @@ _PARTS = {
     "budget": "isthmus.app.runs.budget",
     "config": "isthmus.app.runs.config",
     "demo": "isthmus.app.demo",
+    "describe": "isthmus.app.runs.describe",
     "folder": "isthmus.app.runs.folder",
     "leaks": "isthmus.privacy.leaks",
     "model": "isthmus.app.runs.model",

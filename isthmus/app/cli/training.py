@@ -6,6 +6,7 @@ import csv
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,7 @@ PRIVACY_OPTIONS = [
     click.option(
         "--test-fraction", type=float, metavar="SHARE", help="Keep so many rows out of training, and measure on them."
     ),
-    click.option(
-        "--test-epsilon", type=float, help="Noisy figures of private test rows for this.  [default: epsilon/10]"
-    ),
+    click.option("--test-epsilon", type=float, help="Buy noisy figures of private test rows for this, out of epsilon."),
     click.option(
         "--release-test-metrics", is_flag=True, default=None, help="Publish figures of held-out rows without noise."
     ),
@@ -138,6 +137,8 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.option("--config", type=_FILE, help="A TOML file with these options and the tables [target], [columns].")
 @click.option("--out", "-o", type=click.Path(file_okay=False), help="The run's folder.  [default: runs/<name>-<k>]")
 @click.option("--title", help="Title of the report.")
+@click.option("--purpose", help="What the model is for: a sentence of the report.")
+@click.option("--owner", help="Who answers for it: a person or a team, in the report.")
 @click.option("--resume", type=click.Path(), metavar="RUN", help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
 @click.option("--write-schema", type=_FILE, metavar="FILE", help="With --dry-run: write the schema to review there.")
@@ -236,7 +237,7 @@ def finish(out: Out, outcome: Any) -> None:
         f"model      {record.model['algorithm']}, {record.model['rounds']} rounds, {record.model['seconds'] or 0:.1f} s"
     )
     if record.private:
-        split = f" (training {record.budget['epsilon']:g}, and test figures)" if outcome.charged_test else ""
+        split = " (training and test figures)" if outcome.charged_test else ""
         covered = "everything counted" if not outcome.warnings else "with the warnings above"
         covered = "of what was released with noise" if outcome.leaks else covered
         lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
@@ -246,12 +247,25 @@ def finish(out: Out, outcome: Any) -> None:
     shared = record.budget["shared"]
     if shared is not None:
         lines.append(f"budget     {shared['spent']:.4g} of {shared['epsilon']:g} spent ({shared['file']})")
-    lines += [f"test       {figure.words()}" for figure in outcome.figures]
+    little = parts.report.expectation(record)
+    lines += [f"expect     {little}"] if little else []
+    lines += figure_lines(outcome.figures)
     if not outcome.figures:
         lines.append("test       nothing was measured (--test-fraction keeps rows for it)")
     if not out.quiet:
         lines += ["", f"isthmus predict {outcome.folder} DATA -o predictions.csv", f"isthmus report {outcome.folder}"]
     out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
+
+
+def figure_lines(figures: Any) -> list[str]:
+    """What was measured, and where once, and one line a figure; notes that several share are said once."""
+    lines, seen = [], set()
+    for figure in figures:
+        lines += [f"test       {figure.on}"] if figure.on not in seen else []
+        shown = figure.value is not None and figure.note in seen
+        lines.append(f"           {replace(figure, on='', note='' if shown else figure.note).words()}")
+        seen |= {figure.on, figure.note}
+    return lines
 
 
 def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_schema: str | None = None) -> None:

@@ -6,7 +6,8 @@
 True
 """
 
+from isthmus.app.report._card import expectation
 from isthmus.app.report.page import render, write
 from isthmus.app.report.record import Record
 
-__all__ = ["Record", "render", "write"]
+__all__ = ["Record", "expectation", "render", "write"]

@@ -94,7 +94,7 @@ def _model(estimator: Any) -> dict[str, Any]:
     if estimator.clip is not None:
         fixed["clip"] = estimator.clip
     penalties = {"l1": estimator.l1, "l2": estimator.l2}
-    constraint = estimator.constraint
+    constraint, facts = estimator.constraint, estimator.plan_.facts
     return {
         "task": "classification" if hasattr(estimator, "classes_") else "regression",
         "loss": estimator.plan_.facts.loss_name,
@@ -106,6 +106,7 @@ def _model(estimator: Any) -> dict[str, Any]:
         "constraint": None if constraint is None else str(constraint),
         "penalty": " + ".join(f"{name} {value:g}" for name, value in penalties.items() if value) or None,
         "seconds": float(estimator.seconds_),
+        "strength": float(facts.b) if facts.private else None,
         "dims": int(result.dims),
         "bytes": int(result.bytes),
     }

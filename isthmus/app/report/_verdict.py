@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.app.report import _words, svg
+from isthmus.app.report._card import fact
 from isthmus.app.report.record import Record, rounded_up
 
 STRONG, REASONABLE = 1.0, 10.0
@@ -99,7 +100,7 @@ def _reason(privacy: Mapping[str, Any]) -> str:
 
 
 def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
-    found = [f"Not covered by epsilon: {each.rstrip('.')}." for each in privacy["leaks"]]
+    found = [f"Not covered by epsilon: {fact(each)}." for each in privacy["leaks"]]
     if privacy["epsilon"] > REASONABLE:
         found.append(
             "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."

@@ -19,19 +19,25 @@ METRICS = {
     "log loss": "the cost of confident mistakes; lower is better",
     "mean squared error": "the average squared mistake; lower is better",
     "mean absolute error": "the average size of a mistake; lower is better",
+    "root mean squared error": "the size of a mistake, large ones counting more; lower is better",
+    "recall": "the share of the records of this class that were found",
+    "precision": "the share of the records called so that are",
+    "calibration error": "how far probabilities and what happened lie apart on average; 0% is none",
 }
 _ALIASES = {"r2 score": "r2", "r^2": "r2", "roc auc": "auc", "mse": "mean squared error", "mae": "mean absolute error"}
-_SHARES = ("accuracy", "balanced accuracy", "auc")
+_ALIASES |= {"rmse": "root mean squared error"}
+_SHARES = ("accuracy", "balanced accuracy", "auc", "recall", "precision", "calibration error")
 
 
 def metric_key(name: str | None) -> str:
     """A measure's usual name.
 
-    >>> metric_key("Test accuracy"), metric_key("R2"), metric_key("roc_auc")
-    ('accuracy', 'r2', 'auc')
+    >>> metric_key("Test accuracy"), metric_key("R2"), metric_key("roc_auc"), metric_key("recall of yes")
+    ('accuracy', 'r2', 'auc', 'recall')
     """
     plain = (name or "").replace("_", " ").lower().removeprefix("test ").strip()
-    return _ALIASES.get(plain, plain)
+    kind = next((each for each in ("recall", "precision") if plain.startswith((f"{each} of ", f"{each}, "))), plain)
+    return _ALIASES.get(kind, kind)
 
 
 def is_share(name: str | None, values: Sequence[float]) -> bool:
@@ -48,6 +54,17 @@ def measured(name: str | None, value: float | None) -> str:
     if value is None:
         return NONE
     return f"{100 * value:.2f}%" if is_share(name, [value]) else number(value)
+
+
+def spread(name: str | None, value: float | None) -> str:
+    """The size of the noise in a measure, in the measure's unit: two digits say enough.
+
+    >>> spread("accuracy", 0.003294), spread("R2", 0.02731), spread("R2", None)
+    ('0.33%', '0.027', '')
+    """
+    if not value:
+        return ""
+    return f"{100 * value:.2g}%" if is_share(name, [value]) else f"{value:.2g}"
 
 
 def first_up(words: str) -> str:

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from isthmus.app.report import _words, svg
+from isthmus.app.report._card import card, expectation, fact
 from isthmus.app.report._verdict import RULE, verdict
 from isthmus.app.report.record import FORMAT, Record, rounded_up
 
@@ -39,6 +40,10 @@ def render(record: Record) -> str:
         budget=_budget(record),
         trained=_trained(record),
         lede=_lede(record),
+        card=card(record),
+        expectation=expectation(record),
+        warnings=[fact(each) + "." for each in record.warnings],
+        fields=record.data["fields"] or (),
         metrics=_metrics(record),
         comparison=_comparison(record),
         noise=_noise(record),
@@ -141,7 +146,8 @@ def _curves(record: Record) -> list[tuple[Any, str]]:
     for i, curve in enumerate(record.curves):
         series = [svg.Series(each["name"], each["x"], each["y"]) for each in curve["series"]]
         if any(each.points() for each in series):
-            frame = svg.Frame(curve["x_label"] or "x", curve["y_label"] or "y")
+            shares: dict[str, Any] = {"zero": True, "percent": True, "top": 1.0} if curve["shares"] else {}
+            frame = svg.Frame(curve["x_label"] or "x", curve["y_label"] or "y", **shares)
             drawn.append((curve, svg.lines(f"curve{i}", curve["title"], series, frame)))
     return drawn
 
@@ -150,7 +156,10 @@ def _statement(record: Record) -> dict[str, Any] | None:
     if record.privacy is None:
         return None
     assumptions = record.privacy["assumptions"]
-    return {"paragraphs": _words.paragraphs(record.words, assumptions), "assumptions": assumptions}
+    words = record.words
+    for leak in record.privacy["leaks"]:
+        words = words.replace(leak, fact(leak))
+    return {"paragraphs": _words.paragraphs(words, assumptions), "assumptions": assumptions}
 
 
 def _budget(record: Record) -> dict[str, Any] | None:
@@ -165,7 +174,8 @@ def _lede(record: Record) -> str:
     """One sentence: what was trained, on what, how."""
     data, model = record.data, record.model
     what = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
-    sizes = [f"{data['n']:,} records" if data["n"] else "", f"{data['d']:,} columns" if data["d"] else ""]
+    wide = f"{len(data['fields']):,} fields" if data["fields"] else f"{data['d']:,} columns" if data["d"] else ""
+    sizes = [f"{data['n']:,} records" if data["n"] else "", wide]
     size = ", ".join(filter(None, sizes))
     rounds = f" in {model['rounds']:,} rounds" if model["rounds"] else ""
     return f"{what}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
@@ -179,8 +189,8 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Data", data["name"]),
         ("Target", data["target"]),
         ("Records", "not published" if hidden else data["n"] and f"{data['n']:,}"),
-        ("Columns", data["d"] and f"{data['d']:,}"),
-        ("Their names", _words.listed(data["features"])),
+        ("Columns of numbers" if data["fields"] else "Columns", data["d"] and f"{data['d']:,}"),
+        ("Their names", "" if data["fields"] else _words.listed(data["features"])),
         ("Classes", _words.listed(data["classes"])),
         ("Held-out records", data["test_rows"] and f"{data['test_rows']:,}"),
         ("Public records", data["public_rows"] and f"{data['public_rows']:,}"),
@@ -190,11 +200,18 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),
         ("Penalty", model["penalty"]),
-        ("Numbers used", model["dims"] and f"{model['dims']:,} gradient numbers left the data in all"),
-        ("Size of those", model["bytes"] and _words.size(model["bytes"])),
+        ("What the training saw", model["dims"] and _seen(record)),
         ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _seen(record: Record) -> str:
+    """How many numbers the training was made from, and what they are."""
+    told = f"{record.model['dims']:,} sums over many records"
+    if not record.private:
+        return f"{told}, as they are."
+    return f"{told}, each with noise added; no value of a single record was released."
 
 
 def _metrics(record: Record) -> list[dict[str, Any]]:
@@ -202,7 +219,11 @@ def _metrics(record: Record) -> list[dict[str, Any]]:
         {
             "name": each["name"],
             "value": _words.measured(each["name"], each["value"]),
-            "noise": _words.measured(each["name"], each["noise"]) if each["noise"] else "",
+            "noise": _words.spread(each["name"], each["noise"]) if each["value"] is not None else "",
+            "exact": not each["noise"],
+            "baseline": "" if each["baseline"] is None else _words.measured(each["name"], each["baseline"]),
+            "than": each["than"] or "",
+            "note": each["note"] or "",
             "on": each["on"],
             "meaning": _words.METRICS.get(_words.metric_key(each["name"]), ""),
         }

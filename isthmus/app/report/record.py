@@ -103,6 +103,8 @@ _CHOICE = fields(
 )
 _SHAPES: Mapping[str, Checker] = {
     "title": text,
+    "purpose": _TEXTS,
+    "owner": _TEXTS,
     "created": maybe(_moment),
     "versions": named(text),
     "data": fields(
@@ -110,6 +112,7 @@ _SHAPES: Mapping[str, Checker] = {
         {
             **dict.fromkeys(("n", "d", "test_rows", "public_rows"), maybe(count)),
             **{"target": _TEXTS, "features": maybe(many(label)), "classes": maybe(many(label))},
+            "fields": maybe(many(fields({"name": label, "treatment": text}))),
         },
     ),
     "model": fields(
@@ -117,7 +120,7 @@ _SHAPES: Mapping[str, Checker] = {
         {
             **dict.fromkeys(("loss", "how", "choice", "constraint", "penalty"), _TEXTS),
             **dict.fromkeys(("rounds", "dims", "bytes"), maybe(count)),
-            **{"arguments": named(plain), "seconds": maybe(real)},
+            **{"arguments": named(plain), "seconds": maybe(real), "strength": maybe(real)},
         },
     ),
     "privacy": maybe(_statement),
@@ -131,14 +134,19 @@ _SHAPES: Mapping[str, Checker] = {
         },
     ),
     "history": many(fields({"t": real}, {"moved": maybe(real), "noise": maybe(real)})),
-    "metrics": many(fields({"name": text, "value": maybe(real), "on": text}, {"noise": maybe(real)})),
+    "metrics": many(
+        fields(
+            {"name": text, "value": maybe(real), "on": text},
+            {"noise": maybe(real), "baseline": maybe(real), "than": _TEXTS, "note": _TEXTS},
+        )
+    ),
     "curves": many(
         fields(
             {
                 "title": text,
                 "series": many(_columns("x", "y", fields({"name": text, "x": many(real), "y": many(maybe(real))}))),
             },
-            dict.fromkeys(("x_label", "y_label", "note"), _TEXTS),
+            {**dict.fromkeys(("x_label", "y_label", "note"), _TEXTS), "shares": maybe(flag)},
         )
     ),
     "energy": maybe(
@@ -168,15 +176,17 @@ class Record:
     """What a run may show of itself: checked, frozen, and the only input of the report.
 
     title, created, versions   what it is called, when it was made, with which packages
-    data        name, n, d, target, features, classes, test_rows, public_rows
+    purpose, owner             what the model is for, and who answers for it
+    data        name, n, d, target, features, classes, test_rows, public_rows, fields (name and treatment of each)
     model       task, loss, algorithm, how (what it does), choice (the plan's name of it), arguments, rounds,
-                constraint, penalty, seconds, dims, bytes
+                constraint, penalty, seconds, dims, bytes, strength (n mu: how many records stand above the noise)
     privacy     the fields of a `PrivacyStatement`, or None where nothing is promised; `words` is its text
     warnings    what the run warned of
     budget      epsilon and delta that were asked for, the curve (round, epsilon), a shared budget
     history     of some rounds: how far the model moved, and the expected length of the noise in that move
-    metrics     name, value, `on`: the set it was measured on, `noise`: the s.d. of the noise in it where some was added
-    curves      further curves of what may be shown
+    metrics     name, value, `on`: the set it was measured on, `noise`: the s.d. of the noise in it where some was
+                added, `baseline` and `than`: what a model without inputs reaches, and which, `note`: what else to know
+    curves      further curves of what may be shown; `shares` of one whose values are shares
     energy      captured energy of public gradients for each k, and the k that was chosen
     comparison  other runs beside this one
     plan        `Plan.to_dict()`
@@ -204,6 +214,8 @@ class Record:
     energy: Mapping[str, Any] | None = None
     comparison: tuple[Mapping[str, Any], ...] = ()
     plan: Mapping[str, Any] | None = None
+    purpose: str | None = None
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         for name, shape in _SHAPES.items():
@@ -222,17 +234,23 @@ class Record:
         *,
         title: str,
         data: Mapping[str, Any],
-        metrics: Iterable[Mapping[str, Any]] = (),
+        metrics: Iterable[Any] = (),
         comparison: Iterable[Mapping[str, Any]] = (),
-        curves: Iterable[Mapping[str, Any]] = (),
+        curves: Iterable[Any] = (),
         warnings: Iterable[str] = (),
+        purpose: str | None = None,
+        owner: str | None = None,
     ) -> Record:
         """The record of a fitted `PrivateClassifier` or `PrivateRegressor`.
 
         `data` needs a `name`; n is taken from the privacy statement and left out where that keeps it private.
-        `metrics` are of records kept out of training; `comparison` has the other runs: the report adds this one.
+        `metrics` are of records kept out of training: mappings, or the figures of `private_score`; `comparison` has
+        the other runs: the report adds this one.  `purpose` and `owner` are what the model card says first.
         """
-        given: dict[str, Any] = {"metrics": tuple(metrics), "comparison": tuple(comparison), "curves": tuple(curves)}
+        told = [each.to_dict() if hasattr(each, "to_dict") else each for each in metrics]
+        drawn = [each.to_dict() if hasattr(each, "to_dict") else each for each in curves]
+        given: dict[str, Any] = {"metrics": told, "comparison": tuple(comparison), "curves": drawn}
+        given |= {"purpose": purpose, "owner": owner}
         return cls(title=title, **given | described(estimator, data, tuple(warnings)))
 
     @classmethod

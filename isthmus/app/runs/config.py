@@ -54,9 +54,10 @@ class Settings:
     bounds                           the public range of every number that has none of its own
     public                           a file of public rows: types, words, ranges and scales are taken from it
     test, test_fraction              a file, or a share of the rows, kept out of training
-    test_epsilon                     what a noisy figure of the test rows costs
-    release_test_metrics             publish that figure without noise
+    test_epsilon                     what noisy figures of the test rows cost, out of epsilon
+    release_test_metrics             publish those figures without noise
     budget                           a ledger shared with other runs on the same data
+    title, purpose, owner            what the report says: of what, what the model is for, who answers for it
     decimal                          the decimal sign of a text file; None: ".", and other signs are refused
     """
 
@@ -91,6 +92,8 @@ class Settings:
     release_test_metrics: bool = False
     budget: str | None = None
     title: str | None = None
+    purpose: str | None = None
+    owner: str | None = None
     schema: str | None = None
     out: str | None = None
     separator: str | None = None
@@ -114,6 +117,11 @@ class Settings:
         validate.check(self.n is None or self.test_fraction is None, "n", self.n, hidden)
         both = bool(self.test_epsilon and self.release_test_metrics)
         validate.check(not both, "test_epsilon", self.test_epsilon, "publish the figures bare or noisy, not both")
+        inside = self.test_epsilon is None or self.test_epsilon < self.epsilon
+        remedy = (
+            f"give less than epsilon={self.epsilon:g}: the figures are bought from it, and the training needs the rest"
+        )
+        validate.check(inside, "test_epsilon", self.test_epsilon, remedy)
         validate.check(
             self.private or not self.budget, "budget", self.budget, "epsilon = inf spends none: leave it out"
         )
@@ -130,10 +138,10 @@ class Settings:
 
     @property
     def measure_epsilon(self) -> float | None:
-        """Epsilon of the noisy figure of the test rows, None where it is published bare or not at all.
+        """What is kept free of epsilon for noisy figures of the test rows, None where they are bare or public.
 
-        A share of the private rows is measured for a tenth of epsilon unless told otherwise; a file of test rows counts
-        as public unless `test_epsilon` says that it is not.
+        For a share of the private rows it is a tenth unless told otherwise (and only needed where the training does not
+        cover them, see `measure`); a file of test rows counts as public unless `test_epsilon` says that it is not.
         """
         if self.test_epsilon is not None or not self.private:
             return self.test_epsilon
@@ -306,7 +314,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("l1", "l2"), _NATURAL),
     **dict.fromkeys(("delta", "test_fraction"), _UNIT),
     **dict.fromkeys(("intercept", "release_test_metrics", "zero_based"), _flag),
-    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "title"), _text),
+    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "title", "purpose", "owner"), _text),
     "decimal": read_sign,
     "separator": lambda name, value: read_sign(name, "\t" if value == "\\t" else value),
     **dict.fromkeys(PATHS, lambda name, value: str(value)),

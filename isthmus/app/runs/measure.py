@@ -1,108 +1,146 @@
-"""Figures of test rows: exact where the rows are public, noisy and paid for where they are not.
+"""How the test rows of a run are measured, and from what it is paid: everything is inside the epsilon of the run.
 
-A test row must not have been trained on.  Of private test rows one vector is released, a sum of per-row terms of
-bounded length with Gaussian noise:
+| test rows | figures | paid for |
+|---|---|---|
+| public, or published bare | exact | nothing is (bare ones are named as not covered) |
+| held out, all training noise Gaussian | noisy, as much as it | by the training: a record is in one part only |
+| held out, other training | noisy | from the run's epsilon: the training gets the rest |
+| private, from a file; or `test_epsilon` was given | noisy | the same |
 
-    classification   sum_i 1{right_i}                                          length at most 1
-    regression       sum_i (min(e_i^2 / h^2, 1), u_i, u_i^2), u in [-1, 1]     length at most sqrt 3
-
-with e_i the error, h half the width of the public target range and u_i the target's place in that range: errors beyond
-h count as h.  Accuracy, mean squared error and R2 follow from the sums and the public number of test rows.
+The figures themselves are those of `isthmus.estimators.scoring`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from isthmus.geometry.lifts import discard
-from isthmus.gradients import Dense
-from isthmus.privacy import Clip, FullBatch, Gaussian, SecretSource, noise_multiplier
-from isthmus.round.aggregators import Local
-from isthmus.round.pipeline import Promise, Release, Stage
-from isthmus.round.sources import Sheet
-from isthmus.round.step import Setting, look
-from isthmus.round.wire import Keys
+from isthmus.app.runs.config import Settings
+from isthmus.estimators.figures import Figure, exact_figures
+from isthmus.estimators.scoring import FIGURES, Looks, covers, noisy_figures
+from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
+from isthmus.privacy.budget import mu_of
+from isthmus.round.pipeline import Promise
+
+COVERED = (
+    "the held-out rows were drawn by coins that look at no record, and a record is either trained on or held out: the "
+    "figures of the held-out rows, which have at least as much noise as the training, cost nothing beside it; how many "
+    "rows were held out is public"
+)
+PAID = (
+    "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many test "
+    "rows there are is public"
+)
+LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
+_STEPS, _FACTOR = 24, 1.25
 
 
 @dataclass(frozen=True)
-class Figure:
-    """One measured number, what it was measured on, and the standard deviation of the noise in it (0: exact)."""
+class Measured:
+    """The figures of a run: `releases` were paid for from its epsilon; `covered` ones were paid for by the training."""
 
-    name: str
-    value: float | None
-    on: str
-    noise: float = 0.0
+    figures: tuple[Figure, ...] = ()
+    curves: tuple[dict[str, Any], ...] = ()
+    releases: int = 0
+    covered: bool = False
 
-    def words(self) -> str:
-        """One line."""
-        shown = "hidden by the noise" if self.value is None else f"{self.value:.4f}"
-        spread = f" (noise s.d. {self.noise:.4f})" if self.noise else ""
-        return f"{self.name} {shown}{spread}, on {self.on}"
+    def to_dict(self) -> dict[str, Any]:
+        """For `metrics.json`."""
+        told = {"curves": list(self.curves), "releases": self.releases, "covered": self.covered}
+        return {"metrics": [vars(figure) for figure in self.figures], **told}
 
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Measured:
+        """What `to_dict` wrote; figures of an earlier version were all paid for."""
+        figures = tuple(Figure(**each) for each in data["metrics"])
+        noisy = int(any(figure.noise for figure in figures))
+        return Measured(figures, tuple(data.get("curves", ())), data.get("releases", noisy), data.get("covered", False))
 
-def exact(estimator: Any, x: Any, y: np.ndarray, on: str) -> list[Figure]:
-    """Figures of rows that are public, or whose figures may be published as they are."""
-    found = estimator.predict(x)
-    if hasattr(estimator, "classes_"):
-        counts = np.unique(y, return_counts=True)[1]
-        return [
-            Figure("accuracy", float(np.mean(found == y)), on),
-            Figure("accuracy of the most frequent class", float(counts.max() / len(y)), on),
-        ]
-    errors = float(np.mean((found - y) ** 2))
-    spread = float(np.var(y))
-    return [
-        Figure("R2", 1 - errors / spread if spread > 0 else None, on),
-        Figure("mean squared error", errors, on),
-    ]
+    @property
+    def assumptions(self) -> list[str]:
+        """What a statement says of them."""
+        return [COVERED] if self.covered else [PAID] if self.releases else []
 
 
-def noisy(
-    estimator: Any,
-    x: Any,
-    y: np.ndarray,
-    *,
-    on: str,
-    bounds: tuple[float, float] | None,
-    epsilon: float,
-    delta: float,
-    ledger: Any,
-) -> list[Figure]:
-    """Figures of private rows for (epsilon, delta), charged to the ledger before they are released."""
-    terms, length = _terms(estimator.predict(x), y, bounds)
-    sheet, adjacency = Sheet(Dense(torch.from_numpy(terms))), ledger.adjacency
-    mechanism = Gaussian(noise_multiplier(epsilon=epsilon, delta=delta, adjacency=adjacency))
-    release = Release("sums", clip=Clip(length), mechanism=mechanism, lift=discard)
-    stage = Stage(FullBatch(1.0), [release], "test figures")
-    with ledger.run({stage.name: stage.event(adjacency)}) as run:
-        setting = Setting(Local(sheet), sheet.space, Keys(0, SecretSource()), ledger=run)
-        sums = look(stage, setting, Promise(epsilon, delta, adjacency))["sums"].numpy()
-    return _figures(sums, len(y), mechanism.multiplier * length, bounds, on)
+def planned(settings: Settings, delta: float) -> list[Any]:
+    """The event that is kept free for the figures."""
+    epsilon = settings.measure_epsilon
+    return [] if epsilon is None else [Gaussian(1 / mu_of(epsilon, delta, Adjacency(settings.adjacency))).event()]
 
 
-def _terms(found: np.ndarray, y: np.ndarray, bounds: tuple[float, float] | None) -> tuple[np.ndarray, float]:
-    """The summands of the rows, and a bound of their lengths."""
-    if bounds is None:
-        return np.asarray(found == y).astype(np.float64)[:, None], 1.0
-    middle, half = (bounds[0] + bounds[1]) / 2, (bounds[1] - bounds[0]) / 2
-    errors = np.nan_to_num(np.minimum(np.abs(found - y) / half, 1.0), nan=1.0) ** 2
-    place = np.clip((y - middle) / half, -1.0, 1.0)
-    return np.stack([errors, place, place**2], axis=1), math.sqrt(3) * (1 + 2.0**-40)
+def training_epsilon(settings: Settings, delta: float) -> float:
+    """What the training may spend: epsilon, less what is kept free for the figures.
+
+    Costs add up in mu^2, so that figures for a tenth of epsilon leave .99 of it and more.
+
+    >>> round(training_epsilon(Settings(data="a.csv", epsilon=1.0, test_fraction=0.2), 1e-5), 3)
+    0.992
+    """
+    if settings.measure_epsilon is None or not settings.private:
+        return settings.epsilon
+    adjacency = Adjacency(settings.adjacency)
+    whole, part = (mu_of(each, delta, adjacency) for each in (settings.epsilon, settings.measure_epsilon))
+    rest = Gaussian(1 / math.sqrt(whole**2 - part**2)).event()
+    return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
 
 
-def _figures(sums: np.ndarray, n: int, noise: float, bounds: tuple[float, float] | None, on: str) -> list[Figure]:
-    if bounds is None:
-        return [Figure("accuracy", float(np.clip(sums[0] / n, 0, 1)), on, noise / n)]
-    unit = ((bounds[1] - bounds[0]) / 2) ** 2
-    errors, mean, second = float(np.clip(sums[0] / n, 0, 1)), sums[1] / n, sums[2] / n
-    spread, sd = float(second - mean**2), noise / n
-    figures = [Figure("mean squared error", errors * unit, on, sd * unit)]
-    if spread <= 3 * sd:  # a variance within its own noise tells nothing, and it divides
-        return [Figure("R2", None, on), *figures]
-    deviation = sd * math.hypot(1, (errors / spread) * math.hypot(1, 2 * mean)) / spread
-    return [Figure("R2", 1 - errors / spread, on, deviation), *figures]
+def measure(settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float, ledger: Ledger | None) -> Measured:
+    """The figures of the test rows."""
+    if settings.measure_epsilon is None or ledger is None:
+        found, curves = exact_figures(fitted, x, y, _where(settings, len(y)))
+        return Measured(tuple(found), tuple(curve.to_dict() for curve in curves))
+    multiplier, covered = _noise(settings, delta, ledger)
+    if multiplier is None:
+        name = "accuracy" if hasattr(fitted, "classes_") else "R2"
+        return Measured((Figure(name, None, _where(settings, len(y)), note=LITTLE),))
+    promise, ledger.planned = (
+        Promise(settings.epsilon, delta, ledger.adjacency),
+        (),
+    )  # what was kept free is asked for now
+    looks = Looks(multiplier, promise, ledger, covered=covered)
+    scores = noisy_figures(fitted, x, y, looks)
+    on = ", ".join([_where(settings, len(y)), *([_price(looks)] if looks.taken else [])])
+    figures = tuple(replace(figure, on=on) for figure in scores.figures)
+    told = tuple(curve.to_dict() for curve in scores.curves)
+    return Measured(figures, told, scores.releases, covered and bool(looks.taken))
+
+
+def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
+    """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
+
+    A first measurement of held-out rows is covered; one that is repeated, for the first was lost, is bought.
+    """
+    assert settings.measure_epsilon is not None
+    event = ledger.event()
+    whole = joint([event])
+    free = settings.test_fraction is not None and settings.test_epsilon is None
+    if free and not ledger.rounds().get(FIGURES) and covers(event, getattr(whole, "noise_multiplier", 0.0)):
+        return float(whole.noise_multiplier), True
+    multiplier = 1 / mu_of(settings.measure_epsilon, delta, ledger.adjacency)
+    for _ in range(_STEPS):
+        total = epsilon_of(compose([event, Gaussian(multiplier).event()]), delta, ledger.adjacency)
+        if total <= settings.epsilon:
+            return multiplier, False
+        multiplier *= _FACTOR
+    return None, False
+
+
+def _where(settings: Settings, rows: int) -> str:
+    """What the figures were measured on, for a reader."""
+    source = "held-out rows" if settings.test is None else f"rows of {Path(settings.test).name}"
+    if settings.measure_epsilon is not None or not settings.private:
+        return f"{rows} {source}"
+    return f"{rows} {source}, " + ("published without noise" if settings.test is None else "which counts as public")
+
+
+def _price(looks: Looks) -> str:
+    """What was paid for them."""
+    if looks.covered:
+        return "with noise, inside the epsilon of the training"
+    promise = looks.promise
+    epsilon = epsilon_of(Gaussian(looks.multiplier).event(), promise.delta, promise.adjacency)
+    return f"with noise for epsilon = {epsilon:.3g} of the whole"

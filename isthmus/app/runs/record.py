@@ -14,8 +14,9 @@ from isthmus.app.runs import folder as files
 from isthmus.app.runs import model
 from isthmus.app.runs.config import Settings
 from isthmus.app.runs.folder import RunFolder
-from isthmus.app.runs.measure import Figure
+from isthmus.app.runs.measure import Measured
 from isthmus.app.runs.prepare import PreparedRows
+from isthmus.estimators.figures import Figure
 from isthmus.privacy import Ledger, PrivacyStatement, event_json
 from isthmus.privacy.statement import Account
 
@@ -26,10 +27,11 @@ class Outcome:
 
     folder: Path
     record: Any
-    figures: list[Figure]
+    figures: tuple[Figure, ...]
     epsilon: float
     delta: float | None
     warnings: list[str]
+    bought: int = 0
 
     @property
     def leaks(self) -> list[str]:
@@ -38,8 +40,8 @@ class Outcome:
 
     @property
     def charged_test(self) -> bool:
-        """Whether figures of test rows were bought."""
-        return any(figure.noise for figure in self.figures)
+        """Whether figures of test rows were bought from epsilon."""
+        return self.bought > 0
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -63,15 +65,17 @@ def trained(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[s
         "n": problem.n if settings.n is None else None,
         "target": problem.target.name,
         "features": problem.features,
+        "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
         "test_rows": None if problem.test is None else len(problem.test[1]),
         "public_rows": None if problem.public is None else _rows(problem.public),
     }
     title = settings.title or f"{problem.target.name} from {problem.name}"
-    record = Record.of(estimator, title=title, data=data).to_dict()
+    record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
+    asked = settings.epsilon if settings.private else "inf"
     curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
     statement = estimator.privacy_
     return {
-        "record": record | {"budget": record["budget"] | {"curve": curve, "shared": None}},
+        "record": record | {"budget": record["budget"] | {"epsilon": asked, "curve": curve, "shared": None}},
         "statement": None if statement is None else statement.to_json(),
     }
 
@@ -80,7 +84,7 @@ def write(
     run: RunFolder,
     settings: Settings,
     fitted: Any,
-    figures: list[Figure],
+    measured: Measured,
     ledger: Ledger | None,
     heard: list[str],
 ) -> None:
@@ -94,7 +98,7 @@ def write(
         bare = ["The figures of the held-out rows were published without noise: epsilon does not cover them."]
     told = [*heard, *bare]
     if ledger is not None and trained["statement"] is not None:
-        statement, lost = _statement(ledger, trained["statement"], [*run.settings["leaks"], *bare])
+        statement, lost = _statement(ledger, trained["statement"], [*run.settings["leaks"], *bare], measured)
         record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
         fitted.privacy_ = statement
         model.save(run, fitted)
@@ -107,7 +111,8 @@ def write(
     record |= {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "warnings": list(dict.fromkeys(told)),
-        "metrics": [{"name": f.name, "value": f.value, "on": f.on, "noise": f.noise or None} for f in figures],
+        "metrics": [figure.to_dict() for figure in measured.figures],
+        "curves": list(measured.curves),
     }
     run.write(files.RUN, Record.from_dict(record).to_json().encode())
     tidy(run)
@@ -119,24 +124,22 @@ def tidy(run: RunFolder) -> None:
         (run.path / name).unlink(missing_ok=True)
 
 
-def _statement(ledger: Ledger, text: str, leaks: list[str]) -> tuple[Any, int]:
+def _statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[Any, int]:
     """What the ledger says was released, in the words of the training's statement; and how much of it was lost."""
     own = PrivacyStatement.from_json(text)
-    measured = ledger.rounds().get("test figures", 0)
-    lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - min(measured, 1)
-    assumptions = [*own.assumptions, "names of columns, and the rules of schema.toml, are public"]
+    lost = _releases(event_json.to_json(ledger.event())) - _releases(own.event) - measured.releases
+    assumptions = [
+        *own.assumptions,
+        "the names of the columns, and the rules that turn the table into numbers, are public",
+    ]
     if own.n is not None:
         assumptions.append("how many rows have a target is public")
-    if measured:
-        assumptions.append(
-            "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many "
-            "test rows there are is public"
-        )
+    assumptions += measured.assumptions
     leaks = list(dict.fromkeys([*own.leaks, *leaks]))
     if not own.private:
         return replace(own, leaks=tuple(leaks)), 0
     account = Account(own.delta, own.adjacency, own.n, ledger.seeded, assumptions, leaks)
-    account.guarantees, account.released = [own.guarantee], "" if lost or measured else own.released
+    account.guarantees, account.released = [own.guarantee], "" if lost or measured.releases else own.released
     account.add(ledger.event(), sampler=own.sampler, noise=own.noise)
     return account.statement(), lost
 
@@ -149,10 +152,10 @@ def _releases(event: Any) -> int:
 def outcome(run: RunFolder, settings: Settings, ledger: Ledger | None) -> Outcome:
     """What a finished run left behind; epsilon is what its ledger says."""
     record = Record.from_file(run.path)
-    figures = [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
+    measured = Measured.from_dict(run.read_sealed(files.METRICS))
     delta = None if record.privacy is None else float(record.privacy["delta"])
     spent = math.inf if ledger is None or delta is None else ledger.spent(delta)
-    return Outcome(run.path, record, figures, spent, delta, list(record.warnings))
+    return Outcome(run.path, record, measured.figures, spent, delta, list(record.warnings), measured.releases)
 
 
 def _rows(public: Any) -> int:

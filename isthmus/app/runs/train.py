@@ -23,14 +23,14 @@ from isthmus.app.runs import measure, model, record
 from isthmus.app.runs.budget import open_shared
 from isthmus.app.runs.config import Settings, read_constraint
 from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
-from isthmus.app.runs.measure import Figure
+from isthmus.app.runs.measure import Measured
 from isthmus.app.runs.prepare import PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.base import validate
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.planner import plan
-from isthmus.privacy import Adjacency, Gaussian, Ledger
-from isthmus.privacy.budget import default_delta, mu_of
+from isthmus.privacy import Ledger
+from isthmus.privacy.budget import default_delta
 from isthmus.problems.objectives.known import loss_for
 from isthmus.round.state import State
 from isthmus.tables.schema import Schema
@@ -106,7 +106,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
     found = plan(
         n=settings.n or problem.n,
         d=problem.d,
-        epsilon=settings.epsilon,
+        epsilon=estimator.epsilon,
         delta=settings.delta,
         loss=estimator.loss if classes is None else loss_for(estimator.loss, len(classes)),
         classes=len(classes or (0, 1)),
@@ -148,8 +148,8 @@ def _carry(
         with _heard(heard, warn), _resumable(run):
             if not run.has(files.RUN):
                 fitted = _train(run, settings, problem, ledger, progress)
-                figures = _measured(run, settings, problem, fitted, ledger)
-                record.write(run, settings, fitted, figures, ledger, heard)
+                measured = _measured(run, settings, problem, fitted, ledger)
+                record.write(run, settings, fitted, measured, ledger, heard)
         return record.outcome(run, settings, ledger)
 
 
@@ -157,10 +157,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
     """The run's own ledger, beside the shared one; None for a run that is not private."""
     if not settings.private:
         return None
-    planned = []
-    if settings.measure_epsilon is not None:
-        delta, adjacency = _delta(settings, problem), Adjacency(settings.adjacency)
-        planned = [Gaussian(1 / mu_of(settings.measure_epsilon, delta, adjacency)).event()]
+    planned = measure.planned(settings, _delta(settings, problem))
     path, label = run.path / files.LEDGER, run.settings["label"]
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
@@ -203,7 +200,7 @@ def _estimator(
     """The estimator that the settings describe, not fitted."""
     target = problem.target
     given: dict[str, Any] = {
-        "epsilon": settings.epsilon,
+        "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
         "delta": _delta(settings, problem),
         "algorithm": settings.algorithm,
         "constraint": read_constraint(settings.constraint),
@@ -233,32 +230,15 @@ def _estimator(
     return PrivateRegressor(**given, target_bounds=target.bounds)
 
 
-def _measured(run: RunFolder, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any) -> list[Figure]:
+def _measured(run: RunFolder, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
     if run.has(files.METRICS):
-        return [Figure(**each) for each in run.read_sealed(files.METRICS)["metrics"]]
-    figures: list[Figure] = []
+        return Measured.from_dict(run.read_sealed(files.METRICS))
+    found = Measured()
     if problem.test is not None:
-        x, y = problem.test
-        on, epsilon = _test_words(settings, len(y)), settings.measure_epsilon
-        if epsilon is None:
-            figures = measure.exact(fitted, x, y, on)
-        else:
-            bounds = getattr(fitted, "target_bounds_", None)
-            delta = _delta(settings, problem)
-            figures = measure.noisy(fitted, x, y, on=on, bounds=bounds, epsilon=epsilon, delta=delta, ledger=ledger)
-    run.write_sealed(files.METRICS, {"metrics": [vars(figure) for figure in figures]})
-    return figures
-
-
-def _test_words(settings: Settings, rows: int) -> str:
-    """What the figures were measured on, for a reader."""
-    source = "held-out rows" if settings.test is None else f"rows of {Path(settings.test).name}"
-    if settings.measure_epsilon is not None:
-        return f"{rows} {source}, with noise for epsilon = {settings.measure_epsilon:g}"
-    if settings.test is not None:
-        return f"{rows} {source}, which counts as public"
-    return f"{rows} {source}, published without noise" if settings.private else f"{rows} {source}"
+        found = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger)
+    run.write_sealed(files.METRICS, found.to_dict())
+    return found
 
 
 def _delta(settings: Settings, problem: PreparedRows) -> float:

@@ -115,9 +115,12 @@ def full() -> dict[str, Any]:
     some = ["dp_gd", "dp_sgd", "pdp_sgd", "priv_sgd", "dp_cd", "dp_fw"]
     planned = plan(n=train.n, d=train.d, epsilon=1.0, delta=DELTA, public=public, algorithms=some)
     record = of_run(result, "dp_sgd")
-    record["data"] |= {"public_rows": len(public)}
+    fields = [{"name": name, "treatment": "number, from 0 to 1 (declared)"} for name in record["data"]["features"]]
+    record["data"] |= {"public_rows": len(public), "fields": fields}
     record["model"] |= {"arguments": {"clip": CLIP, "step": STEP, "batch_size": BATCH}, "constraint": "the whole space"}
     return record | {
+        "purpose": "Show which samples to look at first.",
+        "owner": "The laboratory",
         "versions": {"isthmus": isthmus.__version__, "torch": torch.__version__},
         "warnings": ["classes were read off the data, which tells that each of them occurs: give classes=[...]"],
         "budget": {

@@ -108,6 +108,9 @@ def test_assistive_software_is_told_the_structure(browser: Browser, pages: dict[
 
 def test_boxes_that_scroll_are_reached_by_the_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["full"], width=360)
+    folded = browser.evaluate("[...document.querySelectorAll('details')].filter(e => !e.open).length")
+    assert folded >= 1 and not browser.evaluate("document.querySelector('details .scroll').checkVisibility()")
+    browser.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     boxes = browser.evaluate("[...document.querySelectorAll('.scroll')].map(e => e.getAttribute('aria-label'))")
     reached, outlined = [], []
     for _ in range(30):
@@ -128,6 +131,8 @@ def test_paper_is_light_and_nothing_is_cut(browser: Browser, pages: dict[str, Pa
     assert browser.evaluate("document.documentElement.scrollWidth") <= 680
     beyond = "[...document.querySelectorAll('.scroll table')].map(e => e.getBoundingClientRect().right - innerWidth)"
     assert all(over <= 1 for over in browser.evaluate(beyond))
+    unfolded = "[...document.querySelectorAll('details > :not(summary)')].every(e => e.checkVisibility())"
+    assert browser.evaluate(unfolded)
     browser.pdf(tmp_path / "report.pdf")
     content = (tmp_path / "report.pdf").read_bytes()
     assert content.startswith(b"%PDF") and 4 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 8

@@ -118,7 +118,8 @@ def test_the_private_run_says_what_it_promises() -> None:
         assert " ".join(paragraph.split()) in " ".join(parsed.text("statement").split())
     for assumption in found["privacy"]["assumptions"]:
         assert assumption in parsed.text("statement")
-    assert found["warnings"][0] in parsed.text("warnings")
+    told, advice = found["warnings"][0].split(": ")  # advice is for whoever trains the next model
+    assert told in parsed.text("warnings") and advice == "give classes=[...]" and advice not in parsed.text()
 
 
 def test_the_best_guess_is_that_of_two_worlds() -> None:
@@ -217,8 +218,69 @@ def test_markup_is_shown_as_text() -> None:
 def test_figures_with_noise_say_how_much() -> None:
     noisy = changed(metrics=[{"name": "accuracy", "value": 0.9, "on": "100 private test rows", "noise": 0.02}])
     words = page(noisy).text("quality")
-    assert "90.00% ± 2.00%" in words and "standard deviation of the noise" in words and "is exact" not in words
+    assert "90.00% ± 2%" in words and "standard deviation of the noise" in words and "is exact" not in words
     assert "is exact" in page(record("full")).text("quality")
+
+
+def test_a_figure_stands_beside_its_baseline_in_one_unit() -> None:
+    told = [
+        {"name": "recall of yes", "value": 0.612, "on": "100 test rows", "noise": 0.0312},
+        {"name": "AUC", "value": 0.9, "on": "100 test rows", "baseline": 0.5, "than": "guessing"},
+        {"name": "log loss", "value": None, "on": "100 test rows", "noise": 0.2, "note": "too few rows: noise"},
+    ]
+    words = page(changed(metrics=told)).text("quality")
+    assert "61.20% ± 3.1%" in words and "90.00% 50.00% guessing" in words and "Too few rows: noise." in words
+    card = page(changed(metrics=told)).text("card")
+    assert "AUC 90.00% (guessing: 50.00%)" in card and "Too few rows were measured to tell: log loss" in card
+
+
+def test_the_model_card_says_what_it_is_for_and_where_it_ends() -> None:
+    card = page(record("full")).text("card")
+    for part in ("Intended use", "Who answers for it", "Data", "Training", "Guarantee", "Figures", "Limits"):
+        assert part in card
+    assert "Show which samples to look at first." in card and "The laboratory" in card
+    assert "epsilon 1 and delta 0.0001, for adding or removing one record" in card
+    assert "It was not stated." in page(record("bare")).text("card")
+    assert "None: this model is not private." in page(record("bare")).text("card")
+    assert "None: this model is not private." in page(record("seeded")).text("card")
+
+
+@pytest.mark.parametrize(("strength", "told"), [(45.0, True), (99.0, True), (100.0, False), (None, False)])
+def test_it_says_when_there_is_nothing_to_expect(strength: float | None, told: bool) -> None:
+    parsed = page(changed(model=full()["model"] | {"strength": strength}))
+    for section in ("card", "quality"):
+        assert ("Expect no better than always answering the most frequent class" in parsed.text(section)) is told
+    mean = changed(model=full()["model"] | {"strength": 3.0, "task": "regression"})
+    assert "always answering the mean: so few records" in page(mean).text("card")
+
+
+def test_fields_are_told_by_their_treatment_and_numbers_without_alarm() -> None:
+    trained = page(record("full")).text("trained")
+    assert "The 30 fields, and how each became numbers" in trained and "number, from 0 to 1 (declared)" in trained
+    assert "sums over many records, each with noise added; no value of a single record was released" in trained
+    assert "left the data" not in page(record("full")).text()
+    assert "sums over many records, as they are." in page(record("bare")).text("trained")
+
+
+def test_what_a_reader_cannot_do_is_not_asked_of_them() -> None:
+    """Advice on how to train the next model, options of a command line among it, is no part of a report."""
+    leaks = [
+        "the types of 'a' were read off the private rows. Review the schema.toml in the run's folder and give it as "
+        "--schema next time, or declare types with [columns], --categories, --bounds, --drop.",
+        "the task, regression, was guessed from the target column 'y': give --task regression.",
+        "the labels (classes) were read off the data and taken to be public; give classes=[...]",
+    ]
+    found = copy.deepcopy(full())
+    found["privacy"]["leaks"] = leaks
+    head = "Epsilon does NOT cover the following, which was read off the data and not paid for:"
+    first, *rest = found["words"].split("\n\n")
+    found["words"] = "\n\n".join([first, "\n".join([head, *(f"- {each}" for each in leaks)]), *rest])
+    found["warnings"] = leaks
+    parsed = page(Record.from_dict(found))
+    for section in ("verdict", "statement", "warnings", "card"):
+        words = parsed.text(section)
+        assert "the task, regression, was guessed from the target column 'y'" in words
+        assert "--" not in words and "=[" not in words
 
 
 def test_write_makes_the_file(tmp_path: Path) -> None:

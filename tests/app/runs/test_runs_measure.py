@@ -1,67 +1,138 @@
-"""Noisy figures of test rows: right on average, paid for, and noised by what one row can change."""
+"""Figures of test rows: of the targets as they are, inside epsilon, and no number where the noise would hide it."""
 
 from __future__ import annotations
 
-import math
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from isthmus.app.runs.measure import _terms, exact, noisy
-from isthmus.privacy import Ledger, noise_multiplier
-
-
-class Constant:
-    """Predicts what it was told to."""
-
-    def __init__(self, found: np.ndarray, classes: bool) -> None:
-        self.found = found
-        if classes:
-            self.classes_ = np.unique(found)
-
-    def predict(self, x: Any) -> np.ndarray:
-        return self.found
+from isthmus.app.cli import main
+from isthmus.app.runs.config import Settings
+from isthmus.app.runs.measure import Measured, training_epsilon
+from isthmus.base.validate import InvalidInput
+from isthmus.estimators import load
+from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
+from isthmus.privacy.budget import mu_of
 
 
-def test_noisy_accuracy(rng: np.random.Generator) -> None:
-    y = np.where(rng.random(2000) < 0.8, "a", "b")
-    model = Constant(np.full(2000, "a"), True)
-    (right, most) = exact(model, None, y, "rows")
-    assert right.value == most.value == np.mean(y == "a") and right.noise == 0
-    ledger, found = Ledger(), []
-    for _ in range(400):
-        (figure,) = noisy(model, None, y, on="rows", bounds=None, epsilon=0.5, delta=1e-5, ledger=ledger)
-        found.append(figure.value)
-    sd = noise_multiplier(epsilon=0.5, delta=1e-5) / 2000
-    assert figure.noise == pytest.approx(sd)
-    assert abs(np.mean(found) - right.value) < 5 * sd / 20
-    assert 2 / 3 < np.std(found) / sd < 3 / 2
-    assert ledger.rounds() == {"test figures": 400}
-    once = Ledger()
-    noisy(model, None, y, on="rows", bounds=None, epsilon=0.5, delta=1e-5, ledger=once)
-    assert once.spent(1e-5) == pytest.approx(0.5, rel=1e-3)
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
-def test_noisy_errors(rng: np.random.Generator) -> None:
-    y = rng.uniform(10, 30, 20_000)
-    model = Constant(y + rng.normal(0, 2, len(y)), False)
-    true = {figure.name: figure.value for figure in exact(model, None, y, "rows")}
-    found = noisy(model, None, y, on="rows", bounds=(0.0, 40.0), epsilon=1.0, delta=1e-5, ledger=Ledger())
-    for figure in found:
-        assert figure.value is not None and true[figure.name] is not None
-        assert abs(figure.value - true[figure.name]) < 5 * figure.noise < 1
-    few = noisy(
-        Constant(y[:20], False), None, y[:20], on="r", bounds=(0.0, 40.0), epsilon=0.1, delta=1e-5, ledger=Ledger()
+def trained(*arguments: str, code: int = 0) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["train", *arguments, "--json"])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return json.loads(result.stdout)
+
+
+def table(path: str, n: int, seed: int = 0, tail: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """y = 2 + x + noise; with a tail, some targets lie far beyond any range that is declared."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, n)
+    y = 2 + x + 0.3 * rng.normal(size=n) + np.where(rng.random(n) < tail, 20.0, 0.0)
+    Path(path).write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x.tolist(), y.tolist(), strict=True)))
+    return x, y
+
+
+REGRESSION = ["--target", "y", "--task", "regression", "--target-bounds", "0,5", "--bounds", "x=-1,1"]
+LABELS = ["--target", "y", "--classes", "0,1", "--bounds", "x=-1,1", "--algorithm", "dp_gd", "--max-iter", "10"]
+
+
+def labels(path: str, n: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, n)
+    y = (x + rng.normal(size=n) > 0).astype(int)
+    Path(path).write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x.tolist(), y.tolist(), strict=True)))
+
+
+def test_public_test_rows_are_scored_on_their_targets_as_they_are() -> None:
+    table("train.csv", 3000, tail=0.02)
+    x, y = table("test.csv", 500, seed=1, tail=0.02)
+    found = trained("train.csv", *REGRESSION, "--test", "test.csv", "--epsilon", "3")
+    model = load(Path(found["run"], "model.safetensors"))
+    predicted = model.predict(x[:, None])
+    true = 1 - np.mean((predicted - y) ** 2) / np.var(y)
+    clipped = np.clip(y, 0, 5)
+    figures = {each["name"]: each for each in found["metrics"]}
+    assert figures["R2"]["value"] == pytest.approx(true, abs=1e-9)
+    assert abs(true - (1 - np.mean((predicted - clipped) ** 2) / np.var(clipped))) > 0.2  # what was printed before
+    assert figures["mean absolute error"]["value"] == pytest.approx(np.mean(np.abs(predicted - y)))
+    assert figures["root mean squared error"]["baseline"] == pytest.approx(np.std(y))
+
+
+def test_noisy_figures_of_held_out_rows_say_what_they_clip() -> None:
+    table("train.csv", 30_000, tail=0.02)
+    found = trained("train.csv", *REGRESSION, "--test-fraction", "0.4", "--epsilon", "8")
+    figures = {each["name"]: each for each in found["metrics"]}
+    note = figures["R2"]["note"]
+    assert "errors beyond" in note and "targets outside" in note
+    assert (
+        float(note.split("errors beyond ")[1].split()[0]) > 15
+    )  # 2 % of the targets are 20 beyond their declared range
+    assert abs(figures["R2"]["value"]) < 0.3  # of clipped targets it would be about .78
+
+
+@pytest.mark.parametrize("more", [[], ["--test-epsilon", "0.4"], ["--algorithm", "dp_sgd", "--batch-size", "200"]])
+def test_everything_is_inside_the_epsilon_that_was_asked_for(more: list[str]) -> None:
+    labels("t.csv", 3000)
+    found = trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", *more)
+    run = Path(found["run"])
+    ledger = Ledger.open(run / "ledger")
+    assert 0.95 < found["epsilon"] <= 1 and ledger.spent(found["delta"]) == found["epsilon"]
+    assert {"test ranges", "test figures"} <= set(ledger.rounds())
+    stated = json.loads((run / "run.json").read_text())
+    assert stated["privacy"]["epsilon"] == found["epsilon"] and stated["budget"]["epsilon"] == 1.0
+    covered = any("a record is either trained on or held out" in each for each in stated["privacy"]["assumptions"])
+    assert covered is (more == []) and found["warnings"] == []
+
+
+def test_the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_gaussian() -> None:
+    labels("t.csv", 3000)
+    full = trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4")
+    sampled = trained(
+        "t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", "--algorithm", "dp_sgd", "--batch-size", "200"
     )
-    assert few[0].value is None and "hidden by the noise" in few[0].words()
+    assert "inside the epsilon of the training" in full["metrics"][0]["on"]
+    assert "of the whole" in sampled["metrics"][0]["on"]
+    assert full["metrics"][0]["noise"] < sampled["metrics"][0]["noise"] / 3
+    event = Ledger.open(Path(sampled["run"], "ledger")).event()
+    assert "GaussianDpEvent" in str(event) and epsilon_of(event, sampled["delta"]) <= 1
 
 
-def test_one_row_changes_the_sums_by_at_most_the_bound(rng: np.random.Generator) -> None:
-    found = np.concatenate([rng.normal(0, 100, 1000), [np.nan, np.inf, -np.inf, 0, 0]])
-    y = np.concatenate([rng.normal(0, 100, 1000), [0, 0, 0, 1e300, -1e300]])
-    terms, bound = _terms(found, y, (-10.0, 10.0))
-    assert np.linalg.norm(terms, axis=1).max() <= bound <= math.sqrt(3) * (1 + 1e-9)
-    assert np.linalg.norm(terms, axis=1).max() > 0.99 * bound
-    terms, bound = _terms(np.array(["a", "b"]), np.array(["a", "a"]), None)
-    assert terms.tolist() == [[1], [0]] and bound == 1
+def test_twenty_rows_print_no_number() -> None:
+    labels("t.csv", 20)
+    result = CliRunner().invoke(main, ["train", "t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.3"])
+    assert result.exit_code == 0, result.output
+    assert "accuracy: too few rows: noise of s.d." in result.output and "test rows would do" in result.output
+    assert "Expect no better than always answering the most frequent class" in " ".join(result.output.split())
+    found = json.loads(Path("runs/t-1/metrics.json").read_text())
+    assert [(each["name"], each["value"]) for each in found["metrics"]] == [("accuracy", None)]
+    assert not any("test" in name for name in Ledger.open("runs/t-1/ledger").rounds())  # nothing was looked at
+
+
+def test_figures_that_cost_as_much_as_the_run_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="test_epsilon=1.0 is not allowed: give less than epsilon=1"):
+        Settings(data="a.csv", epsilon=1.0, test_fraction=0.2, test_epsilon=1.0)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_training_and_figures_together_cost_epsilon(adjacency: str) -> None:
+    settings = Settings(data="a.csv", epsilon=1.0, test_fraction=0.2, test_epsilon=0.5, adjacency=adjacency)
+    first = training_epsilon(settings, 1e-5)
+    relation = Ledger(adjacency=adjacency).adjacency
+
+    def gaussian(epsilon: float) -> Any:
+        return Gaussian(1 / mu_of(epsilon, 1e-5, relation)).event()
+
+    both = epsilon_of(compose([gaussian(first), gaussian(0.5)]), 1e-5, relation)
+    assert 0.9999 < both <= 1.0 + 1e-9 and 0.8 < first < 0.9
+
+
+def test_figures_of_an_earlier_version_are_read() -> None:
+    old = {"metrics": [{"name": "accuracy", "value": 0.8, "on": "20 held-out rows", "noise": 0.01}]}
+    assert Measured.from_dict(old).releases == 1 and Measured.from_dict(old).figures[0].value == 0.8

@@ -1,0 +1,266 @@
+"""Confidence intervals of coefficients, from what a private fit has released: no new look at the records.
+
+A fit by `dp_gd` that bought its statistics released noisy X'X, and its steps go through the inverse P of the Hessian H
+that follows from it.  Near the minimum w* of the loss over the records, a round with step e_t and gradient noise n_t is
+
+    w_(t+1) - w* = (1 - e_t) (w_t - w*) - e_t P n_t
+
+so that the point is w* less a weighted sum of P n_t with public weights c_t, averages of iterates included:
+
+    from the noise       s^2 H^-2 sum_t c_t^2     s = multiplier * clip / n, all public
+    from the sampling    H^-1 J H^-1 / n          J the covariance of one record's gradient
+
+Logistic loss: H = E p (1 - p) x x', which for rows that are about normal follows from noisy X'X and the point, and
+J = H, as for a model that holds.  Squared loss: H = X'X / n and J = v H, v the variance of the residuals, which was not
+released: it is asked for.  Both covariances add up, and are carried to the coefficients of the columns as given.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+from scipy.stats import norm
+from sklearn.utils.validation import check_is_fitted
+
+from isthmus.algorithms.purchases import Statistics
+from isthmus.base import validate
+from isthmus.problems.features import SmoothMap
+from isthmus.problems.objectives import LeastSquares, Logistic
+from isthmus.problems.scaling import RowMap
+
+ASSUMED = (
+    "records are independent draws, and few rows were shortened or gradients clipped: what that moves is not counted",
+    "the noise in X'X and in the column scales is small beside them; intervals are those of large samples",
+)
+LOGISTIC = "the logistic model holds, and rows are about normally distributed along its coefficients"
+SQUARED = "the model is linear, and its residuals have the standard deviation that was given, whatever the inputs are"
+CLIP = "main/gradient/clip"
+"""Where the state keeps the clip."""
+CLEAR = 3.0
+"""By how many lengths of its noise X'X must stand out in every direction."""
+SHORTENED = 0.06
+"""Of the mean squared length of rows, what may have been cut off."""
+FILLED = 0.7
+"""Of the squared length that rows may have after their ranges were scaled, what they have on average."""
+UNCLIPPED = 3.0
+"""Residuals of so many standard deviations must fit under the clip."""
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Intervals of the coefficients, the last of them the intercept, and on what they rest.
+
+    noise, sampling   standard deviations of an estimate: from the noise of the privacy, and from the sampling
+    """
+
+    names: tuple[str, ...]
+    values: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    noise: np.ndarray
+    sampling: np.ndarray
+    level: float
+    assumptions: tuple[str, ...]
+
+    def words(self) -> str:
+        """A table, and what it rests on."""
+        wide = max(len(name) for name in self.names)
+        head = f"{'':{wide}}  {'estimate':>11}  {f'{self.level:.0%} interval':>25}  noise s.d.  sampling s.d."
+        lines = [
+            f"{name:{wide}}  {self.values[i]:>11.4g}  {self.low[i]:>11.4g} to {self.high[i]:>10.4g}  "
+            f"{self.noise[i]:>10.3g}  {self.sampling[i]:>13.3g}"
+            for i, name in enumerate(self.names)
+        ]
+        return "\n".join([head, *lines, "It rests on these assumptions:", *(f"- {each}" for each in self.assumptions)])
+
+    def __str__(self) -> str:
+        return self.words()
+
+
+def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | None = None) -> Intervals:
+    """Intervals that hold each true coefficient with about probability `level`, noise and sampling both counted.
+
+    residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
+                  mean squared error of `private_score`
+
+    Nothing new is read off the records: refused where what was released does not tell enough.
+
+    >>> import numpy as np
+    >>> from isthmus import PrivateRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(20_000, 3)).clip(-4, 4)
+    >>> y = X @ [1.0, 0.5, 0.0] + rng.normal(size=20_000)
+    >>> given = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
+    >>> model = PrivateRegressor(epsilon=3.0, **given).fit(X, y)
+    >>> found = model.coefficient_intervals(0.999, residual_sd=1.0)
+    >>> bool(found.low[0] < 1.0 < found.high[0]), bool(found.high[0] - found.low[0] < 0.2)
+    (True, True)
+    """
+    check_is_fitted(model)
+    validate.open_unit(level=level)
+    weights, gram, n = _released(model)
+    shape, spread, told = _curvature(model, weights, gram / n, residual_sd)
+    inverse = np.linalg.inv(shape)
+    noise = (float(model.choice_.noise_multiplier) * _clip(model) / n) ** 2 * _averaged(model)
+    carry, width = _carry(model, len(weights))
+    values = width * (carry @ weights)
+    if hasattr(model, "_target_map"):
+        values[-1] += model._target_map[0]
+    quiet, drawn = (
+        width * np.sqrt(np.diag(carry @ each @ carry.T)) for each in (noise * inverse @ inverse, spread * inverse / n)
+    )
+    away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
+    names = (*_names(model), "(intercept)")
+    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*told, *ASSUMED))
+
+
+def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
+    """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
+    name = type(model).__name__
+    validate.check(model.privacy_ is not None, "epsilon", math.inf, "this fit is not private: use ordinary intervals")
+    remedy = "a model that was read from a file has no intervals: compute them where it was fitted"
+    validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
+    result = model.result_
+    bought = result.state.parts.get("prepare", {})
+    plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
+    affine = all(isinstance(each, RowMap) or _linear(each) for each in model._maps.maps)
+    known = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
+    remedy = (
+        "intervals need noisy X'X of the columns themselves, which dp_gd with bought statistics releases, without set "
+        'or penalty: fit with algorithm="dp_gd", features="linear", and with enough records for the planner to buy them'
+    )
+    validate.check(bool(known), "algorithm", model.choice_.name, remedy)
+    weights = model._weights.numpy()[:, 0]
+    d = len(weights)
+    gram = bought["statistics"].double().numpy()[: d * d].reshape(d, d)
+    gram = (gram + gram.T) / 2
+    n = int(model.plan_.facts.n)
+    _check_shape(model, gram, n)
+    if isinstance(model._maps.maps[-1], RowMap):
+        _check_long(model, float(bought["scale"][len(bought["scale"]) // 2 :].sum()) / n)
+    return weights, gram, n
+
+
+def _linear(each: Any) -> bool:
+    """Whether a map has one function of each column: the linear one."""
+    return isinstance(each, SmoothMap) and len(each.columns) == len(each.shift)
+
+
+def _check_long(model: Any, square: float) -> None:
+    """Refuse ranges so narrow that rows fill the ball of their first map: many of them were shortened there."""
+    remedy = (
+        f"rows fill {square:.0%} of the squared length that they may have within these ranges, so that many were "
+        "shortened: intervals would not hold; declare bounds about three times as wide as the usual entry"
+    )
+    validate.check(square <= FILLED, "bounds", model.bounds, remedy)
+
+
+def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
+    """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
+    d = len(gram)
+    noise = _statistics_noise(model, d)
+    remedy = "the noise in X'X is as large as itself in some direction: more records or a larger epsilon are needed"
+    clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
+    validate.check(clear, "epsilon", model.epsilon, remedy)
+    last = model._maps.maps[-1]
+    if last.limit is None or not last.bias:
+        return
+    # columns that were scaled to second moment 1, and the bias: what is missing of their sum was shortened away
+    whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
+    short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
+    remedy = (
+        f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to shortened "
+        "rows: intervals would not hold; transform columns with long tails"
+    )
+    validate.check(short <= SHORTENED, "bounds", model.bounds, remedy)
+
+
+def _curvature(
+    model: Any, weights: np.ndarray, second: np.ndarray, residual_sd: float | None
+) -> tuple[np.ndarray, float, tuple[str, ...]]:
+    """H, v with J = v H, and what they assume."""
+    clip = _clip(model)
+    if issubclass(model._kind, Logistic):
+        bound = float(model._kind.slope_bound)
+        remedy = f"it shortens gradients of confident mistakes, which moves the coefficients: fit with clip={bound:g}"
+        validate.check(clip >= bound, "clip", clip, remedy)
+        validate.check(residual_sd is None, "residual_sd", residual_sd, "labels have none: leave it out")
+        return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
+    squared = issubclass(model._kind, LeastSquares)
+    remedy = "intervals are known for the logistic and the squared loss"
+    validate.check(squared, "loss", model.loss, remedy)
+    remedy = "give the standard deviation of the residuals: a public number, such as that of private_score"
+    validate.check(residual_sd is not None, "residual_sd", None, remedy)
+    assert residual_sd is not None
+    validate.positive(residual_sd=residual_sd)
+    need = (
+        UNCLIPPED * residual_sd / model._target_map[1] * math.sqrt(float(np.trace(second)))
+    )  # of rows of usual length
+    remedy = f"it shortens gradients of large residuals, which moves the coefficients: fit with clip={need:.2g} or more"
+    validate.check(clip >= need, "clip", clip, remedy)
+    return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
+
+
+def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -> np.ndarray:
+    """E h(m) x x' with h = p (1 - p) of the margin m = w'x, for rows x = mean + z, z normal, by Stein's identity.
+
+    E h z = E h' S w and E h z z' = E h S + E h'' S w w' S, S the covariance of z and all means over m, which is normal.
+    """
+    # a bias column is constant: its products with the others are their means
+    mean = second[-1] / math.sqrt(max(float(second[-1, -1]), 1e-300)) if constant else np.zeros(len(weights))
+    covariance = second - np.outer(mean, mean)
+    along = covariance @ weights
+    at, share = np.polynomial.hermite_e.hermegauss(40)
+    p = expit(float(mean @ weights) + math.sqrt(max(float(weights @ along), 0.0)) * at)
+    h = p * (1 - p)
+    zero, one, two = (float(share @ each / share.sum()) for each in (h, h * (1 - 2 * p), h * (1 - 6 * p + 6 * p**2)))
+    bent = zero * second + two * np.outer(along, along) + one * (np.outer(mean, along) + np.outer(along, mean))
+    return (
+        bent
+        if float(np.linalg.eigvalsh(bent)[0]) > 0.2 * zero * float(np.linalg.eigvalsh(second)[0])
+        else zero * second
+    )
+
+
+def _averaged(model: Any) -> float:
+    """sum_t c_t^2: what is left of the noise of a round in the point, by the steps that were taken."""
+    steps = np.array([record["eta"] for record in model.result_.history if record["t"] > 0], dtype=float)
+    output = (model.options or {}).get("output", model.choice_.arguments.get("output", "last"))
+    carried, mean, weight = np.zeros(len(steps)), np.zeros(len(steps)), 0.0
+    for t, step in enumerate(steps):
+        carried *= 1 - step
+        carried[t] = step
+        if t >= len(steps) // 2:  # where the average of a run that bought something begins
+            weight += step
+            mean += (carried - mean) * (step / weight)
+    return float(np.square(mean if output == "average" else carried).sum())
+
+
+def _clip(model: Any) -> float:
+    """The bound of a record's gradient as it was in the end: given, planned or bought."""
+    return float(model.result_.state.parts[CLIP])
+
+
+def _statistics_noise(model: Any, d: int) -> float:
+    """The standard deviation of the noise in each entry of X'X, from the share of the budget that bought it."""
+    facts, item = model.plan_.facts, Statistics()
+    return math.sqrt(2) / (facts.mu * math.sqrt(item.share))
+
+
+def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
+    """The linear map from the point to coefficients and intercept, and the width of the target."""
+    p = model.n_features_in_
+    weight, offset = (each.numpy() for each in model._maps.affine(p))
+    carry = np.zeros((p + 1, d))
+    carry[np.arange(p), np.arange(p)] = weight
+    carry[p] = offset
+    return carry, model._target_map[1] if hasattr(model, "_target_map") else 1.0
+
+
+def _names(model: Any) -> tuple[str, ...]:
+    known = getattr(model, "feature_names_in_", None)
+    return tuple(map(str, known)) if known is not None else tuple(f"x{i}" for i in range(model.n_features_in_))

@@ -1,0 +1,441 @@
+"""`private_score`: the figures that people report, of rows that are private and were not trained on.
+
+Two looks at the rows, Gaussian noise in both, a fifth of the budget (of mu^2, in which costs add up) for the first:
+
+    test ranges    in which of some fixed cells a row's score lies; of a regression, its error and its target
+    test figures   labels: in which cell (true class, predicted class) a row lies, and in which (true class, group of
+                   scores); numbers: sums of |e|, e^2, u, u^2, |u|, clipped where the first look saw few rows
+
+A row adds 1 to one cell of each of b counts, so that it moves all of them together by sqrt b, or adds a vector of
+length at most sqrt 5 to the sums.  Accuracy, recall, precision, AUC, calibration, log loss, R2 and errors all follow
+from what was released: they cost nothing more.  Rows too few to tell anything are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from isthmus.base import validate
+from isthmus.estimators import figures
+from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
+from isthmus.geometry.lifts import discard
+from isthmus.gradients import Counts, Dense, Rows
+from isthmus.privacy import (
+    Adjacency,
+    Clip,
+    FullBatch,
+    Gaussian,
+    Ledger,
+    PrivacyStatement,
+    SecretSource,
+    SeededSource,
+    compose,
+    joint,
+    noise_multiplier,
+)
+from isthmus.privacy.budget import default_delta
+from isthmus.privacy.library import dpa
+from isthmus.privacy.statement import Account
+from isthmus.round.aggregators import Local
+from isthmus.round.pipeline import Promise, Release, Stage
+from isthmus.round.sources import Sheet
+from isthmus.round.step import Setting, look
+from isthmus.round.wire import Keys
+
+RANGES, FIGURES = "test ranges", "test figures"
+FIRST = 0.2
+"""The share of mu^2 for the first look."""
+ROOT = 1 + 2.0**-40
+"""Room for the rounding of a norm that all rows have."""
+SCORES = Bins(tuple(float(each) for each in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+"""Margins from -16 to 16, in cells that are finest at 0."""
+CHEAP = 0.02
+"""Noise in R2 that wider clips may cost."""
+LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
+ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
+"""Errors in units of half the target's range."""
+_AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
+FINE = 512
+TARGETS = Bins((*(-each for each in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
+"""Targets in units of half their range about its middle, and beyond it."""
+PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
+APART = "the rows that were measured were not trained on; how many they are is public"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `private_score` found: figures, curves for a report, and the statement of what they cost (None: public).
+
+    releases   how many noisy looks were taken: 0 where the rows were too few, or public
+    """
+
+    figures: tuple[Figure, ...]
+    curves: tuple[ShownCurve, ...] = ()
+    privacy: PrivacyStatement | None = None
+    releases: int = 0
+
+    def __getitem__(self, name: str) -> Figure:
+        """A figure by its name, such as "accuracy"."""
+        found = {figure.name: figure for figure in self.figures}
+        validate.check(name in found, "name", name, f"these were measured: {sorted(found)}")
+        return found[name]
+
+    def words(self) -> str:
+        """What was measured on, then one line a figure."""
+        lines = [f"on {where}" for where in dict.fromkeys(figure.on for figure in self.figures)]
+        return "\n".join([*lines, *(replace(figure, on="").words() for figure in self.figures)])
+
+    def __str__(self) -> str:
+        return self.words()
+
+
+def private_score(
+    model: Any,
+    X: Any,
+    y: Any,
+    *,
+    epsilon: float = 1.0,
+    delta: float | None = None,
+    target_bounds: tuple[float, float] | None = None,
+    adjacency: str = "add-remove",
+    ledger: Any = None,
+    noise_seed: int | None = None,
+) -> Scores:
+    """The figures of a fitted model on rows that were not trained on, (epsilon, delta)-differentially private.
+
+    A classifier has accuracy, recall, precision, AUC (two classes), log loss and calibration error, a regressor R2,
+    root mean squared and mean absolute error; each comes with the standard deviation of its noise and with what a
+    model without inputs would reach.  A figure that its noise would hide is None, and its note says how many rows
+    would do.
+
+    model          fitted, with `predict`, `classes_` for labels, and `decision_function` or `predict_proba` for AUC,
+                   log loss and calibration.  It counts as public
+    epsilon        of these figures alone; inf measures exactly, without privacy: for public rows
+    delta          defaults to min(1e-5, n^-1.1); the number of rows is public
+    target_bounds  of a regressor: a public range of y, in whose units errors are sought; unless given, the model's
+    ledger         a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
+    noise_seed     for tests only: the statement then says "not private"
+
+    >>> from sklearn.datasets import make_classification
+    >>> from isthmus import PrivateClassifier
+    >>> X, y = make_classification(6000, 5, random_state=0)
+    >>> model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-6, 6)).fit(X[:3000], y[:3000])
+    >>> scores = private_score(model, X[3000:], y[3000:], epsilon=1.0)
+    >>> scores["accuracy"].value > 0.8, scores["accuracy"].noise < 0.01, scores["AUC"].value > 0.8
+    (True, True, True)
+    >>> print(scores.privacy)
+    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    """
+    y = _checked_targets(model, y)
+    if epsilon == math.inf:
+        found, curves = figures.exact_figures(model, X, y, f"{len(y):,} rows, which count as public")
+        return Scores(tuple(found), tuple(curves))
+    validate.positive(epsilon=epsilon)
+    validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
+    relation = Adjacency(adjacency)
+    delta = default_delta(len(y)) if delta is None else delta
+    multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
+    if isinstance(ledger, (str, os.PathLike)):
+        ledger = Ledger.open(ledger, adjacency=relation)
+    ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
+    remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
+    validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
+    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed)
+    scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
+    account = Account(delta, relation, len(y), noise_seed is not None, (PUBLIC_MODEL, APART))
+    for stage in looks.taken:
+        made = [release.mechanism for release in stage.releases]
+        account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
+    on = f"{len(y):,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
+    named = tuple(replace(figure, on=on) for figure in scores.figures)
+    return replace(scores, figures=named, privacy=account.statement())
+
+
+def _checked_targets(model: Any, y: Any) -> np.ndarray:
+    """The targets, refused where they are none of the model's."""
+    y = np.asarray(y)
+    validate.check(y.ndim == 1 and len(y) > 0, "y", tuple(y.shape), "give one target for each row, and at least one")
+    if hasattr(model, "classes_"):
+        known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
+        validate.check(bool(known), "y", "(a label)", f"labels must be among {np.asarray(model.classes_).tolist()}")
+        return y
+    y = y.astype(float)
+    validate.check(bool(np.isfinite(y).all()), "y", "(a target)", "give finite numbers: leave rows without one out")
+    return y
+
+
+# ---------------------------------------------------------------- the looks
+
+
+@dataclass
+class Looks:
+    """The looks of one measurement: each is a stage, charged to the ledger before it is released.
+
+    multiplier   of the noise of all looks together
+    covered      the rows are apart from those of a release that is already charged and at least as costly: the
+                 ledger notes the looks, and they add nothing (see `covers`)
+    """
+
+    multiplier: float
+    promise: Promise
+    ledger: Any
+    covered: bool = False
+    noise_seed: int | None = None
+    taken: list[Stage] = field(default_factory=list)
+    _run: Any = None
+
+    def __post_init__(self) -> None:
+        self.source = SecretSource() if self.noise_seed is None else SeededSource(self.noise_seed)
+
+    @contextmanager
+    def announced(self, shares: Mapping[str, float]) -> Iterator[None]:
+        """A hold on the ledger for these looks, by their names, with shares of the budget that sum to 1."""
+        adjacency = self.promise.adjacency
+        costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
+        events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
+        self.ledger.require(compose(events.values()))  # all of it or nothing
+        with self.ledger.run(events, seeded=self.noise_seed is not None) as run:
+            self._run = run
+            yield
+
+    def counts(self, name: str, bins: np.ndarray, width: int, share: float) -> tuple[np.ndarray, float]:
+        """How many rows have each cell, for each of the columns of `bins`; and the noise's standard deviation."""
+        places = torch.from_numpy(np.ascontiguousarray(bins))
+        rows = Counts(lambda lo, hi: places[lo:hi], len(bins), bins.shape[1], width)
+        found, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * ROOT, share)
+        return found.reshape(bins.shape[1], width), noise
+
+    def sums(self, name: str, terms: np.ndarray, length: float, share: float) -> tuple[np.ndarray, float]:
+        """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
+        return self._look(name, Dense(torch.from_numpy(terms)), length * ROOT, share)
+
+    def noise(self, length: float, share: float) -> float:
+        """The standard deviation of the noise in each number of a look."""
+        return self._gaussian(share).multiplier * length
+
+    def _gaussian(self, share: float) -> Gaussian:
+        return Gaussian(self.multiplier / math.sqrt(share))
+
+    def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
+        release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
+        stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
+        setting = Setting(Local(sheet), sheet.space, Keys(0, self.source), ledger=self._run)
+        found = look(stage, setting, self.promise)["sums"].numpy()
+        self.taken.append(stage)
+        return found, self.noise(length, share)
+
+
+def covers(event: Any, multiplier: float) -> bool:
+    """Whether what was released of some rows is at least as costly as Gaussian looks of this multiplier at others.
+
+    A record is in one of two parts, drawn by coins that look at no record.  Seen with the coins fixed, one part is as
+    it was and the other is moved by one record: so both releases together are as private as the dearer of them
+    (parallel composition), and composed with anything else too where one is Gaussian with at least as much noise as
+    the other, for its trade-off is then nowhere worse.
+    """
+    whole = joint([event])
+    return isinstance(whole, dpa.GaussianDpEvent) and whole.noise_multiplier <= multiplier * (1 + 1e-12)
+
+
+# ---------------------------------------------------------------- labels
+
+
+def noisy_figures(
+    model: Any, X: Any, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
+) -> Scores:
+    """The figures of private rows, each look charged before it is released."""
+    found = _labels(model, X, y, looks) if hasattr(model, "classes_") else _numbers(model, X, y, looks, bounds)
+    return replace(found, releases=0 if looks.covered else len(looks.taken))
+
+
+def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
+    classes, n = np.asarray(model.classes_), len(y)
+    k = len(classes)
+    true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)
+    logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
+    if k > 2 or margins is None:
+        margins = None if logs is None else _certainty(logs)
+    blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
+    last = 1.0 if margins is None else 1 - FIRST
+    least = looks.noise(math.sqrt(blocks), last) * math.sqrt(k - 1) / n
+    if least > figures.TELLS:  # nothing could be told: nothing is looked at, nothing is spent
+        need = figures.rows_needed(n, least)
+        return Scores((Figure("accuracy", None, noise=least, note=figures.too_few(least, need)),))
+    with looks.announced({FIGURES: 1.0} if margins is None else {RANGES: FIRST, FIGURES: last}):
+        bins, groups = [true * k + called], _Groups.none()
+        if margins is not None:
+            groups = _Groups.of(margins, looks)
+            # two classes: which one it is; more: whether the called one was right
+            event = (true == 1) if k == 2 else (true == called)
+            bins.append(event * groups.count + groups.index[SCORES.of(margins)])
+        if k > 2 and logs is not None:
+            bins.append(LOSSES.of(-logs[np.arange(n), true]))
+        widths = k * k, 2 * groups.count, LOSSES.cells
+        cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(widths), last)
+    counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=False)]
+    return _derived(counts, noise, n, classes, groups, logs is not None)
+
+
+def _derived(
+    counts: list[np.ndarray], noise: float, n: int, classes: np.ndarray, groups: _Groups, sure: bool
+) -> Scores:
+    """Figures and curves from the noisy counts: post-processing."""
+    k = len(classes)
+    found = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
+    curves: list[ShownCurve] = []
+    if groups.count:
+        scores = counts[1].reshape(2, groups.count)
+        if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
+            share = float(np.clip(scores[1].sum() / n, 0, 1))
+            found[0] = replace(found[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
+        if k == 2:
+            found.append(figures.auc_figure(scores, noise))
+        if sure:
+            loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
+            found += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
+            event = str(classes[1]) if k == 2 else "the class that was predicted"
+            curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
+    shown = [figures.told(each, n, _least(each)) if each.noise else each for each in found]
+    return Scores(tuple(shown), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
+
+
+def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
+    """The log loss of more than two classes, from the counts of losses."""
+    actual = counts[0].reshape(k, k).sum(1)
+    spread = noise * figures.centred_norm(LOSSES.middles) / n
+    return figures.log_loss(max(float(counts[2] @ LOSSES.middles) / n, 0.0), spread, actual)
+
+
+def _least(figure: Figure) -> float:
+    """The noise up to which a figure tells something."""
+    if figure.name == "log loss":
+        return figures.RELATIVE * float(figure.value or 0)
+    return figures.ROUGHLY if figure.name.startswith(("recall", "precision")) else figures.TELLS
+
+
+def _certainty(logs: np.ndarray) -> np.ndarray:
+    """The log odds of the class that was called."""
+    top = np.minimum(logs.max(1), -1e-9)
+    return np.asarray(top - np.log(-np.expm1(top)))
+
+
+def _summing(counts: np.ndarray, n: int) -> np.ndarray:
+    """The counts, moved alike so that they sum to the public number of rows."""
+    return counts + (n - counts.sum()) / len(counts)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Groups of neighbouring score cells with about as many rows each: public, for the first look was paid for."""
+
+    count: int
+    index: np.ndarray
+    margin: np.ndarray
+    predicted: np.ndarray
+
+    @staticmethod
+    def none() -> _Groups:
+        empty = np.zeros(0)
+        return _Groups(0, empty.astype(np.int64), empty, empty)
+
+    @staticmethod
+    def of(margins: np.ndarray, looks: Looks) -> _Groups:
+        """By the noisy numbers of rows in the cells of `SCORES`."""
+        n = len(margins)
+        (counts,), noise = looks.counts(RANGES, SCORES.of(margins)[:, None], SCORES.cells, FIRST)
+        # as many groups as leave each well above the noise of its cells in the second look
+        most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
+        below = np.clip(np.maximum.accumulate(np.cumsum(_summing(counts, n))), 0, n)
+        middle = np.clip(below - np.diff(below, prepend=0.0) / 2, 0, n * (1 - 1e-12))
+        index = np.unique((middle * most // n).astype(np.int64), return_inverse=True)[1].reshape(-1)
+        weight = np.clip(counts, noise / 10, None)
+        total = np.bincount(index, weight)
+        margin = np.bincount(index, weight * SCORES.middles) / total
+        predicted = np.bincount(index, weight * figures.probabilities(SCORES.middles)) / total
+        return _Groups(len(total), index, margin, predicted)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
+    low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
+    validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
+    n, middle, half = len(y), (low + high) / 2, (high - low) / 2
+    noise = looks.noise(math.sqrt(2), FIRST)
+    if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
+        need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
+        return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
+    found = np.asarray(model.predict(X), dtype=float)
+    with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
+        with np.errstate(over="ignore", invalid="ignore"):
+            away, place = np.abs(found - y) / half, (y - middle) / half
+        cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
+        counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
+        mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
+        scale = _scale(counts[0][: ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
+        terms = scale.terms(found, y)
+        sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
+    return Scores(tuple(figures.error_figures(sums, n, noise, scale)))
+
+
+def _stands(noise: float, cells: int) -> float:
+    """How many rows a cell must seem to have to stand out of the noise of all of them."""
+    return noise * (math.sqrt(2 * math.log(cells)) + 1)
+
+
+def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: float) -> Scale:
+    """Where to clip, in units of the target's range, and the mean of the targets that were seen.
+
+    At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `mean`
+    being that of the mean of a term: what lies there is rare, and may still matter.
+    """
+    seen = errors > max(_stands(noise, len(errors)), 0.001 * n)
+    error = float(ERRORS.high[seen].max()) * _wider(float(errors[seen].sum()) / n) if seen.any() else 1.0
+    shown, low, high, centre, spread = _extent(targets, n, noise)
+    width = max(high - centre, centre - low) * _wider(shown)
+    far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
+    return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
+
+
+def _wider(shown: float) -> float:
+    """How far beyond what was seen to go where a share of the rows was not seen, for they are likely farther out."""
+    return float(np.clip(1 + 4 * (1 - shown), 1.0, 3.0))
+
+
+def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, float, float, float]:
+    """The share of the targets that was seen, and their lowest and highest place, mean and variance.
+
+    Few rows in each fine cell may be many in a coarse one: the finest cells that show nearly all rows are taken, or
+    those that show the most.
+    """
+    best = (1.0, -1.0, 1.0, 0.0, 1.0)
+    most = 0.0
+    outer = (len(counts) - FINE) // 2
+    for merged in (1, 2, 4, 8, 16, 32, 64):
+        starts = np.concatenate(
+            [np.arange(outer), np.arange(outer, outer + FINE, merged), outer + FINE + np.arange(outer)]
+        )
+        sums = np.add.reduceat(counts, starts)
+        sizes = np.diff(starts, append=len(counts))
+        seen = sums > np.maximum(_stands(noise, len(starts)) * np.sqrt(sizes), 0.001 * n)
+        if not seen.any():
+            continue
+        low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
+        shown, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
+        if shown > most:
+            most = shown
+            centre = float(np.average(middles, weights=sums[seen]))
+            spread = float(np.average((middles - centre) ** 2, weights=sums[seen]))
+            best = shown, float(low[seen].min()), float(high[seen].max()), centre, spread
+        if shown > 0.98:
+            break
+    return best

@@ -1,0 +1,332 @@
+"""`private_summary`: counts, histograms, quantiles and means of a table, with noise that is paid for.
+
+At most three looks at the rows, with Gaussian noise:
+
+    summary ranges   in which power of two an entry lies, for columns of numbers whose range was not declared
+    summary counts   in which cell an entry lies, one cell for each column: a word, a part of the range, missing
+    summary means    the sums of u and u^2, u in [-1, 1] the place of an entry in its range (0 where it is missing)
+
+A row adds 1 to the number of rows and to one cell of each of p columns, so that it moves all counts together by
+sqrt(p + 1), and the sums of q columns of numbers by at most sqrt(2 q).  Quantiles, shares and missing entries follow
+from the counts.  Nothing else is read off the rows: what was not declared is left out, and the number of rows is noisy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from isthmus.algorithms.purchases import BINS, octaves, ranges
+from isthmus.base import validate
+from isthmus.estimators.figures import Bins
+from isthmus.estimators.scoring import Looks
+from isthmus.privacy import Adjacency, Ledger, PrivacyStatement, noise_multiplier
+from isthmus.privacy.statement import Account
+from isthmus.round.pipeline import Promise
+from isthmus.tables.dates import from_days
+from isthmus.tables.encode import as_days, as_numbers, check_readable, encode
+from isthmus.tables.frames import as_frame
+from isthmus.tables.schema import Column, Schema
+
+RANGES, COUNTS, MEANS = "summary ranges", "summary counts", "summary means"
+SHARES = {RANGES: 0.15, COUNTS: 0.6, MEANS: 0.25}
+"""Of mu^2, in which costs add up; what is not needed goes to the others."""
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+DELTA = 1e-6
+MOST_BINS = 1000
+DECLARED = "the types, words and ranges that were declared are public, and so are the names of the columns"
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """One column: how many rows each cell has, and what follows from that.
+
+    cells      (what it is, how many rows), with noise of standard deviation `noise` in each; below and above are
+               entries outside the range
+    missing    rows without an entry
+    mean, sd   of numbers and dates (in days since 1970), entries outside the range counted as its ends; with noise
+    quantiles  {level: place}, told to within a cell; empty where the noise would hide them
+    """
+
+    name: str
+    type: str
+    cells: tuple[tuple[str, float], ...]
+    missing: float
+    noise: float
+    bounds: tuple[float, float] | None = None
+    mean: float | None = None
+    mean_noise: float = 0.0
+    sd: float | None = None
+    quantiles: Mapping[float, float] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `private_summary` found; `left_out` has the columns that were not looked at, and why."""
+
+    rows: float
+    rows_noise: float
+    columns: tuple[ColumnSummary, ...]
+    left_out: Mapping[str, str]
+    privacy: PrivacyStatement
+
+    def __getitem__(self, name: str) -> ColumnSummary:
+        """A column by its name."""
+        found = {column.name: column for column in self.columns}
+        validate.check(name in found, "name", name, f"these were summarised: {sorted(found)}")
+        return found[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        columns = [
+            {**vars(each), "cells": [list(cell) for cell in each.cells], "quantiles": dict(each.quantiles)}
+            for each in self.columns
+        ]
+        told = {"rows": self.rows, "rows_noise": self.rows_noise, "columns": columns, "left_out": dict(self.left_out)}
+        return {**told, "epsilon": self.privacy.epsilon, "delta": self.privacy.delta, "words": self.privacy.words()}
+
+    def table(self) -> str:
+        """All of it as text."""
+        lines = [f"rows       {self.rows:,.0f} (noise s.d. {self.rows_noise:.2g})"]
+        for column in self.columns:
+            lines += ["", *_lines(column)]
+        for why in dict.fromkeys(self.left_out.values()):
+            names = [name for name, reason in self.left_out.items() if reason == why]
+            lines += ["", f"left out, for {why}: {', '.join(names)}"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def private_summary(
+    table: Any,
+    schema: Any,
+    *,
+    epsilon: float = 1.0,
+    delta: float = DELTA,
+    bins: int = 20,
+    adjacency: str = "add-remove",
+    ledger: Any = None,
+    noise_seed: int | None = None,
+) -> Summary:
+    """Counts, histograms, quantiles and means of a table's declared columns, (epsilon, delta)-differentially private.
+
+    table       a pandas or polars frame, or a dict of columns: one row a record
+    schema      a `Schema`, its TOML file, or its columns {"age": [17, 90], "sex": ["f", "m"], "income": "number"}: all
+                of it public.  The range of a number without one is bought; other columns are left out
+    bins        into how many equal parts the range of a number or date is cut
+    delta       well below one over the number of rows, which is not read off the table
+    ledger      a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
+    noise_seed  for tests only: the statement then says "not private"
+
+    >>> rng = np.random.default_rng(0)
+    >>> people = {"age": rng.uniform(20, 60, 5000), "sex": ["f", "m"] * 2500, "name": ["x"] * 5000}
+    >>> found = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
+    >>> abs(found.rows - 5000) < 100, abs(found["age"].mean - 40) < 2, abs(dict(found["sex"].cells)["f"] - 2500) < 100
+    (True, True, True)
+    >>> found.left_out, str(found.privacy)
+    ({'name': 'it was not declared'}, '(epsilon=1, delta=1e-06)-differentially private, adding or removing one record')
+    """
+    validate.positive(epsilon=epsilon)
+    validate.open_unit(delta=delta)
+    validate.positive_int(bins=bins)
+    validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS}")
+    validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
+    frame, relation = as_frame(table, "table"), Adjacency(adjacency)
+    columns, left_out = _chosen(frame, _read_schema(schema))
+    if isinstance(ledger, (str, os.PathLike)):
+        ledger = Ledger.open(ledger, adjacency=relation)
+    ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
+    remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
+    validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
+    entries = {column.name: _entries(frame, column) for column in columns}
+    multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
+    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed)
+    found = _look(columns, entries, bins, looks)
+    account = Account(delta, relation, None, noise_seed is not None, (DECLARED,))
+    for stage in looks.taken:
+        made = [release.mechanism for release in stage.releases]
+        account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
+    return replace(found, left_out=left_out, privacy=account.statement())
+
+
+# ---------------------------------------------------------------- what is looked at
+
+
+def _read_schema(schema: Any) -> Schema:
+    if isinstance(schema, (str, os.PathLike)):
+        return Schema.load(schema)  # type: ignore[arg-type]
+    known = isinstance(schema, (Schema, Mapping))
+    validate.check(known, "schema", schema, 'give a Schema, its file, or columns such as {"age": [17, 90]}')
+    return schema if isinstance(schema, Schema) else Schema.from_dict({"columns": schema})
+
+
+def _chosen(frame: Any, schema: Schema) -> tuple[list[Column], dict[str, str]]:
+    """The columns to look at, the target among them, and why the others are left out."""
+    declared = list(schema.columns)
+    target = schema.target
+    if target is not None and target.name not in schema.names:
+        if target.classes is not None:
+            declared.append(Column(target.name, "category", categories=target.classes))
+        elif target.task != "classification":
+            declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
+    absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
+    validate.check(not absent, "schema", absent, f"the table has no such columns; it has {frame.columns[:20]}")
+    why = {"hash": "its words were not declared", "id": "it identifies rows", "drop": "it is to be dropped"}
+    left = {column.name: why[column.type] for column in declared if column.type in why}
+    left |= {name: "it was not declared" for name in frame.columns if name not in {each.name for each in declared}}
+    kept = [column for column in declared if column.type not in why]
+    remedy = "declare at least one column: a range, words, a date, or bool"
+    validate.check(bool(kept), "schema", [column.name for column in declared], remedy)
+    return kept, left
+
+
+def _entries(frame: Any, column: Column) -> np.ndarray:
+    """A number for each row, NaN where it is missing; of words, the place among them (the last is missing)."""
+    values = frame[column.name]
+    if column.type == "category":
+        return np.asarray(encode(frame, Schema((column,))).argmax(1))
+    numbers = as_days(values, column.format, column.absent) if column.type == "date" else as_numbers(values, column)
+    check_readable(values, ~np.isfinite(numbers), column)
+    return np.asarray(numbers)
+
+
+def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, looks: Looks) -> Summary:
+    """Ranges, counts and means, each look charged before it is released."""
+    unknown = [column.name for column in columns if column.type == "number" and column.bounds is None]
+    numeric = [column.name for column in columns if column.type in ("number", "date")]
+    asked = {name: SHARES[name] for name, there in ((RANGES, unknown), (COUNTS, columns), (MEANS, numeric)) if there}
+    shares = {name: share / math.fsum(asked.values()) for name, share in asked.items()}
+    with looks.announced(shares):
+        if unknown:
+            bought = _bought({name: entries[name] for name in unknown}, looks, shares[RANGES])
+            columns = [replace(each, bounds=bought.get(each.name, each.bounds)) for each in columns]
+        grids = {each.name: _Grid.of(each, bins) for each in columns}
+        width = max(len(grid.labels) for grid in grids.values())
+        placed = [grids[each.name].cells(entries[each.name]) for each in columns]
+        cells = np.stack([np.zeros_like(placed[0]), *placed], axis=1)  # the first counts the rows
+        counts, noise = looks.counts(COUNTS, cells, width, shares[COUNTS])
+        sums: dict[str, tuple[float, float, float]] = {}
+        if numeric:
+            terms = np.concatenate([grids[name].terms(entries[name]) for name in numeric], axis=1)
+            found, spread = looks.sums(MEANS, terms, math.sqrt(terms.shape[1]), shares[MEANS])
+            sums = {name: (found[2 * i], found[2 * i + 1], spread) for i, name in enumerate(numeric)}
+    sizes = np.array([len(grids[each.name].labels) for each in columns])
+    own = [row[:size] for row, size in zip(counts[1:], sizes, strict=True)]
+    # each column's counts sum to the number of rows too: the fewer cells, the quieter the sum
+    known = 1 + (1 / sizes).sum()
+    rows = float((counts[0, 0] + sum(each.sum() / len(each) for each in own)) / known)
+    told = [grids[c.name].summary(c, each, rows, noise, sums.get(c.name)) for c, each in zip(columns, own, strict=True)]
+    return Summary(rows, noise / math.sqrt(known), tuple(told), {}, None)  # type: ignore[arg-type]
+
+
+def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[str, tuple[float, float]]:
+    """The ranges of columns: the outer edges of the powers of two that clearly hold entries."""
+    values = np.nan_to_num(np.stack(list(entries.values()), axis=1))
+    counts, noise = looks.counts(RANGES, octaves(torch.from_numpy(values)).numpy(), BINS, share)
+    rows = max(1, round(float(np.clip(counts, 0, None).sum() / len(counts))))
+    low, high, _ = ranges(torch.from_numpy(counts), noise, rows)
+    return {name: (float(a), float(b)) for name, a, b in zip(entries, low, high, strict=True)}
+
+
+# ---------------------------------------------------------------- cells, and what follows from their counts
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The cells of one column: below, parts of the range, above (or words), and missing."""
+
+    labels: tuple[str, ...]
+    bins: Bins | None = None
+
+    @staticmethod
+    def of(column: Column, parts: int) -> _Grid:
+        if column.type == "category":
+            return _Grid((*column.categories, "(other)", "(missing)"))
+        if column.type == "bool":
+            return _Grid(("false", "true", "(missing)"))
+        assert column.bounds is not None
+        edges = np.linspace(*column.bounds, parts + 1)
+        edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
+        shown = [_place(column, each) for each in np.linspace(*column.bounds, parts + 1)]
+        between = [f"{a} to {b}" for a, b in zip(shown, shown[1:], strict=False)]
+        return _Grid((f"below {shown[0]}", *between, f"above {shown[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
+
+    def cells(self, entries: np.ndarray) -> np.ndarray:
+        """The cell of each entry."""
+        if entries.dtype.kind in "iu":
+            return entries.astype(np.int64)
+        missing = np.isnan(entries)
+        if self.bins is None:
+            return np.where(missing, 2, np.nan_to_num(entries) > 0.5).astype(np.int64)
+        return np.where(missing, len(self.labels) - 1, self.bins.of(np.nan_to_num(entries)))
+
+    def terms(self, entries: np.ndarray) -> np.ndarray:
+        """(u, u^2), u the place of the entry in the range, 0 where it is missing."""
+        assert self.bins is not None
+        low, high = self.bins.edges[0], self.bins.edges[-1]
+        u = np.nan_to_num(np.clip((entries - (low + high) / 2) / ((high - low) / 2), -1.0, 1.0))
+        return np.stack([u, u**2], axis=1)
+
+    def summary(
+        self, column: Column, counts: np.ndarray, rows: float, noise: float, sums: tuple[float, float, float] | None
+    ) -> ColumnSummary:
+        """What the counts, moved alike so that they sum to the number of rows, tell of the column."""
+        counts = counts + (rows - counts.sum()) / len(counts)
+        cells = tuple((label, float(count)) for label, count in zip(self.labels[:-1], counts, strict=False))
+        found = ColumnSummary(column.name, column.type, cells, float(counts[-1]), noise, column.bounds)
+        if self.bins is None or sums is None:
+            return found
+        present, low, high = rows - float(counts[-1]), self.bins.edges[0], self.bins.edges[-1]
+        if noise * math.sqrt(len(counts)) > 0.1 * present:
+            return replace(found, note="too few rows for a mean and quantiles: the noise would hide them")
+        half, u, square = (high - low) / 2, sums[0] / present, sums[1] / present
+        spread = half * math.hypot(sums[2], u * noise) / present
+        sd = half * math.sqrt(max(square - u**2, 0.0))
+        mean = min(max((low + high) / 2 + half * u, low), high)
+        quantiles = self._quantiles(counts[:-1])
+        return replace(found, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
+
+    def _quantiles(self, counts: np.ndarray) -> dict[float, float]:
+        """Where the running sum of the counts passes each level, between the edges of its cell."""
+        assert self.bins is not None
+        below = np.clip(np.maximum.accumulate(np.cumsum(counts)), 0, None)
+        below = below / max(float(below[-1]), 1e-300)
+        places = np.append(self.bins.low, self.bins.high[-1])
+        return {level: float(np.interp(level, np.append(0.0, below), places)) for level in LEVELS}
+
+
+def _place(column: Column, value: float) -> str:
+    return from_days(value).isoformat() if column.type == "date" else f"{value:.5g}"
+
+
+def _lines(column: ColumnSummary) -> list[str]:
+    """A column as text: what it is, what it has on average, and a bar for each cell."""
+    span = Column(column.name, column.type)
+    where = "" if column.bounds is None else " from " + " to ".join(_place(span, each) for each in column.bounds)
+    lines = [f"{column.name}: {column.type}{where}; counts have noise of s.d. {column.noise:.3g}"]
+    if column.note:
+        lines.append(f"  {column.note}")
+    if column.mean is not None:
+        days = " days" if column.type == "date" else ""
+        noise = f"(noise s.d. {column.mean_noise:.2g}{days})"
+        lines.append(f"  mean {_place(span, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
+        lines.append("  " + ", ".join(f"{level:.0%} {_place(span, at)}" for level, at in column.quantiles.items()))
+    shown = [*column.cells, ("(missing)", column.missing)]
+    shown = [cell for cell in shown if cell[1] > 2 * column.noise or column.bounds is None]
+    most = max([count for _, count in shown], default=1.0)
+    wide = max([len(label) for label, _ in shown], default=1)
+    for label, count in shown:
+        bar = "#" * round(24 * max(count, 0.0) / max(most, 1e-9))
+        lines.append(f"  {label:{wide}}  {max(count, 0.0):>10,.0f}  {bar}".rstrip())
+    hidden = len(column.cells) + 1 - len(shown)
+    lines += [f"  {hidden} further cells hold no more than the noise may"] if hidden else []
+    return lines

@@ -1,0 +1,127 @@
+"""Intervals of coefficients: they hold the truth as often as they say, no less and not much more, or are refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from isthmus import PrivateClassifier, PrivateRegressor
+from isthmus.base.validate import InvalidInput
+from isthmus.estimators import load
+from isthmus.privacy import Ledger
+
+TRUTH = np.array([1.0, -0.5, 0.3, 0.0, 0.5])
+"""Four coefficients and the intercept."""
+LINEAR: dict[str, Any] = {"algorithm": "dp_gd", "features": "linear", "bounds": (-4, 4)}
+
+
+def rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    X = rng.normal(size=(n, 4)).clip(-4, 4)
+    return X, TRUTH[4] + X @ TRUTH[:4]
+
+
+def regressor(seed: int, epsilon: float, n: int = 20_000, **more: Any) -> Any:
+    rng = np.random.default_rng(seed)
+    X, signal = rows(rng, n)
+    given = LINEAR | {"target_bounds": (-8, 9), "noise_seed": seed} | more
+    return PrivateRegressor(epsilon=epsilon, **given).fit(X, signal + rng.normal(size=n))
+
+
+def classifier(seed: int, epsilon: float, n: int = 20_000, **more: Any) -> Any:
+    rng = np.random.default_rng(seed)
+    X, signal = rows(rng, n)
+    y = (rng.random(n) < 1 / (1 + np.exp(-signal))).astype(int)
+    given = LINEAR | {"classes": [0, 1], "noise_seed": seed} | more
+    return PrivateClassifier(epsilon=epsilon, **given).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "labels"])
+@pytest.mark.parametrize("epsilon", [1.0, 5.0])
+def test_they_hold_the_truth_as_often_as_they_say(kind: str, epsilon: float) -> None:
+    held, errors, said = [], [], []
+    for seed in range(25):
+        model = regressor(seed, epsilon) if kind == "numbers" else classifier(seed, epsilon)
+        found = model.coefficient_intervals(0.8, **{"residual_sd": 1.0} if kind == "numbers" else {})
+        held.append((found.low <= TRUTH) & (found.high >= TRUTH))
+        errors.append(found.values - TRUTH)
+        said.append(np.hypot(found.noise, found.sampling))
+    # 125 intervals: .8 +- .036, and a little for the bias of a small sample
+    assert 0.7 < np.mean(held) < 0.9
+    assert 0.85 < np.sqrt(np.mean(np.square(errors))) / np.sqrt(np.mean(np.square(said))) < 1.2
+    assert 0.2 < np.mean(found.noise / found.sampling) < 5  # both parts matter
+
+
+def test_estimates_are_those_of_the_model_and_wider_levels_are_wider() -> None:
+    model = regressor(0, 3.0)
+    found = model.coefficient_intervals(0.95, residual_sd=1.0)
+    assert np.allclose(found.values, [*model.coef_, model.intercept_])
+    wide = model.coefficient_intervals(0.99, residual_sd=1.0)
+    assert np.all(wide.low < found.low) and np.all(wide.high > found.high)
+    noisy = model.coefficient_intervals(0.95, residual_sd=1.05)
+    assert np.allclose(noisy.sampling, 1.05 * found.sampling) and np.allclose(noisy.noise, found.noise)
+    assert found.names == ("x0", "x1", "x2", "x3", "(intercept)")
+    assert "95% interval" in found.words() and "few rows were shortened" in found.words()
+    labels = classifier(0, 3.0)
+    assert np.allclose(labels.coefficient_intervals().values, [*labels.coef_[0], labels.intercept_[0]])
+
+
+def test_nothing_new_is_read_and_nothing_is_charged() -> None:
+    ledger = Ledger()
+    model = regressor(0, 3.0, ledger=ledger)
+    before = ledger.rounds()
+    model.coefficient_intervals(residual_sd=1.0)
+    assert ledger.rounds() == before
+
+
+def signs(kind: Any = PrivateRegressor, **given: Any) -> Any:
+    """Moments bought of rows that all have one length, which no map shortens unless the ranges are narrow."""
+    rng = np.random.default_rng(0)
+    X = rng.choice([-1.0, 1.0], (8000, 4))
+    y = X @ TRUTH[:4] + rng.normal(size=8000)
+    told = (
+        LINEAR | {"bounds": (-3, 3), "noise_seed": 0, "scale": "moments", "clip": 0.6, "target_bounds": (-6, 6)} | given
+    )
+    if kind is PrivateClassifier:
+        told.pop("target_bounds")
+        y = (y > 0).astype(int)
+    return kind(epsilon=3.0, **told).fit(X, y)
+
+
+def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
+    model = regressor(0, 3.0)
+    with pytest.raises(InvalidInput, match="residual_sd=None is not allowed: give the standard deviation"):
+        model.coefficient_intervals()
+    with pytest.raises(InvalidInput, match="level=1.5 is not allowed"):
+        model.coefficient_intervals(1.5, residual_sd=1.0)
+    with pytest.raises(InvalidInput, match=r"clip=\S+ is not allowed: it shortens gradients of large residuals"):
+        model.coefficient_intervals(residual_sd=40.0)
+    model.save(tmp_path / "m")
+    with pytest.raises(InvalidInput, match="read from a file has no intervals"):
+        load(tmp_path / "m").coefficient_intervals(residual_sd=1.0)
+    with pytest.raises(InvalidInput, match="clip=0.5 is not allowed: it shortens gradients of confident mistakes"):
+        signs(PrivateClassifier, classes=[0, 1], clip=0.5).coefficient_intervals()
+    with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: labels have none"):
+        classifier(0, 3.0).coefficient_intervals(residual_sd=1.0)
+    with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
+        classifier(0, 3.0, algorithm="dp_sgd", batch_size=200).coefficient_intervals()
+    with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
+        regressor(0, 3.0, features="smooth").coefficient_intervals(residual_sd=1.0)
+    with pytest.raises(InvalidInput, match=r"bounds=\(-1, 1\) is not allowed: rows fill \d+% of the squared length"):
+        signs(bounds=(-1, 1)).coefficient_intervals(residual_sd=1.0)
+    assert np.allclose(signs(bounds=(-3, 3)).coefficient_intervals(residual_sd=1.0).values[:4], TRUTH[:4], atol=0.2)
+    with pytest.raises(InvalidInput, match="this fit is not private: use ordinary intervals"):
+        classifier(0, math.inf, algorithm="auto", noise_seed=None, max_iter=5).coefficient_intervals()
+    with pytest.raises(InvalidInput, match="known for the logistic and the squared loss"):
+        regressor(0, 3.0, loss="huber").coefficient_intervals(residual_sd=1.0)
+    with pytest.raises(InvalidInput, match="as large as itself in some direction"):
+        regressor(0, 0.2, n=300, scale="moments").coefficient_intervals(residual_sd=1.0)
+
+
+def test_rows_that_were_shortened_are_noticed() -> None:
+    """X'X tells how much of the rows' length is missing: coefficients of such rows are not those of the columns."""
+    with pytest.raises(InvalidInput, match=r"rows were shortened, by \d+% of their squared length"):
+        regressor(0, 20.0, scale="moments", bounds=(-20, 20), clip=0.5).coefficient_intervals(residual_sd=1.0)

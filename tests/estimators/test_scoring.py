@@ -1,0 +1,243 @@
+"""`private_score`: figures right on average, noise as large as they say, and a row moves them by the bound."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+from sklearn.linear_model import LinearRegression, LogisticRegression
+
+from isthmus import private_score
+from isthmus.base.validate import InvalidInput
+from isthmus.estimators import scoring
+from isthmus.estimators.figures import Scale, auc_figure, confusion_figures, rows_needed, told
+from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, noise_multiplier
+
+Data = tuple[Any, np.ndarray, np.ndarray]
+
+
+def labelled(rng: np.random.Generator, n: int, classes: int = 2) -> Data:
+    """A model and rows that it was not fitted to."""
+    X = rng.normal(size=(n + 1000, 4))
+    y = np.argmax(X[:, :classes] + rng.gumbel(size=(n + 1000, classes)), axis=1)
+    return LogisticRegression().fit(X[:1000], y[:1000]), X[1000:], y[1000:]
+
+
+def numbered(rng: np.random.Generator, n: int) -> Data:
+    X = rng.normal(size=(n + 1000, 3))
+    y = 10 + X[:, 0] + rng.normal(size=n + 1000)
+    return LinearRegression().fit(X[:1000], y[:1000]), X[1000:], y[1000:]
+
+
+def test_public_rows_are_measured_exactly(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 2000)
+    found, called, p = private_score(model, X, y, epsilon=math.inf), model.predict(X), model.predict_proba(X)[:, 1]
+    assert found.privacy is None and found.releases == 0 and not any(figure.noise for figure in found.figures)
+    expected = {
+        "accuracy": metrics.accuracy_score(y, called),
+        "recall of 1": metrics.recall_score(y, called),
+        "precision of 1": metrics.precision_score(y, called),
+        "AUC": metrics.roc_auc_score(y, p),
+        "log loss": metrics.log_loss(y, p),
+    }
+    assert {name: found[name].value for name in expected} == pytest.approx(expected, rel=1e-9)
+    shares = np.bincount(y) / len(y)
+    assert found["accuracy"].baseline == shares.max()
+    assert found["log loss"].baseline == pytest.approx(-float(shares @ np.log(shares)))
+    assert 0 < found["calibration error"].value < 0.1
+    model, X, y = numbered(rng, 2000)
+    found = private_score(model, X, y, epsilon=math.inf)
+    assert found["R2"].value == pytest.approx(model.score(X, y))
+    assert found["root mean squared error"].baseline == pytest.approx(np.std(y))
+    with pytest.raises(InvalidInput, match="name='AUC' is not allowed: these were measured"):
+        found["AUC"]
+
+
+def test_probabilities_that_are_off_show_in_the_calibration(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 20_000)
+    good = private_score(model, X, y, epsilon=1.0)
+    model.coef_, model.intercept_ = 4 * model.coef_, model.intercept_ + 1
+    bad = private_score(model, X, y, epsilon=1.0)
+    assert good["calibration error"].value < 0.03 and bad["calibration error"].value > 0.1
+    (curve,) = bad.curves
+    name, x, happened = curve.series[0]
+    assert (
+        name == "happened" and list(x) == sorted(x) and max(abs(a - b) for a, b in zip(x, happened, strict=True)) > 0.1
+    )
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_the_noise_of_labels_is_what_it_says(classes: int, rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 4000, classes)
+    exact = {figure.name: figure for figure in private_score(model, X, y, epsilon=math.inf).figures}
+    found = [private_score(model, X, y, epsilon=1.0, noise_seed=seed) for seed in range(60)]
+    assert {figure.name for figure in found[0].figures} == set(exact)
+    for name, true in exact.items():
+        values = np.array([scores[name].value for scores in found])
+        said = np.mean([scores[name].noise for scores in found])
+        if name == "calibration error":  # a mean of distances: noise only adds
+            assert true.value - 0.01 < values.mean() < true.value + 0.04
+            continue
+        rounding = {"AUC": 0.01, "log loss": 0.05}.get(name, 0.0)  # scores are told to a cell
+        assert abs(values.mean() - true.value) < 4 * said / math.sqrt(60) + rounding
+        assert 0.7 < values.std() / said < 1.4, name
+
+
+def test_the_noise_of_errors_is_what_it_says(rng: np.random.Generator) -> None:
+    model, X, y = numbered(rng, 6000)
+    exact = {figure.name: figure.value for figure in private_score(model, X, y, epsilon=math.inf).figures}
+    found = [private_score(model, X, y, target_bounds=(0, 20), noise_seed=seed) for seed in range(60)]
+    for name, true in exact.items():
+        values = np.array([scores[name].value for scores in found])
+        said = np.mean([scores[name].noise for scores in found])
+        assert abs(values.mean() - true) < 4 * said / math.sqrt(60) + 0.01 * abs(true), name
+        assert 0.7 < values.std() / said < 1.4, name
+        assert "count as that" in found[0][name].note
+
+
+def test_wide_bounds_do_not_drown_the_errors(rng: np.random.Generator) -> None:
+    """Clips come from what was seen, not from a range a hundred times as wide."""
+    model, X, y = numbered(rng, 8000)
+    found = private_score(model, X, y, target_bounds=(-500, 1500))
+    assert abs(found["R2"].value - model.score(X, y)) < 0.15 and found["R2"].noise < 0.1
+
+
+def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.Generator, tmp_path: Path) -> None:
+    model, X, y = labelled(rng, 3000)
+    ledger = Ledger(tmp_path / "l", budget=(1.0, 1e-5))
+    found = private_score(model, X, y, epsilon=0.7, delta=1e-5, ledger=tmp_path / "l")
+    assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and found.releases == 2
+    assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and found.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
+    assert found.privacy.private and scoring.APART in found.privacy.assumptions
+    with pytest.raises(RuntimeError, match="is refused"):
+        private_score(model, X, y, epsilon=0.9, delta=1e-5, ledger=ledger)
+    seeded = private_score(model, X, y, noise_seed=1)
+    assert not seeded.privacy.private and "seeded" in seeded.privacy.words()
+    assert private_score(model, X, y, noise_seed=1)["accuracy"] == seeded["accuracy"]
+    assert private_score(model, X, y)["accuracy"] != private_score(model, X, y)["accuracy"]
+    with pytest.raises(InvalidInput, match="adjacency='replace-one' is not allowed: its charges are counted for add"):
+        private_score(model, X, y, adjacency="replace-one", ledger=ledger)
+
+
+def test_twice_the_noise_where_a_record_is_replaced(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 3000)
+    one, two = (private_score(model, X, y, adjacency=each)["accuracy"].noise for each in ("add-remove", "replace-one"))
+    assert two == pytest.approx(2 * one, rel=1e-6)
+
+
+class Seen(scoring.Looks):
+    """Looks that keep what they were given."""
+
+    def _look(self, name: str, rows: Any, length: float, share: float) -> tuple[np.ndarray, float]:
+        self.rows = [*getattr(self, "rows", []), (rows, length)]
+        return super()._look(name, rows, length, share)
+
+
+def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds(rng: np.random.Generator) -> None:
+    hard = np.array([1e300, -1e300, np.finfo(float).max, 5e-324, 0.0])
+    for model, X, y in (labelled(rng, 3000), labelled(rng, 3000, 4), numbered(rng, 3000)):
+        X[:5, 0] = np.array([1e9, -1e9, 500.0, -500.0, 0.0])
+        if not hasattr(model, "classes_"):
+            y[:5] = hard
+        looks = Seen(noise_multiplier(epsilon=1.0, delta=1e-5), scoring.Promise(1.0, 1e-5), Ledger())
+        scoring.noisy_figures(model, X, y, looks, bounds=(0, 20))
+        assert len(looks.rows) == 2
+        for rows, length in looks.rows:
+            norms = rows.dense().norm(dim=1) if hasattr(rows, "dense") else rows.norms(2)
+            assert float(norms.max()) <= length
+    terms = Scale(1.0, 0.0, 1.0).terms(np.array([np.nan, 1e308, -1e308]), np.array([0.0, -1e308, 1e308]))
+    assert np.isfinite(terms).all() and np.linalg.norm(terms, axis=1).max() == pytest.approx(math.sqrt(5))
+
+
+def test_what_the_noise_would_hide_is_no_number(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 20)
+    ledger = Ledger()
+    found = private_score(model, X, y, epsilon=0.1, ledger=ledger)
+    assert found["accuracy"].value is None and ledger.rounds() == {} and found.privacy.epsilon == 0
+    need = int(found["accuracy"].note.split("about ")[1].split()[0].replace(",", ""))
+    model, X, y = labelled(rng, need)
+    enough = private_score(model, X, y, epsilon=0.1)["accuracy"]
+    assert enough.value is not None and 0.04 < enough.noise <= 0.05
+    model, X, y = numbered(rng, 20)
+    few = private_score(model, X, y, epsilon=0.1, target_bounds=(0, 20), ledger=ledger)
+    assert few["R2"].value is None and "too few rows" in few.words() and ledger.rounds() == {}
+    rare = np.array([[3000.0, 4.0], [3.0, 2.0]])  # five rows of the class, noise of ten
+    assert [told(each, 3009).value is None for each in confusion_figures(rare, ["a", "b"], 10.0)] == [False, True, True]
+    assert told(auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
+    assert rows_needed(100, 0.1) == "about 200"
+
+
+def test_models_without_probabilities_have_the_figures_that_they_can(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 4000)
+
+    class Bare:
+        classes_ = np.array([0, 1])
+        predict = staticmethod(model.predict)
+
+    class Margins(Bare):
+        decision_function = staticmethod(model.decision_function)
+
+    names = [figure.name for figure in private_score(Bare(), X, y).figures]
+    assert names == ["accuracy", "recall of 1", "precision of 1"]
+    assert [figure.name for figure in private_score(Margins(), X, y).figures] == [*names, "AUC"]
+    assert [figure.name for figure in private_score(Bare(), X, y, epsilon=math.inf).figures] == names
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epsilon": 0.0}, "epsilon=0.0 is not allowed"),
+        ({"adjacency": "both"}, "adjacency='both' is not allowed"),
+        ({"y": np.full(50, 7)}, r"labels must be among \[0, 1\]"),
+        ({"y": np.zeros((50, 2))}, "give one target for each row"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_spent(
+    change: dict[str, Any], words: str, rng: np.random.Generator
+) -> None:
+    model, X, y = labelled(rng, 50)
+    ledger = Ledger()
+    with pytest.raises((InvalidInput, ValueError), match=words):
+        private_score(model, X, **{"y": y, "ledger": ledger} | change)
+    assert ledger.rounds() == {}
+
+
+def test_a_regressor_without_a_range_is_refused(rng: np.random.Generator) -> None:
+    model, X, y = numbered(rng, 50)
+    with pytest.raises(InvalidInput, match=r"target_bounds=None is not allowed: give a public range"):
+        private_score(model, X, y)
+    with pytest.raises(InvalidInput, match="give finite numbers"):
+        private_score(model, X, np.full(50, np.nan), target_bounds=(0, 1))
+
+
+def test_what_covers_a_release_at_other_rows() -> None:
+    assert scoring.covers(Gaussian(2.0).event(), 2.0) and scoring.covers(Gaussian(2.0).event(), 3.0)
+    assert not scoring.covers(Gaussian(2.0).event(), 1.9)
+    ledger = Ledger()
+    assert not scoring.covers(ledger.event(), 100.0)  # nothing was released, nothing is paid for
+    ledger.pay(
+        "sampled",
+        {
+            "event": "PoissonSampled",
+            "sampling_probability": 0.5,
+            "inner": {"event": "Gaussian", "noise_multiplier": 1.0},
+        },
+    )
+    assert not scoring.covers(ledger.event(), 100.0)
+
+
+def test_covered_looks_are_in_the_ledger_and_add_nothing(rng: np.random.Generator) -> None:
+    model, X, y = labelled(rng, 3000)
+    ledger = Ledger()
+    ledger.pay("training", Gaussian(4.0).event())
+    before = ledger.spent(1e-5)
+    looks = scoring.Looks(4.0, scoring.Promise(1.0, 1e-5), ledger, covered=True)
+    found = scoring.noisy_figures(model, X, y, looks)
+    assert ledger.spent(1e-5) == before and found.releases == 0 and len(looks.taken) == 2
+    assert ledger.rounds() == {"training": 1, "test ranges": 1, "test figures": 1}
+    assert found["accuracy"].noise == pytest.approx(4.0 / math.sqrt(0.8) * math.sqrt(2) / 3000)
+    assert isinstance(looks.source, SecretSource) and not isinstance(looks.source, SeededSource)
