@@ -211,10 +211,10 @@ def _path(rows: _Reduced) -> tuple[float, Tensor]:
     for strength in (each * rows.energy for each in STRENGTHS):
         z = torch.zeros(rows.n, rows.outputs, dtype=torch.float64)
         for k, (inside, outside) in enumerate(parts):
-            points[k] = rows.fit(strength, outside, points[k], CROSS)  # from the last one, which was shrunk more
-            z[inside] = rows.R[inside] @ points[k]
+            point = rows.fit(strength, outside, points[k], CROSS)  # from the last one, which was shrunk more
+            points[k], z[inside] = point, rows.R[inside] @ point
         loss = float(rows.losses(z).mean())
-        if loss < least:
+        if loss < least or not best[0]:
             least, best, risen = loss, (strength, z), 0
         elif (risen := risen + 1) == 2:
             break

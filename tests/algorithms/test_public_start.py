@@ -78,6 +78,13 @@ def test_every_regression_has_a_public_fit(kind: Any) -> None:
     assert bool(torch.isfinite(fit.w).all()) and fit.curvature > 0 and fit.slopes > 0
 
 
+@pytest.mark.parametrize("rows", [1, 2, 6])
+def test_very_few_public_rows_are_taken_too(rows: int) -> None:
+    X, y = table(rows)
+    fit = fit_public(Logistic(X, y, classes=(0, 1)))
+    assert bool(torch.isfinite(fit.w).all()) and fit.strength > 0
+
+
 # ---------------------------------------------------------------- between the public and the private fit
 
 
