@@ -114,7 +114,9 @@ MODEL_OPTIONS = [
     click.option("--max-iter", type=int, help="Rounds."),
     click.option("--batch-size", type=int, help="Expected records in a round."),
     click.option("--scale", help="auto, none, columns, moments, shapes or public."),
-    click.option("--shape", type=click.Choice(["auto", "linear", "smooth"]), help="Straight lines, or curves a column."),
+    click.option(
+        "--shape", type=click.Choice(["auto", "linear", "smooth"]), help="Straight lines, or curves a column."
+    ),
     click.option("--data-norm", type=float, help="A public bound of the rows' length."),
     click.option("--no-intercept", is_flag=True, help="Without an intercept."),
 ]
