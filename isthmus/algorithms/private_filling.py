@@ -235,7 +235,7 @@ def shaped(facts: Facts) -> bool:
         return False
     asked = facts.scale == "shapes" or facts.features == "smooth"
     least = CONSTANTS.shapes_b[facts.outputs > 1]
-    return asked or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[0]))
+    return asked or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[-1]))
 
 
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:
