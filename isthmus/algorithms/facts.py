@@ -206,7 +206,7 @@ class Facts:
         if self.clip is not None:
             return self.clip
         usual = self.of_loss.clip_for(self.classes)
-        if not self.private:
+        if not self.private or self.outputs > 1:
             return usual
         most = 2.0 if self.of_loss.equivariant else self.of_loss.slope_bound or usual
         return max(usual, min(most, usual * self.b / (CONSTANTS.clip_b * self.parameters)))

@@ -34,7 +34,7 @@ def effects(model: PrivateLinear) -> dict[str, Curve]:
     found = {}
     for j, name in enumerate(names):
         mine = (last.columns == j).nonzero()[:, 0]
-        x = (last.edges * last.reach - offset[j]) / weight[j]
+        x = (last.knots * last.reach - offset[j]) / weight[j]
         curve = last.values[mine].T @ model._weights[mine] / whole
         found[str(name)] = x.numpy(), model._in_units(curve - curve.mean(0))
     return found

@@ -87,13 +87,8 @@ class Distribution:
         return low, torch.where(seen, self.edges[1:], -math.inf).amax(1)
 
     def inner(self, f: Tensor, g: Tensor) -> Tensor:
-        """E f g of each column, for functions given at the edges that are linear between them: in a bin that is a point
-        all records are in the middle, in others they are spread evenly."""
-        point = self.edges.diff() < 4 * POINT
-        same, cross = torch.where(point, 1 / 4, 1 / 3), torch.where(point, 1 / 4, 1 / 6)
-        (f0, f1), (g0, g1) = (f[:, :-1], f[:, 1:]), (g[:, :-1], g[:, 1:])
-        products = same * (f0 * g0 + f1 * g1) + cross * (f0 * g1 + f1 * g0)
-        return (self.p * products).sum(1, keepdim=True)
+        """E f g of each column, for functions given at the middles of the bins."""
+        return (self.p * f * g).sum(1, keepdim=True)
 
     def draw(self, rows: int, seed: int = 0) -> Tensor:
         """The bins of so many independent records (public: from p alone)."""
@@ -148,9 +143,9 @@ def _halved(mass: Tensor, halves: Tensor, bins: Tensor, noise: float) -> Tensor:
 class SmoothMap:
     """A public map of rows with entries in [-reach, reach]: functions of the columns, shortened, with a bias.
 
-    edges         the grid
+    knots         the middles of the bins
     columns       of each feature
-    values        of each feature at the edges; linear between them
+    values        of each feature at the knots; linear between them
     shift, scale  of each column: its linear function is (x - shift) * scale; the first features are these
     limit, bias   longer rows of features are shortened to `limit`; then (f, bias) / hypot(limit, bias)
 
@@ -158,7 +153,7 @@ class SmoothMap:
     """
 
     reach: float
-    edges: Tensor
+    knots: Tensor
     columns: Tensor
     values: Tensor
     shift: Tensor
@@ -190,9 +185,9 @@ class SmoothMap:
 
     def _features(self, x: Tensor) -> Tensor:
         """Of a chunk of rows, not yet shortened."""
-        x = x.clamp(float(self.edges[0]), float(self.edges[-1]))
-        place = bins_of(self.edges, x)
-        inside = (x - self.edges[place]) / (self.edges[place + 1] - self.edges[place])
+        x = x.clamp(float(self.knots[0]), float(self.knots[-1]))
+        place = bins_of(self.knots, x)
+        inside = (x - self.knots[place]) / (self.knots[place + 1] - self.knots[place])
         which = torch.arange(len(self.columns))
         place, inside = place[:, self.columns], inside[:, self.columns]
         low, high = self.values[which, place], self.values[which, place + 1]
@@ -231,28 +226,26 @@ def smooth_map(
     (1, 7)
     """
     mean, sd = columns.mean, columns.variance.clamp(min=max(floor, 1e-24)).sqrt()
-    edges, (low, high) = columns.edges, columns.ends
+    knots, (low, high) = columns.middles, columns.ends
     low, high = torch.minimum(low, mean - FAR_OUT * sd), torch.maximum(high, mean + FAR_OUT * sd)
-    straight = (torch.minimum(torch.maximum(edges, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
-    ranks = torch.cat([columns.below, torch.ones(len(mean), 1, dtype=torch.float64)], 1)
+    straight = (torch.minimum(torch.maximum(knots, low[:, None]), high[:, None]) - mean[:, None]) / sd[:, None]
+    ranks = columns.below + columns.p / 2
     cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
     raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
     made, alive = _orthonormal(raw, columns)
     column, order = _first(alive, features).unbind(1)
     values = made[column, :, order] / (order.double() + 1)[:, None]
-    bins = columns.draw(SIMULATED)[:, column]
-    which = torch.arange(len(column))
-    drawn = (values[which, bins] + values[which, bins + 1]) / 2
+    drawn = values[torch.arange(len(column)), columns.draw(SIMULATED)[:, column]]
     limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
-    return SmoothMap(reach, edges, column, values, mean, 1 / sd, limit, bias)
+    return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit, bias)
 
 
 def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
-    """Gram-Schmidt of functions that are given at the edges (columns x edges x functions), the first of them constant:
+    """Gram-Schmidt of functions that are given in the bins (columns x bins x functions), the first of them constant:
     those after it, and which of them are functions at all beside those before.
 
-    A function counts by how it differs between bins: within one nothing is known.  The linear one keeps its scale, and
-    is taken out of the others as far as it has variance: where a floor has made it small, they stand for it.
+    The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
+    small, they stand for it.
     """
     done = [raw[..., 0], raw[..., 1]]
     alive = [torch.ones(len(raw), dtype=torch.bool)]
@@ -261,8 +254,7 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
         for q in done:
             v = v - columns.inner(v, q) * q
         square = columns.inner(v, v)
-        between = (columns.p * ((v[:, 1:] + v[:, :-1]) / 2).square()).sum(1, keepdim=True)
-        real = between > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
+        real = square > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
         done.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
     return torch.stack(done[1:], -1), torch.stack(alive, 1)

@@ -80,9 +80,13 @@ FIRST: dict[str, tuple[Any, Any]] = {
     "classes": (lambda: classifier(n=400, class_weight="balanced"), 1.0),
     "moments": (lambda: regressor(n=400, scale="moments", step=None), math.sqrt(2)),
     "columns": (lambda: regressor(n=400, scale="columns", step=None), 1 / math.sqrt(5)),
-    "lambda": (lambda: regressor(n=400, step=None), 1.0),
+    "lambda": (lambda: regressor(n=400, step=None, options={"targets": False}), 1.0),
+    "target shape": (lambda: regressor(n=400, step=None), 1.0),
+    "shapes": (lambda: regressor(n=400, step=None, scale="shapes"), math.sqrt(4)),
     "statistics": (
-        lambda: regressor(n=400, step=None, options={"step": "auto", "precondition": True, "scale": "none"}),
+        lambda: regressor(
+            n=400, step=None, options={"step": "auto", "precondition": True, "scale": "none", "targets": False}
+        ),
         math.sqrt(2),
     ),
 }

@@ -161,10 +161,12 @@ def test_outer_steps_and_targets_are_warned_of_too() -> None:
 
 
 def test_an_intercept_is_learned_once() -> None:
-    """Moments bring an intercept of their own: the rows get no second constant."""
+    """Moments and shapes bring an intercept of their own: the rows get no second constant."""
     X, y = data(20_000)
-    made = model(algorithm="auto", max_iter=None).fit(X, y)
+    made = model(algorithm="auto", max_iter=None, scale="moments").fit(X, y)
     assert made.choice_.arguments["scale"] == "moments" and made.result_.x.shape == (4,)
+    made = model(algorithm="auto", max_iter=None, features="linear").fit(X, y)
+    assert made.choice_.arguments["scale"] == "shapes" and made.result_.x.shape == (4,)
     assert model(algorithm="auto", max_iter=None, fit_intercept=False).fit(X, y).result_.x.shape == (3,)
 
 

@@ -313,10 +313,10 @@ def test_searches_go_over_losses_and_recipes() -> None:
 
 
 def test_a_filling_with_a_name_of_its_own_is_planned_again_exactly() -> None:
-    X = np.random.default_rng(0).uniform(-1, 1, (2000, 40))
+    X = np.random.default_rng(0).uniform(-1, 1, (12_000, 40))
     known = {"max_dims": 8, "smoothness": np.logspace(0, -1, 40).tolist()}
     model = PrivateClassifier(3.0, classes=[0, 1], bounds=(-1, 1), fit_intercept=False, max_iter=20)
-    model.set_params(facts=known, batch_size=2000)
+    model.set_params(facts=known, batch_size=12_000)
     assert model.fit(X, X[:, 0] > 0).choice_.name == "dp_skgd (M by public smoothness, importance)"
 
 

@@ -40,7 +40,7 @@ def test_words_say_what_why_and_what_not() -> None:
     found = plan(n=30_000, d=124, epsilon=1.0, exact=False)
     text = found.words()
     for part in (
-        "Use dp_gd (statistics bought)",
+        "Use dp_gd (shapes and statistics bought)",
         "epsilon 1",
         "one core",
         "estimates",

@@ -71,14 +71,16 @@ def test_functions_are_orthonormal_and_as_many_as_a_column_has() -> None:
     x = columns()
     rows = found(x).dense()[:, :-1] * math.hypot(found.limit, found.bias)
     of = {j: [i for i, c in enumerate(found.columns.tolist()) if c == j] for j in range(5)}
-    assert [len(of[j]) for j in range(5)] == [6, 5, 1, 1, 2]  # two values have one function, three have two
+    assert [len(of[j]) for j in range(5)] == [6, 6, 1, 1, 2]  # two values have one function, three have two
     for j in (0, 1, 2, 4):
-        gram = rows[:, of[j]].T @ rows[:, of[j]] / len(rows)
+        values, p = found.values[of[j]], shapes().p[j]
+        gram = (values * p) @ values.T
         sizes = gram.diagonal().sqrt()
-        assert float(sizes[0]) == pytest.approx(1, abs=0.05)  # the linear one; the k-th has weight 1 / k
-        if j == 0:
-            np.testing.assert_allclose(1 / sizes.numpy(), [1, 2, 3, 4, 5, 6], rtol=0.15)
-        torch.testing.assert_close(gram / torch.outer(sizes, sizes), torch.eye(len(of[j])).double(), atol=0.15, rtol=0)
+        assert float((values @ p).abs().max()) < 1e-6 and float(sizes[0]) == pytest.approx(1, abs=0.03)
+        np.testing.assert_allclose(1 / sizes.numpy(), np.round(1 / sizes.numpy()), rtol=0.03)
+        torch.testing.assert_close(gram, torch.diag(sizes**2), atol=0.02, rtol=0)  # the k-th has weight 1 / k
+    bell = rows[:, of[0]]
+    np.testing.assert_allclose((bell.T @ bell / len(rows)).numpy(), np.diag(1 / np.arange(1, 7) ** 2.0), atol=0.03)
 
 
 def test_fewer_features_are_the_first_functions_of_all_columns() -> None:
