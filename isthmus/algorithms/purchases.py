@@ -407,17 +407,17 @@ def octaves(x: Tensor) -> Tensor:
 def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
     """The outer edges of the octaves that clearly hold records, and the second moment of what is scaled by them.
 
-    A bin counts when it stands clearly out of the noise of all bins, or somewhat and near to one that does, and holds
-    at least 0.2 % of the records.
+    A bin counts when it stands clearly out of the noise of all bins, or somewhat and not far beyond one that does, and
+    holds at least 0.2 % of the records.
     """
-    usual = noise * math.sqrt(2 * math.log(counts.numel()))  # the largest of so many
-    sure, likely = (counts > max(usual + k * noise, 0.002 * n) for k in (2.5, 1.0))
-    # a bin of noise far away would stretch the range by powers of two: beside sure ones less is enough
-    near = torch.nn.functional.max_pool1d(sure.double()[:, None], 7, 1, 3)[:, 0] > 0
-    seen = sure | (likely & near)
     power = torch.arange(1, BINS // 2 + 1, dtype=torch.float64) + LEAST - 1
     outer, inner, zero = 2.0**power, 2.0 ** (power - 1), torch.zeros(1, dtype=torch.float64)
     below, above = torch.cat([-outer.flip(0), zero, inner]), torch.cat([-inner.flip(0), zero, outer])
+    usual = noise * math.sqrt(2 * math.log(counts.numel()))  # the largest of so many
+    sure, likely = (counts > max(usual + k * noise, 0.002 * n) for k in (2.5, 1.0))
+    # a bin of noise far out would stretch the range by powers of two; within reach of sure ones less is enough
+    size = torch.maximum(-below, above)
+    seen = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
     low = torch.where(seen, below, math.inf).amin(1)
     high = torch.where(seen, above, -math.inf).amax(1)
     known = (low < high) & seen.any(1)
