@@ -37,6 +37,8 @@ class Constants:
     """on a finer grid from each of these on,"""
     shapes_statistics_b: float = 0.25
     """X'X of smooth features where b is at least this times the square of their number,"""
+    copied: int = 2 << 30
+    """Bytes that features, which are a copy of the rows, may take where nobody asked for them."""
     functions: int = 6
     features_b: float = 0.05
     """with at most so many functions of a column, and so many features in all over b."""

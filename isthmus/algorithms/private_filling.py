@@ -231,7 +231,8 @@ def shaped(facts: Facts) -> bool:
     """Whether histograms of the columns are worth their price: as asked, or where they stand out of their noise."""
     if facts.sparse or facts.scale not in ("auto", "shapes"):
         return False
-    if facts.d > SMALL and facts.scale == "auto" and facts.features == "auto":
+    wide = facts.d > SMALL or costs.NUMBER * facts.n * facts.smooth_features > CONSTANTS.copied
+    if wide and facts.scale == "auto" and facts.features == "auto":
         return False
     asked = facts.scale == "shapes" or facts.features == "smooth"
     least = CONSTANTS.shapes_b[facts.outputs > 1]

@@ -21,7 +21,7 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
-from isthmus.base.matrix import as_matrix, is_sparse, matmul, take
+from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
 from isthmus.estimators import intervals, stored, turns
 from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
@@ -391,7 +391,10 @@ class PrivateLinear(Parameters):
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
-        return matmul(self._maps(Scaled.of(as_rows(X))), self._weights).numpy()
+        rows = as_rows(X)
+        step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
+        parts = [rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step)]
+        return np.concatenate([matmul(self._maps(Scaled.of(part)), self._weights).numpy() for part in parts])
 
     def effects(self) -> dict[str, Curve]:
         """What each column adds to the prediction (a classifier: to the log-odds), as curves (x, y) by its name.
