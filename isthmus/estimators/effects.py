@@ -18,7 +18,8 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 def effects(model: PrivateLinear) -> dict[str, Curve]:
-    """The curve of each column of a model with smooth features, less its mean; a straight line for linear ones.
+    """The curve of each column of a model with smooth features, less its mean over the knots; of a linear model the
+    line through 0, at -1 and 1.
 
     Curves hold for rows that are not shortened.  They are made from the model alone and cost nothing.
     """

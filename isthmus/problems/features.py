@@ -194,8 +194,8 @@ class SmoothMap:
         return low + inside * (high - low)
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
-        """The linear part: by each column's own distribution its smooth functions are uncorrelated with its linear one,
-        which is therefore the best linear account of what the column does (see `RowMaps`)."""
+        """The linear part: where a column has the variance it is taken to have, its smooth functions are uncorrelated
+        with its linear one, which is then the best linear account of what the column does (see `RowMaps`)."""
         whole, d = math.hypot(self.limit, self.bias), len(self.shift)
         scale = self.scale / self.reach
         rest = torch.zeros(len(self.columns) - d, dtype=torch.float64)

@@ -73,6 +73,7 @@ def test_functions_are_orthonormal_and_as_many_as_a_column_has() -> None:
     of = {j: [i for i, c in enumerate(found.columns.tolist()) if c == j] for j in range(5)}
     assert [len(of[j]) for j in range(5)] == [6, 6, 1, 1, 2]  # two values have one function, three have two
     for j in (0, 1, 2, 4):
+        # up to what entries vary within a bin, which the linear function's scale counts and the middles do not
         values, p = found.values[of[j]], shapes().p[j]
         gram = (values * p) @ values.T
         sizes = gram.diagonal().sqrt()

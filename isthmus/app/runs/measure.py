@@ -97,11 +97,8 @@ def measure(settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
         return Measured((Figure(name, None, _where(settings, len(y)), note=LITTLE),))
-    promise, ledger.planned = (
-        Promise(settings.epsilon, delta, ledger.adjacency),
-        (),
-    )  # what was kept free is asked for now
-    looks = Looks(multiplier, promise, ledger, covered=covered)
+    ledger.planned = ()  # what was kept free is asked for now
+    looks = Looks(multiplier, Promise(settings.epsilon, delta, ledger.adjacency), ledger, covered=covered)
     scores = noisy_figures(fitted, x, y, looks)
     on = ", ".join([_where(settings, len(y)), *([_price(looks)] if looks.taken else [])])
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
