@@ -10,6 +10,7 @@ import torch
 
 from isthmus import InvalidInput
 from isthmus.problems.features import Distribution, bins_of, distribution, grid, smooth_map
+from isthmus.problems.scaling import RowMap, RowMaps
 
 EDGES = grid(5)
 
@@ -106,6 +107,20 @@ def test_a_row_depends_on_no_other_to_the_bit() -> None:
     together = found(x).dense()
     for lo, hi in ((0, 1), (3, 17), (500, 997)):
         assert torch.equal(found(x[lo:hi]).dense(), together[lo:hi])
+
+
+@pytest.mark.parametrize("shift", [None, 0.1])
+def test_nor_where_it_is_seen_through_another_map_first(shift: float | None) -> None:
+    """Entries in steps lie at the edges of bins: one digit would put them, and all records like them, in another."""
+    x = np.random.default_rng(1).integers(-8, 9, (1003, 5)) / 8
+    ends = torch.ones(5).double()
+    moved = None if shift is None else torch.full((5,), shift).double()
+    first = RowMap(-ends, ends, moved, ends / 1.1, math.sqrt(5))
+    chain = RowMaps([first, smooth_map(shapes(noise=5.0), reach=first(x).reach, features=20, functions=6)])
+    rows, bins = chain(x).dense(), bins_of(EDGES, first(x).dense() / first(x).reach)
+    for lo, hi in ((0, 1), (0, 5), (100, 777), (1, 1003)):
+        assert torch.equal(chain(x[lo:hi]).dense(), rows[lo:hi])
+        assert torch.equal(bins_of(EDGES, first(x[lo:hi]).dense() / first(x).reach), bins[lo:hi])
 
 
 def test_other_columns_are_refused() -> None:
