@@ -428,6 +428,7 @@ class _Trial:
     def _probe(self, module: nn.Module) -> _Probe:
         probe = _Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
         probe.attach(quietly=True)
+        probe.slow, probe.shared_places = self.layers.slow, self.layers.shared_places
         return probe
 
     def _run(self, probe: _Probe, batch: Batch) -> Any:

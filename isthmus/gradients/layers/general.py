@@ -122,11 +122,14 @@ class FunctionRule(LayerRule[nn.Module, Call]):
                     f"gradients need a second pass, that would draw others; {REMEDY} (or turn the randomness off)",
                 )
 
-    def install(self, site: Site, layers: Taps) -> list[Handle]:
-        """Replace the forward of this one object; say what it costs."""
-        self._taps, self._plain = layers, site.layer.forward
+    def ready(self, site: Site, layers: Taps, plain: Callable[..., Any]) -> None:
+        """Know the layers, the layer's own forward, and whether children have taps."""
+        self._taps, self._plain = layers, plain
         below = {id(child) for child in site.layer.modules() if child is not site.layer}
         self._whole = any(id(other.layer) in below for other in layers.sites)
+
+    def warn(self, site: Site) -> None:
+        """Say what the second pass costs."""
         size = sum(binding.weight.numel() for binding in site.wanted.values())
         warnings.warn(
             f"layer {site.name!r} ({type(site.layer).__name__}) owns parameters ({', '.join(site.wanted)}) that no "
@@ -135,19 +138,6 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             UserWarning,
             stacklevel=2,
         )
-        rule, plain = self, self._plain
-
-        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self is not site.layer:  # a copy of the layer
-                return type(self).forward(self, *args, **kwargs)
-            restore = layers.silence(site.parameters)
-            try:
-                return rule._tapped(site, args, kwargs) if layers.listens() else plain(*args, **kwargs)
-            finally:
-                restore()
-
-        forward.tapped = True  # type: ignore[attr-defined]
-        return [Replaced(site.layer, "forward", MethodType(forward, site.layer))]
 
     @property
     def _layers(self) -> Taps:
@@ -155,14 +145,14 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         return self._taps
 
     def keep(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> Call:
-        """The call, as `_tapped` describes it."""
+        """The call, as `tapped` describes it."""
         call: Call = args[0]
         return call
 
     def rows(self, layer: nn.Module, kept: Call, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of every parameter: all at once where they fit, else each by chunks whenever it is read."""
         same = kept.versions == _versions(kept.leaves)
-        _refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")
+        refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")
         own = {name: binding.weight.detach() for name, binding in wanted.items()}
         b = b.detach()
         size = sum(weight.numel() * weight.element_size() for weight in own.values())
@@ -181,7 +171,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
 
         return {name: lazy(name) for name in own}
 
-    def _tapped(self, site: Site, args: Args, kwargs: Kwargs) -> Any:
+    def tapped(self, site: Site, args: Args, kwargs: Kwargs) -> Any:
         """The layer's output with a tap on every tensor in it."""
         self.check(site.name, site.layer)
         given, spec = tree_flatten((args, kwargs))
@@ -202,13 +192,13 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         if self._whole or not n or all(dim is None for dim in split):
             return self._all(name, leaves, spec)
         alone, shape = self._each(name, leaves, spec, split)
-        signature = tuple(_shape(x, cut) for x, cut in zip(leaves, split, strict=True))
+        signature = tuple(shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
         apart = self._settled.get(signature)
         if apart is None:
             with torch.no_grad():  # nothing to remember: a recomputed pass finds the shape settled
                 whole, again = self._all(name, leaves, spec)
-            _refuse_unless(again == shape, name, "returns other things for an example alone than for the batch")
-            apart = _alike(name, whole, alone)
+            refuse_unless(again == shape, name, "returns other things for an example alone than for the batch")
+            apart = alike(name, whole, alone)
             if n > 1:  # one example alone has nobody to meet
                 self._settled[signature] = apart
         if all(apart):
@@ -221,7 +211,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         """The pieces of the output of the whole batch at once."""
         assert self._plain is not None
         args, kwargs = tree_unflatten(leaves, spec)
-        with _unchanged(name, leaves):
+        with unchanged(name, leaves):
             return tree_flatten(self._plain(*args, **kwargs))
 
     def _each(self, name: str, leaves: Leaves, spec: TreeSpec, split: list[int | None]) -> tuple[Leaves, TreeSpec]:
@@ -235,7 +225,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             return tuple(piece for piece in seen[-1][0] if isinstance(piece, Tensor))
 
         pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
-        with _unchanged(name, leaves), _one_by_one(self._layers, name, _autocast(pairs[0][0])):
+        with unchanged(name, leaves), _one_by_one(self._layers, name, _autocast(pairs[0][0])):
             found = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
         ((pieces, shape),) = seen
         return [self._joined(next(found)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
@@ -290,7 +280,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
     ) -> dict[str, Tensor]:
         """The rows lo, ..., hi - 1 of the parameters `own`, each with the others held fixed."""
         apart = any(dim is not None for dim in call.split)
-        _refuse_unless(
+        refuse_unless(
             apart,
             call.name,
             "gets or returns no tensor with one entry for every example, where its gradient comes from",
@@ -332,7 +322,7 @@ def draws(module: nn.Module) -> bool:
     return module.training and (isinstance(module, nn.RReLU) or bool(rate))
 
 
-def _shape(x: object, cut: int | None) -> Hashable:
+def shape_of(x: object, cut: int | None) -> Hashable:
     """The shape of one example's part, so that batches of many sizes count as one kind of call."""
     return (cut, *(size for i, size in enumerate(x.shape) if i != cut)) if isinstance(x, Tensor) else None
 
@@ -353,17 +343,17 @@ def _copied(layer: nn.Module) -> dict[str, Tensor]:
     return {f"layer.{name}": memo.setdefault(id(x), x.detach().clone()) for name, x in named}
 
 
-def _refuse_unless(ok: bool, name: str, why: str) -> None:
+def refuse_unless(ok: bool, name: str, why: str) -> None:
     if not ok:
         raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {REMEDY}")
 
 
 @contextmanager
-def _unchanged(name: str, leaves: Leaves) -> Iterator[None]:
+def unchanged(name: str, leaves: Leaves) -> Iterator[None]:
     """Refuse a layer that changes what it is given."""
     versions = _versions(leaves)
     yield
-    _refuse_unless(versions == _versions(leaves), name, "changes its arguments in place; write it out of place")
+    refuse_unless(versions == _versions(leaves), name, "changes its arguments in place; write it out of place")
 
 
 def _autocast(x: Tensor) -> Autocast:
@@ -403,7 +393,7 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def _alike(name: str, whole: Leaves, alone: Leaves) -> list[bool]:
+def alike(name: str, whole: Leaves, alone: Leaves) -> list[bool]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
     apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
     for batch, one, mine in zip(whole, alone, apart, strict=True):
@@ -416,7 +406,7 @@ def _agree(name: str, batch: Tensor, alone: Tensor, autocast: Autocast | None = 
     """Refuse a layer that gives other numbers for examples alone than for a batch of them."""
     slack = _slack(batch, _autocast(batch) if autocast is None else autocast)
     size = float(batch.abs().nan_to_num(posinf=0.0).max()) if batch.numel() else 0.0
-    _refuse_unless(
+    refuse_unless(
         torch.allclose(batch, alone.to(batch.dtype), rtol=0.0, atol=slack * size, equal_nan=True),
         name,
         "gives other numbers for an example alone than in the batch (random numbers, examples that meet, or an "

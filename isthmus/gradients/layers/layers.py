@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -62,9 +63,16 @@ class Layers:
         """Whether weights are left as they are, as without taps."""
         self.trusted: set[Hashable] = set()
         """The shapes of arguments that `apart.look` has tried out."""
+        self.slow: set[str] = set()
+        """The layers that need a second pass."""
+        self.shared_places: set[Hashable] = set()
+        """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
+        self.quiet = False
+        """Whether nothing is said of what is slow."""
 
     def attach(self, quietly: bool = False) -> list[Handle]:
         """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
+        self.quiet = quietly
         handles: list[Handle] = [self._watch(name, parameter) for name, parameter in self._named()]
         with warnings.catch_warnings():
             if quietly:
@@ -207,6 +215,12 @@ class Layers:
         touched.layers = self  # type: ignore[attr-defined]
         handle: Handle = parameter.requires_grad_(True).register_hook(touched)
         return handle
+
+    def fixed(self, x: Tensor) -> bool:
+        """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
+        place = x.untyped_storage().data_ptr()
+        kept = itertools.chain(self.module.buffers(), self.module.parameters())
+        return any(other.untyped_storage().data_ptr() == place for other in kept)
 
     def listens(self) -> bool:
         """Whether rows of the pass in progress are asked for."""

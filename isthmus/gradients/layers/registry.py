@@ -13,8 +13,8 @@ from isthmus.base import validate
 from isthmus.gradients.layers.attention import AttentionRule, OutputRule
 from isthmus.gradients.layers.convolution import ConvolutionRule
 from isthmus.gradients.layers.embedding import EmbeddingBagRule, EmbeddingRule
-from isthmus.gradients.layers.general import FunctionRule
 from isthmus.gradients.layers.normalisation import GroupNormRule, InstanceNormRule, LayerNormRule
+from isthmus.gradients.layers.opened import OperationRule
 from isthmus.gradients.layers.rules import LayerRule, LinearRule
 
 RULES: list[type[LayerRule[Any, Any]]] = [OutputRule, LinearRule, AttentionRule]
@@ -25,10 +25,6 @@ REFUSED: list[tuple[tuple[type, ...], str]] = [
     ((LazyModuleMixin,), "has no parameters yet: run one batch through the module first"),
     ((_BatchNorm,), f"mixes the examples of a batch (put it in eval mode too if you freeze it): {REPLACE}"),
     ((nn.RNNBase,), f"computes all its steps in one call that shows no per-example gradient: {REPLACE}"),
-    (
-        (nn.ParameterList, nn.ParameterDict),
-        "only holds parameters, others compute with them: make each an attribute of the module that uses it",
-    ),
     (
         (ParametrizationList,),
         "computes a weight from parameters without seeing examples: call "
@@ -57,4 +53,4 @@ def rule_for(name: str, layer: nn.Module, batch_dim: int = 0) -> LayerRule[Any, 
         for kind in rule.kinds:
             if isinstance(layer, kind) and type(layer).forward is kind.forward:
                 return rule(dim)
-    return FunctionRule(dim)
+    return OperationRule(dim)

@@ -1,0 +1,44 @@
+"""Examples that a layer sees in several pieces: windows of a picture, or all tokens of a batch in one dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.outer import Outer
+
+
+def pieces_of(count: int, n: int | None) -> int:
+    """How many pieces of every one of n examples there are in `count` (0 where that is no whole number).
+
+    >>> pieces_of(12, 4), pieces_of(12, 5), pieces_of(4, 4)
+    (3, 0, 1)
+    """
+    return count // n if n and count and count % n == 0 else 0
+
+
+def folded(rows: Rows, n: int) -> Rows:
+    """The rows of n examples from the rows of their pieces, those of an example side by side: their sums.
+
+    >>> folded(Dense(torch.tensor([[1.0], [2.0], [3.0], [4.0]])), 2).dense()
+    tensor([[3.],
+            [7.]])
+    """
+    k = rows.n // n
+    if isinstance(rows, Outer) and isinstance(rows.a, Tensor):
+        return Outer(_joined(rows.a, n), _joined(rows.b, n), rows.ones)
+    if isinstance(rows, Lookup):
+        return Lookup(rows.index.reshape(n, -1), rows.values.reshape(n, -1, rows.width), rows.vocabulary)
+    if isinstance(rows, BlockOuter):
+        inputs, outputs = (x.reshape(n, -1, *x.shape[2:]) for x in (rows.inputs, rows.outputs))
+        return BlockOuter(inputs, outputs, rows.ones)
+    if isinstance(rows, Dense):
+        return Dense(rows.values.view(n, k, rows.d).sum(1, dtype=rows.dtype))
+    return rows.grouped(k).scaled(float(k))
+
+
+def _joined(x: Tensor, n: int) -> Tensor:
+    return x.reshape(n, -1, x.shape[-1])

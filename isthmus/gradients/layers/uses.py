@@ -1,0 +1,134 @@
+"""What one operation did with a shared value, and the rows that the gradient of its output gives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.gradients import rounding
+from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.layers.convolution import weight_rows
+from isthmus.gradients.layers.folding import folded
+from isthmus.gradients.layers.shared import Leaf, Shared, bare, matrix_rows, pulled
+from isthmus.gradients.lookup import Lookup
+
+Found = list[tuple[Leaf, Rows]]
+"""Rows by parameter."""
+
+
+class Use(ABC):
+    """One use of shared values by n examples."""
+
+    n: int
+
+    @abstractmethod
+    def rows(self, b: Tensor) -> Found:
+        """The rows of the parameters from the gradient of the output."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread(Use):
+    """A copy for each example: the gradient of the copies."""
+
+    value: Shared
+    dim: int
+    n: int
+
+    def rows(self, b: Tensor) -> Found:
+        """(n, numbers of the value)."""
+        return pulled(self.value, Dense(b.movedim(self.dim, 0).reshape(self.n, self.value.numel())))
+
+
+@dataclass(frozen=True, eq=False)
+class Multiplied(Use):
+    """z = x W' + c, or x W + c where `turned`, at any number of positions."""
+
+    weight: Shared
+    turned: bool
+    bias: Shared | None
+    x: Tensor
+    dim: int
+    n: int
+
+    def rows(self, b: Tensor) -> Found:
+        """Outer products of the input and the gradient; the bias has the sum of the latter."""
+        a, b = (_positions(x.movedim(self.dim, 0), self.n) for x in (self.x, b))
+        found = matrix_rows(self.weight, b, a) if self.turned else matrix_rows(self.weight, a, b)
+        if self.bias is not None:
+            shift = b if b.ndim == 2 else b.sum(1, dtype=rounding.working(b.dtype))
+            if self.bias.numel() == 1 < shift.shape[1]:
+                shift = shift.sum(1, keepdim=True)
+            found += pulled(self.bias, Dense(shift))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Use):
+    """z = W[k] at the places k of each example."""
+
+    table: Shared
+    index: Tensor
+    dim: int
+    padding: int | None
+    n: int
+
+    def rows(self, b: Tensor) -> Found:
+        """The places and the gradients there."""
+        index = self.index.movedim(self.dim, 0)
+        index = (index.flatten(1) if index.ndim > 1 else index[:, None]) % self.table.shape[0]
+        values = b.movedim(self.dim, 0).reshape(*index.shape, self.table[0].numel())
+        if self.padding is not None:
+            values = values.masked_fill((index == self.padding)[:, :, None], 0.0)
+        form = self.table.trace.form
+        rows: Rows = Lookup(index, values, self.table.shape[0])
+        if form is not None and not form.turned:
+            (leaf,) = self.table.trace.leaves
+            return [(leaf, rows if form.factor == 1.0 else rows.scaled(form.factor))]
+        return pulled(self.table, rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Convolved(Use):
+    """A convolution: a linear layer over patches."""
+
+    weight: Shared
+    bias: Shared | None
+    x: Tensor
+    settings: dict[str, Any]
+    n: int
+
+    def rows(self, b: Tensor) -> Found:
+        """Products or factors of the weight; the bias has the sum over places."""
+        b = b.flatten(2)
+        k = self.x.ndim - 2
+        spans = {key: (v,) * k if isinstance(v, int) else v for key, v in self.settings.items() if key != "groups"}
+        shape = self.weight.shape
+        layer: Any = SimpleNamespace(
+            **spans,
+            groups=self.settings["groups"],
+            weight=bare(self.weight),
+            kernel_size=tuple(shape[2:]),
+            padding_mode="zeros",
+            in_channels=shape[1] * self.settings["groups"],
+            out_channels=shape[0],
+        )
+        found = pulled(self.weight, _at_most(weight_rows(layer, self.x, b, ones=False), self.n))
+        if self.bias is not None:
+            found += pulled(self.bias, _at_most(Dense(b.sum(2, dtype=rounding.working(b.dtype))), self.n))
+        return found
+
+
+def _at_most(rows: Rows, n: int) -> Rows:
+    return rows if rows.n == n else folded(rows, n)
+
+
+def _positions(x: Tensor, n: int) -> Tensor:
+    """(n, p), or (n, T, p) with everything between, pieces of an example side by side."""
+    x = x.detach()
+    if len(x) == n:
+        return x if x.ndim == 2 else x.flatten(1, -2)
+    return x.reshape(n, -1, x.shape[-1])

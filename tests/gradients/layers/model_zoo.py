@@ -1,0 +1,107 @@
+"""Models people bring, tiny and with random weights: what to build, what to feed, and what is known of each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from isthmus.base.validate import InvalidInput
+from isthmus.gradients import Stack
+from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.apart import look
+from isthmus.problems.objectives.module import merged
+
+WORDS, LENGTH, N = 23, 7, 5
+COMMON = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+PICTURE = {"image_size": 8, "patch_size": 4, "num_channels": 3}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a model: "exact", "refused" (and the message), and the layers that needed a second pass."""
+
+    outcome: str
+    message: str = ""
+    slow: tuple[str, ...] = ()
+    worst: float = 0.0
+
+
+def words(seed=0, length=LENGTH, n=N):
+    draws = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(3, WORDS, (n, length), generator=draws)}
+
+
+def masked_words():
+    mask = torch.ones(N, LENGTH, dtype=torch.long)
+    mask[1, 4:] = 0
+    mask[3, 6:] = 0
+    return {**words(), "attention_mask": mask}
+
+
+def pictures():
+    return {"pixel_values": torch.randn(N, 3, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)}
+
+
+def judge(model: nn.Module, inputs: dict, private: bool = True) -> Verdict:
+    """Per-example gradients of a model against one backward pass an example, in float64."""
+    model = model.double()
+    layers = Layers(copy.deepcopy(model))
+    try:
+        layers.attach(quietly=True)
+        if private:
+            look(layers, (), inputs, N)
+        rows = _captured(layers, inputs)
+    except InvalidInput as error:
+        return Verdict("refused", str(error), tuple(sorted(layers.slow)))
+    exact = _truth(layers, model, inputs)
+    gap = (rows.dense() - exact).norm() / exact.norm().clamp_min(1e-300)
+    return Verdict("exact" if gap < 1e-9 else "wrong", "", tuple(sorted(layers.slow)), float(gap))
+
+
+def _captured(layers: Layers, inputs: dict) -> Stack:
+    seen = {leaf.name: [] for leaf in layers.space.leaves}
+    with layers.listening(lambda name, rows: seen[name].append(rows), N):
+        _loss(layers.module(**inputs), range(N)).backward()
+    return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+
+
+def _truth(layers: Layers, model: nn.Module, inputs: dict) -> torch.Tensor:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    theirs = dict(layers.module.named_parameters())
+    rows = []
+    for i in range(N):
+        one = {name: x[i : i + 1] for name, x in inputs.items()}
+        loss = _loss(model(**one), [i])
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        grads = {
+            id(theirs[name]): nn.Parameter(torch.zeros_like(p) if g is None else g)
+            for (name, p), g in zip(named.items(), found, strict=True)
+        }
+        rows.append(torch.cat([_filled(b, grads).read().reshape(-1) for b in layers.bindings.values()]))
+    return torch.stack(rows)
+
+
+def _filled(binding, found):
+    bias = None if binding.bias is None else found[id(binding.bias)]
+    return replace(binding, weight=found[id(binding.weight)], bias=bias)
+
+
+def _loss(output, examples) -> torch.Tensor:
+    """A sum over examples and outputs of sin(output) times numbers that differ everywhere."""
+    outputs = [x for x in tree_flatten(output)[0] if isinstance(x, torch.Tensor) and x.requires_grad]
+    total = 0.0
+    for x in outputs[:1]:
+        assert len(x) == len(examples), x.shape
+        for row, i in zip(x, examples, strict=True):
+            draws = torch.Generator().manual_seed(100 + i)
+            total = total + (row.sin() * torch.randn(row.shape, generator=draws, dtype=torch.float64)).sum()
+    return total
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[], dict]]
