@@ -19,7 +19,7 @@ from __future__ import annotations
 import gc
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import torch
@@ -30,8 +30,8 @@ from isthmus.base import validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
-from isthmus.gradients.layers.rules import Args, Kwargs, Site
-from isthmus.gradients.layers.tap import tap
+from isthmus.gradients.layers.probe import Probe, Seen, altered, near
+from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 
 EXAMPLES = 6
@@ -64,14 +64,19 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
         return  # nobody to meet
     batch = Batch.of(args, kwargs, n, layers.batch_dim)
     shape = batch.shape()
-    first = shape not in layers.trusted and len(layers.trusted) < SHAPES
+    # pieces of examples are seen where they were seen in a trial of the same shapes only
+    first = shape not in layers.trusted and (len(layers.trusted) < SHAPES or bool(layers.seen_pieces))
+    layers.pieces = layers.trusted.get(shape, frozenset())
+    layers.expected = None if run is None else layers.pieces
     if not first and secrets.randbelow(AGAIN):
         return
+    layers.seen_pieces.clear()
     count = EXAMPLES if first else secrets.randbelow(min(LATER, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
-    layers.trusted.add(shape)
+    layers.pieces = layers.trusted[shape] = layers.pieces | layers.seen_pieces
+    layers.expected = None if run is None else layers.pieces
 
 
 def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
@@ -170,7 +175,7 @@ class Batch:
             if cut is None or (self.only_first and i != first):
                 continue
             if x.is_floating_point() or (value is None and whole):
-                leaves[i] = _altered(x, cut, rows, value)
+                leaves[i] = altered(x, cut, rows, value)
         return replace(self, leaves=leaves)
 
 
@@ -194,83 +199,6 @@ def returned_examples(x: object, n: int, dim: int) -> int | None:
     return None if both else examples_of(x, n, dim)
 
 
-def _altered(x: Tensor, dim: int, rows: Tensor, value: float | None) -> Tensor:
-    rows = rows.to(x.device)
-    if value is None:
-        return x.index_copy(dim, rows, x.index_select(dim, (rows + 1) % x.shape[dim]))
-    big = torch.finfo(x.dtype).max ** 0.5
-    return x.index_fill(dim, rows, value * big if abs(value) == 1 else value)
-
-
-@dataclass(eq=False)
-class _Seen:
-    """One pass: what each layer gave and got back, examples in front, and what the module returned."""
-
-    names: list[str] = field(default_factory=list)
-    given: list[Tensor | None] = field(default_factory=list)
-    got: list[Tensor | None] = field(default_factory=list)
-    outputs: list[Tensor | None] = field(default_factory=list)
-
-    def differs(self, other: _Seen, rows: Tensor) -> str | None:
-        """Where two passes differ on some examples."""
-        if self.names != other.names:
-            return "which layers are called"
-        pairs = [
-            *(
-                (f"the output of layer {s!r}", x, y)
-                for s, x, y in zip(self.names, self.given, other.given, strict=True)
-            ),
-            *(("the module's output", x, y) for x, y in zip(self.outputs, other.outputs, strict=True)),
-            *((f"the gradient at layer {s!r}", x, y) for s, x, y in zip(self.names, self.got, other.got, strict=True)),
-        ]
-        for where, x, y in pairs:
-            # lengths that follow the longest example say nothing by themselves
-            if x is not None and y is not None and x.shape == y.shape and not _same(x, y, rows):
-                return where
-        return None
-
-
-def _same(x: Tensor, y: Tensor, rows: Tensor) -> bool:
-    """Equal on some examples, up to the rounding of sums of another length."""
-    rows = rows.to(x.device)
-    x, y = x.index_select(0, rows), y.index_select(0, rows)
-    size = float(x.abs().nan_to_num(0.0, 0.0, 0.0).max()) if x.numel() else 0.0
-    return torch.allclose(x, y, rtol=0.0, atol=_rounding(x) * size, equal_nan=True)
-
-
-def _rounding(x: Tensor) -> float:
-    if x.dtype == torch.float64:
-        return 1e-12
-    if x.element_size() < 4:
-        return 4 * torch.finfo(x.dtype).eps
-    return 1e-5 if x.device.type == "cpu" else 1e-3
-
-
-class _Probe(Layers):
-    """Taps that record what passes through them, with some examples exchanged for a value."""
-
-    seen: _Seen | None = None
-    rows: Tensor | None = None
-    value: float | None = None
-
-    def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor:
-        """The output with a tap that records."""
-        if self.seen is None or not self.listens():
-            return super().after(site, args, kwargs, output)
-        dim, seen, place = site.rule.dim(site.layer, output), self.seen, len(self.seen.given)
-        known = output.ndim > dim and output.shape[dim] == self.batch and output.is_floating_point()
-        if known and self.rows is not None and self.value is not None:
-            output = _altered(output, dim, self.rows, self.value)
-        seen.names.append(site.name)
-        seen.given.append(output.detach().movedim(dim, 0).clone() if known else None)
-        seen.got.append(None)
-
-        def push(b: Tensor) -> None:
-            seen.got[place] = b.detach().movedim(dim, 0).clone() if known else None
-
-        return tap(output, self._anchor, push)
-
-
 class _Trial:
     """A module on trial: every pass runs in a fresh copy, from the same state of all random generators."""
 
@@ -280,7 +208,7 @@ class _Trial:
         self.trained = {name for name, _ in layers._named()}
         self.remote = next(self.module.parameters()).device.type != "cpu"
         self._key = secrets.randbits(63)
-        self._base = _Seen()
+        self._base = Seen()
         self.names = _some([(leaf.name, leaf.size) for leaf in layers.space.leaves])
 
     def on_host(self) -> _Trial:
@@ -288,8 +216,11 @@ class _Trial:
         return _Trial(self.layers, self.run, self.dice, twin_of(self.module, self.trained).cpu())
 
     def prepare(self, batch: Batch) -> None:
-        """The pass that all others must equal."""
-        self._base = self._pass(batch)
+        """The pass that all others must equal; the first of all finds parameters that are read outside their layers."""
+        before = len(self.layers.read)
+        self._base = self._pass(batch, learning=True)
+        if len(self.layers.read) > before:
+            self._base = self._pass(batch)
 
     def exchange(self, batch: Batch, extremes: bool) -> None:
         """Half of the examples replaced, then the other half: whatever stays must give what it gave."""
@@ -343,10 +274,13 @@ class _Trial:
         if wrong is not None:
             _refuse(f"{wrong} of an example among copies of itself is another than in the batch")
 
-    def _pass(self, batch: Batch, rows: Tensor | None = None, value: float | None = None) -> _Seen:
+    def _pass(
+        self, batch: Batch, rows: Tensor | None = None, value: float | None = None, learning: bool = False
+    ) -> Seen:
         """Forward and backward once, with some examples exchanged."""
         probe = self._probe(self.module)
-        probe.seen, probe.rows, probe.value = (seen := _Seen()), rows, value
+        probe.learning = learning
+        probe.seen, probe.rows, probe.value = (seen := Seen()), rows, value
         with probe.listening(lambda *_: None, batch.n):
             outputs = tree_flatten(self._run(probe, batch))[0]
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
@@ -377,7 +311,7 @@ class _Trial:
                 (
                     what
                     for what, x, y in [*(("the output", x, y) for x, y in pairs), ("the gradient", rows[i], gradient)]
-                    if not _near(x, y, slack)
+                    if not near(x, y, slack)
                 ),
                 None,
             )
@@ -425,13 +359,15 @@ class _Trial:
         gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)}
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self, module: nn.Module) -> _Probe:
-        probe = _Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
+    def _probe(self, module: nn.Module) -> Probe:
+        probe = Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
         probe.attach(quietly=True)
-        probe.slow, probe.shared_places = self.layers.slow, self.layers.shared_places
+        known = self.layers
+        probe.slow, probe.shared_places, probe.read = known.slow, known.shared_places, known.read
+        probe.seen_pieces = known.seen_pieces
         return probe
 
-    def _run(self, probe: _Probe, batch: Batch) -> Any:
+    def _run(self, probe: Probe, batch: Batch) -> Any:
         self.dice.rewind()
         return self.run(probe.module, *batch.arguments())
 
@@ -461,13 +397,6 @@ def _moves(x: object) -> TypeGuard[Tensor]:
 
 def _none(probe: Layers, name: str) -> Tensor:
     return next(probe.parameters()).new_zeros(2, probe.space[name].size)
-
-
-def _near(x: Tensor, y: Tensor, slack: float) -> bool:
-    """Equal but for a part of their size; what is not finite, or vanishes, tells nothing."""
-    x, y = x.double().reshape(-1), y.double().reshape(-1).to(x.device)
-    size, gap = float(torch.maximum(x.norm(), y.norm())), float((x - y).norm())
-    return not size < float("inf") or gap <= slack * size + 1e-30
 
 
 def _quiet(module: nn.Module) -> None:

@@ -50,15 +50,10 @@ class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
 
     kinds = (nn.Embedding,)
 
-    def prepare(self, layer: nn.Embedding, args: Args, batch: int | None) -> Args | None:
-        """One row of places for all examples (position ids) becomes one row each."""
-        if not args or batch is None or batch == 1 or args[0].ndim < 2:
-            return None
-        index = args[0]
-        if index.shape[self.batch_dim] != 1:
-            return None
-        sizes = [batch if dim == self.batch_dim else -1 for dim in range(index.ndim)]
-        return (index.expand(sizes), *args[1:])
+    def given(self, layer: nn.Embedding, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
+        """The places, whose examples are in front unless there are positions."""
+        index = args[0] if args else kwargs["input"]
+        return (index, 0 if index.ndim < 2 else self.batch_dim) if index.ndim else None
 
     def keep(self, layer: nn.Embedding, args: Args, kwargs: Kwargs) -> Tensor:
         """The places; positions 0, 1, 2, ... shared by all examples would pass for one place an example."""
@@ -89,6 +84,10 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
         super().check(name, layer)
         own = f"{name}.mode" if name else "mode"
         validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
+
+    def given(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> None:
+        """A flat list of places has bags as examples, not entries."""
+        return None
 
     def keep(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         """The places of every bag, filled up to the longest, and their weights (0 where filled up)."""

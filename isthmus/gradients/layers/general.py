@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -17,9 +16,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows
-from isthmus.gradients.layers.attention import Replaced
 from isthmus.gradients.layers.binding import LeafBinding
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, LayerRule, Site, Taps, Trainable
+from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, Site, Taps, Trainable
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -16,8 +16,11 @@ from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.folding import folded, pieces_of
+from isthmus.gradients.layers.opened import install_root
 from isthmus.gradients.layers.registry import rule_for
-from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Listener, Site, Trainable
+from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, Listener, Site, Trainable
+from isthmus.gradients.layers.shared import Shared, open_leaves, placed
 from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
@@ -61,12 +64,24 @@ class Layers:
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
-        self.trusted: set[Hashable] = set()
-        """The shapes of arguments that `apart.look` has tried out."""
-        self.slow: set[str] = set()
-        """The layers that need a second pass."""
+        self.trusted: dict[Hashable, Set[tuple[str, int]]] = {}
+        """The shapes of arguments that `apart.look` has tried out, and the `pieces` that were seen there."""
+        self.slow: dict[str, str] = {}
+        """The layers that need a second pass, and why."""
         self.shared_places: set[Hashable] = set()
         """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
+        self.read: set[str] = set()
+        """The parameters that are read outside their layers."""
+        self.learning = False
+        """Whether such parameters are noted rather than refused."""
+        self.pieces: Set[tuple[str, int]] | None = None
+        """Layers that may see several pieces of every example, and how many (None: any)."""
+        self.expected: Set[tuple[str, int]] | None = None
+        """The same for the next `listening`."""
+        self.seen_pieces: set[tuple[str, int]] = set()
+        """Those that did."""
+        self._calls: tuple[object, Counter[str]] = None, Counter()
+        """How often each layer was called in a pass."""
         self.quiet = False
         """Whether nothing is said of what is slow."""
 
@@ -77,6 +92,7 @@ class Layers:
         with warnings.catch_warnings():
             if quietly:
                 warnings.simplefilter("ignore")
+            handles += install_root(self)
             for site in self.sites:
                 handles += site.rule.install(site, self)
         return handles
@@ -84,13 +100,14 @@ class Layers:
     @contextmanager
     def listening(self, listener: Listener | None, batch: int | None = None) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
-        before = self.listener, self.batch, self.token, self.reduced
+        before = self.listener, self.batch, self.token, self.reduced, self.pieces
+        self.pieces, self.expected = self.expected, None
         self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
         self.reduced = True
         try:
             yield
         finally:
-            self.listener, self.batch, self.token, self.reduced = before
+            self.listener, self.batch, self.token, self.reduced, self.pieces = before
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -152,17 +169,55 @@ class Layers:
         ]
         return Stack(empty)
 
-    def before(self, site: Site, args: Args) -> Args | None:
-        """Arguments that keep examples apart, where the rule asks for them."""
-        return site.rule.prepare(site.layer, args, self.batch) if self.listens() else None
+    def enter(self, site: Site, args: Args, kwargs: Kwargs) -> Callable[[], None]:
+        """The layer's own pass begins: its parameters ask for no gradient, until what is returned is called.
+
+        Where its input holds no examples they are shared tensors instead, and so is its output.
+        """
+        if not self.listens():
+            return self.silence(site.parameters)
+        with ExitStack() as stack:
+            if self._given_no_examples(site, args, kwargs):
+                stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
+            else:
+                held = [name for name in site.layer._parameters if name in site.layer.__dict__]
+                stack.enter_context(placed(site.layer, dict.fromkeys(held)))
+                stack.callback(self.silence(site.parameters))
+            return stack.pop_all().close
+
+    def _given_no_examples(self, site: Site, args: Args, kwargs: Kwargs) -> bool:
+        """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
+        found = site.rule.given(site.layer, args, kwargs)
+        if found is None:
+            return False
+        x, dim = found
+        if isinstance(x, Shared) or x.requires_grad or self.batch is None or self.batch < 2:
+            return isinstance(x, Shared)
+        if self._calls[0] is not self.token:
+            self._calls = self.token, Counter()
+        self._calls[1][site.name] += 1
+        size, key = x.shape[dim], (site.name, "input", self._calls[1][site.name])
+        whole = size == self.batch or (x.is_floating_point() and pieces_of(size, self.batch) > 0)
+        if not whole:
+            self.shared_places.add(key)
+        return key in self.shared_places
 
     def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor:
         """The output with a tap on it."""
-        if not self.listens():
+        if not self.listens() or isinstance(output, Shared):
             return output
-        kept = site.rule.keep(site.layer, args, kwargs)
+        kept, rule = site.rule.keep(site.layer, args, kwargs), site.rule
+        seen = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        dim = rule.dim(site.layer, output)
+        return self.tap(site, output, dim, seen, lambda b: [(site, rule.rows(site.layer, kept, b, site.wanted))])
+
+    def tap(self, site: Site, output: Tensor, dim: int, inputs: Sequence[Tensor], found: Found) -> Tensor:
+        """An output of a site with a tap on it: its gradient gives the rows of this and perhaps other sites.
+
+        The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives.
+        """
         token = self.token
-        seen = [(x, x._version) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        seen = [(x, x._version) for x in inputs]
 
         def push(b: Tensor) -> None:
             if self.token is not token:
@@ -180,13 +235,17 @@ class Layers:
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
-            self.push(site, site.rule.rows(site.layer, kept, b, site.wanted))
+            for owner, rows in found(b):
+                self.push(owner, rows)
 
         return tap(output, self._anchor, push)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""
         for suffix, piece in rows.items():
+            if self.batch and piece.n != self.batch and self.batch_dim == 0 and pieces_of(piece.n, self.batch):
+                self.note_pieces(site, piece.n // self.batch)
+                piece = folded(piece, self.batch)
             if self.batch is not None and piece.n != self.batch:
                 raise validate.InvalidInput(
                     f"layer {site.name!r} saw {piece.n} examples where the module was given {self.batch}: keep the "
@@ -204,7 +263,9 @@ class Layers:
         """Refuse every gradient that reaches a parameter itself: its layer's taps have told all they know by then."""
 
         def touched(gradient: Tensor) -> None:
-            if not self.plain:
+            if self.learning:
+                self.read.add(name)
+            elif not self.plain:
                 raise validate.InvalidInput(
                     f"the parameter {name!r} is used outside the pass of its own layer (by other code of the module, "
                     "by a hook, or in the loss), where its gradient cannot be told example by example: call the layer "
@@ -215,6 +276,19 @@ class Layers:
         touched.layers = self  # type: ignore[attr-defined]
         handle: Handle = parameter.requires_grad_(True).register_hook(touched)
         return handle
+
+    def note_pieces(self, site: Site, k: int) -> None:
+        """A layer saw k pieces of every example: as it did when it was tried out, or it is refused."""
+        if self.pieces is not None and (site.name, k) not in self.pieces:
+            raise validate.InvalidInput(
+                f"layer {site.name!r} saw {k} pieces of every example, and another number when the module was tried "
+                "out: keep the examples in the first dimension of every layer's input"
+            )
+        self.seen_pieces.add((site.name, k))
+
+    def read_ids(self) -> set[int]:
+        """The parameters that are read outside their layers."""
+        return {id(parameter) for name, parameter in self._named() if name in self.read}
 
     def fixed(self, x: Tensor) -> bool:
         """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -12,14 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from isthmus.base import validate
-from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import general, operations
 from isthmus.gradients.layers.attention import Replaced
-from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.general import FunctionRule
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Site, Taps
-from isthmus.gradients.layers.shared import Leaf, Shared, bare, open_leaf
-from isthmus.gradients.layers.uses import Use
+from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""
@@ -63,21 +60,12 @@ class OperationRule(FunctionRule):
         self.ready(site, layers, host.plain)
         return host.install()
 
-    def rows(self, layer: nn.Module, kept: Any, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-        """The rows that a use shows; those of other layers' parameters are handed on."""
-        if not isinstance(kept, Use):
-            return super().rows(layer, kept, b, wanted)
-        mine: dict[str, list[Rows]] = {}
-        for leaf, rows in kept.rows(b.detach()):
-            if leaf.site.rule is self:
-                mine.setdefault(leaf.suffix, []).append(rows)
-            else:
-                leaf.layers.push(leaf.site, {leaf.suffix: rows})
-        return {suffix: rows[0].plus(rows[1:]) if len(rows) > 1 else rows[0] for suffix, rows in mine.items()}
-
     def again(self, site: Site, args: Args, kwargs: Kwargs) -> Any:
         """The output by way of a second pass."""
         super().check(site.name, site.layer)
+        leaves = tree_flatten((args, kwargs))[0]
+        if all(cut is None for cut in self._split(leaves, self._count(leaves))):
+            raise validate.InvalidInput(self._layers.slow[site.name])
         if not self._told and not self._layers.quiet:
             self.warn(site)
         self._told = True
@@ -109,6 +97,12 @@ class OperationRule(FunctionRule):
         self._settled[signature] = general.alike(site.name, whole, alone)
 
 
+def install_root(layers: Taps) -> list[Handle]:
+    """Where parameters that are read outside their layers are handed out."""
+    ruled = any(site.layer is layers.module and not isinstance(site.rule, OperationRule) for site in layers.sites)
+    return [] if ruled else _Host(layers.module, layers).install()
+
+
 class _Host:
     """Whoever computes with the parameters of some sites: its forward hands them out as shared tensors."""
 
@@ -138,6 +132,8 @@ class _Host:
                 return self.plain(*args, **kwargs)
             finally:
                 restore()
+        if not self.sites and not self.layers.read:
+            return self.plain(*args, **kwargs)
         own = next((site for site in self.sites if site.layer is self.layer), None)
         rule = None if own is None else own.rule
         if own is not None and own.name in self.layers.slow:
@@ -145,12 +141,12 @@ class _Host:
             return rule.again(own, args, kwargs)
         try:
             leaves = tree_flatten((args, kwargs))[0]
-            with self._shared(leaves), general.unchanged(self.sites[0].name, leaves):
+            with self._shared(leaves), general.unchanged(own.name, leaves) if own else nullcontext():
                 output = self.plain(*args, **kwargs)
         except operations.Unseen as error:
             if own is None or error.leaf.site is not own:
                 raise
-            self.layers.slow.add(own.name)
+            self.layers.slow[own.name] = str(error)
             assert isinstance(rule, OperationRule)
             return rule.again(own, args, kwargs)
         if own is not None and isinstance(rule, OperationRule):
@@ -159,22 +155,15 @@ class _Host:
 
     @contextmanager
     def _shared(self, leaves: list[Any]) -> Iterator[None]:
-        """The parameters of the sites as shared tensors, which stand before them among a module's attributes."""
+        """The parameters of the sites, and at the root those that others read, as shared tensors."""
         n = next((x.shape[0 if x.ndim < 3 else self.layers.batch_dim] for x in leaves if _dims(x)), None)
-        before = []
-        for site in self.sites:
-            for suffix in site.wanted:
-                shelf = site.layer.__dict__
-                before.append((shelf, suffix, shelf.get(suffix)))
-                shelf[suffix] = open_leaf(site, suffix, self.layers, n)
-        try:
+        with ExitStack() as stack:
+            if self.layer is self.layers.module and self.layers.read:
+                for site in self.layers.sites:
+                    stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n, self.layers.read_ids())))
+            for site in self.sites:
+                stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n)))
             yield
-        finally:
-            for shelf, suffix, old in reversed(before):
-                if old is None:
-                    del shelf[suffix]
-                else:
-                    shelf[suffix] = old
 
 
 def _dims(x: object) -> bool:

@@ -15,7 +15,7 @@ it.  Any other operation is refused (`Unseen`), and the layer is computed one ex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,15 @@ FACTORS: dict[str, Callable[[float], float]] = {
     "truediv": lambda c: 1.0 / c,
 }
 """Arithmetic with a number c, and the factor it leaves."""
+UNARY = set("exp tanh sigmoid relu gelu silu softplus neg abs sqrt square log sin cos".split())
+BROADCAST = set(
+    (
+        "add radd iadd sub rsub isub mul rmul imul multiply div rdiv truediv rtruediv itruediv true_divide divide subtract "
+        "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp masked_fill "
+        "scaled_dot_product_attention bmm xlogy eq ne lt le gt ge"
+    ).split()
+)
+"""Operations that take the numbers at one place of every tensor (for products of matrices: the matrices)."""
 TURNS = {Tensor.T.__get__, Tensor.mT.__get__, torch.t, Tensor.t}
 
 
@@ -88,10 +97,17 @@ class Operation:
             raise Unseen(self.shared, f"meets tensors with different numbers of examples in {self.name!r}")
         return counts.pop()
 
+    def sound(self) -> bool:
+        """Whether every tensor holds one entry for each example, or as many pieces of each."""
+        k = pieces_of(self.count, self.n)
+        if k > 1:
+            self.layers.note_pieces(self.shared.trace.leaves[0].site, k)
+        return bool(k) or self.count == self.n
+
     def tap(self, use: Use, output: Tensor, *seen: Tensor) -> Tensor:
         """The output with a tap for one use of shared values."""
-        leaf = self.shared.trace.leaves[0]
-        tapped: Tensor = self.layers.after(leaf.site, (use, *seen), {}, output)
+        site = self.shared.trace.leaves[0].site
+        tapped: Tensor = self.layers.tap(site, output, use.dim, seen, use.by_site)
         return tapped
 
     def named(self, *names: str) -> dict[str, Any]:
@@ -102,20 +118,22 @@ class Operation:
         """A copy of a value for every example, with a tap, to be used beside tensors of `ndim` dimensions."""
         dim = self.dim(ndim)
         place = dim - (ndim - value.ndim)
-        lead = value.shape[place] if place >= 0 else 1
+        lead, finish = value.shape[place] if place >= 0 else 1, None
         if lead != 1:
             base = value.trace.base
             if lead != self.count or base is None:
-                raise Unseen(
-                    value,
-                    f"has {lead} entries in {self.name!r} where the {self.n} examples are (it is shared by all examples)",
-                )
-            value = base
+                where = f"{self.name!r}, where the {self.n} examples are"
+                raise Unseen(value, f"is shared by all examples and has {lead} entries in {where}")
+            value, finish = base, value.trace.finish
+        blocks = value.ndim > ndim
+        if blocks and self.count != self.n * value.shape[1]:
+            raise Unseen(value, f"is repeated another number of times than there are examples for {self.name!r}")
         plain = bare(value)
         plain = plain.reshape(*[1] * (ndim - plain.ndim), *plain.shape)
         plain = plain.expand(*[self.n if i == dim else size for i, size in enumerate(plain.shape)])
         copies = self.tap(Spread(value, dim, self.n), plain)
-        return copies if self.count == self.n else copies.repeat_interleave(self.count // self.n, dim)
+        copies = copies if self.count == self.n or blocks else copies.repeat_interleave(self.count // self.n, dim)
+        return copies if finish is None else finish(copies)
 
 
 def operate(func: Any, args: Any, kwargs: Any) -> Any:
@@ -137,9 +155,16 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
         return _alone(func, name, args, kwargs, values, n)
     handler = OPERATIONS.get(name)
     operation = Operation(func, name, args, kwargs, values[0], n, examples)
-    if handler is None or (operation.count != n and not pieces_of(operation.count, n)):
-        raise Unseen(values[0], f"is used with examples in {name!r}")
-    return handler(operation)
+    try:
+        if handler is None or not operation.sound():
+            raise Unseen(values[0], f"is used with examples in {name!r}")
+        return handler(operation)
+    except Unseen:
+        if examples[0].requires_grad:
+            raise
+        return _alone(
+            func, name, args, kwargs, values, n
+        )  # none of examples, perhaps: whoever they are meets them later
 
 
 def _holds(x: Tensor, value: Shared, n: int, place: int) -> bool:
@@ -193,7 +218,8 @@ def _alone(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared], n
         if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
             return x
         form = _form(func, name, args, kwargs, x) if len(values) == 1 else None
-        return mark(x, Trace(leaves, form, _base(func, name, args, kwargs, x, n)))
+        base, finish = _base(func, name, args, kwargs, x) if len(values) == 1 else (None, None)
+        return mark(x, Trace(leaves, form, base, finish))
 
     return marked(result)
 
@@ -201,23 +227,44 @@ def _alone(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared], n
 def _form(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> Form | None:
     """How the numbers of the result stand to those of the one parameter it comes from."""
     value = next((x for x in args if isinstance(x, Shared)), None)
-    if value is None or value.trace.form is None or result.numel() != value.numel():
+    if value is None or value.trace.form is None:
+        return None
+    if name in ("embedding", "getitem", "index_select") and value.trace.form.plain:
+        found = _places(func, name, args, kwargs, value)
+        if found is not None:
+            return Form(False, value.trace.form.factor, *found)
+    if result.numel() != value.numel():
         return None
     form, same = value.trace.form, tuple(result.shape) == tuple(value.shape)
     shape = value.trace.leaves[0].value.shape
     if _turns(func, name, args) and value.ndim == 2:
+        if form.index is not None:
+            return None
         whole = tuple(shape if not form.turned else shape[::-1]) == tuple(value.shape)
-        return Form(not form.turned, form.factor) if whole else None
-    if name in ALIKE or (name in ("neg",) and same):
-        return Form(form.turned, -form.factor if name == "neg" else form.factor)
+        return replace(form, turned=not form.turned) if whole else None
+    if name in ALIKE or name == "neg":
+        return replace(form, factor=-form.factor if name == "neg" else form.factor)
     if name in ORDERED or (name == "getitem" and _whole(args[1])) or name in ("expand", "repeat", "broadcast_to"):
         return form if not form.turned or same else None
     number = [x for x in args if not isinstance(x, Shared)]
     if name in FACTORS and same and len(args) == 2 and not kwargs and isinstance(number[0], (int, float)):
         if name in ("div", "truediv") and not isinstance(args[0], Shared):
             return None
-        return Form(form.turned, form.factor * FACTORS[name](float(number[0])))
+        return replace(form, factor=form.factor * FACTORS[name](float(number[0])))
     return None
+
+
+def _places(func: Any, name: str, args: Any, kwargs: Any, table: Shared) -> tuple[Tensor, int | None] | None:
+    """The places at which a table is read, and the one that gets no gradient."""
+    if table.shape != table.trace.leaves[0].value.shape:
+        return None
+    if name == "embedding":
+        named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
+        index, padding = named["input"], named.get("padding_idx")
+        return (index.flatten(), None if padding is None else padding % len(table)) if func is F.embedding else None
+    index = args[1] if name == "getitem" else args[2] if len(args) > 2 and args[1] == 0 else None
+    whole = isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8) and index.ndim > 0
+    return (index.flatten(), None) if whole else None
 
 
 def _turns(func: Any, name: str, args: Any) -> bool:
@@ -235,27 +282,50 @@ def _whole(index: Any) -> bool:
     return all(x is None or x is Ellipsis or (isinstance(x, slice) and x == slice(None)) for x in parts)
 
 
-def _base(func: Any, name: str, args: Any, kwargs: Any, result: Tensor, n: int) -> Shared | None:
-    """One copy of a result that repeats a value where examples would be."""
-    value = args[0] if args and isinstance(args[0], Shared) else None
-    if value is None:
-        return None
-    batch_dim = value.trace.leaves[0].layers.batch_dim
+def _base(
+    func: Any, name: str, args: Any, kwargs: Any, result: Tensor
+) -> tuple[Shared | None, Callable[[Tensor], Tensor] | None]:
+    """What a result repeats where examples would be, and what was done with the copies since."""
+    value = next((x for x in args if isinstance(x, Shared)), None)
+    if value is None or not result.ndim:
+        return None, None
+    trace, batch_dim = value.trace, value.trace.leaves[0].layers.batch_dim
     dim = 0 if result.ndim < 3 else batch_dim
-    if name in SPREADS and result.ndim > dim:
-        place = dim - (result.ndim - value.ndim)
-        if place < 0 or value.shape[place] == 1 or value.trace.base is not None:
-            sizes = [1 if i == dim else size for i, size in enumerate(result.shape)]
-            one = result.narrow(dim, 0, 1) if result.shape[dim] else value.source.expand(sizes)
-            form = value.trace.form if one.numel() == value.numel() else None
-            return mark(one, Trace(value.trace.leaves, None if form is None or form.turned else form))
-        return None
-    if value.trace.base is not None and (name in ALIKE or name in FACTORS) and result.shape == value.shape:
-        if any(isinstance(x, Tensor) and x.ndim for x in args[1:] if name in FACTORS):
-            return None
-        made = operate(func, (value.trace.base, *args[1:]), kwargs)
-        return made if isinstance(made, Shared) else None
-    return None
+    place = dim - (result.ndim - value.ndim)
+    once = place < 0 or value.shape[place] == 1
+    if name in SPREADS and once and trace.finish is None:
+        sizes = [1 if i == dim else size for i, size in enumerate(result.shape)]
+        one = result.narrow(dim, 0, 1) if result.shape[dim] else value.source.expand(sizes)
+        form = trace.form if one.numel() == value.numel() else None
+        return mark(one, Trace(trace.leaves, None if form is None or form.turned else form)), None
+
+    def again(copies: Tensor) -> Tensor:
+        done = copies if trace.finish is None else trace.finish(copies)
+        made: Tensor = func(*(done if x is value else x for x in args), **kwargs)
+        return made
+
+    if trace.base is not None and result.shape[dim] == value.shape[place] and _keeps(func, name, args, result):
+        return trace.base, again
+    if name in BROADCAST and once and result.shape[dim] > 1:
+        return mark(value.source.reshape(*[1] * (result.ndim - value.ndim), *value.shape), trace), again
+    if name in ("repeat", "tile") and result.ndim == value.ndim and not batch_dim:
+        if result.shape[1:] == value.shape[1:]:  # blocks of several entries, one block for every example
+            return mark(value.source.unsqueeze(0), trace), lambda copies: copies.flatten(0, 1)
+    return None, None
+
+
+def _keeps(func: Any, name: str, args: Any, result: Tensor) -> bool:
+    """Whether an operation leaves the first of several dimensions where and as it is."""
+    if name in ALIKE or name in BROADCAST or name in ORDERED or name in UNARY:
+        return True
+    if name in ("transpose", "swapaxes", "swapdims"):
+        return all(x % result.ndim for x in args[1:])
+    if name == "permute":
+        sizes = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
+        return bool(sizes[0] % result.ndim == 0)
+    if name == "getitem":
+        return isinstance(args[1], tuple) and isinstance(args[1][0], slice) and args[1][0] == slice(None)
+    return func == Tensor.mT.__get__ and result.ndim > 2
 
 
 # ------------------------------------------------------------ with examples
@@ -344,7 +414,9 @@ def _einsum(op: Operation) -> Tensor:
     inputs, output = equation.replace(" ", "").split("->")
     terms = inputs.split(",")
     if len(terms) == 2:
-        (mine, value), (other, x) = sorted(zip(terms, operands, strict=True), key=lambda p: not isinstance(p[1], Shared))
+        (mine, value), (other, x) = sorted(
+            zip(terms, operands, strict=True), key=lambda p: not isinstance(p[1], Shared)
+        )
         sums, new = set(mine) - set(output), set(mine) - set(other)
         rest = [c for c in other if c not in sums]
         plain = len(mine) == 2 and len(sums) == len(new) == 1 and sums <= set(other) and set(rest) < set(output)
@@ -453,12 +525,7 @@ def _setitem(op: Operation) -> None:
     x[index] = op.copies(value, ndim)
 
 
-BROADCAST = (
-    "add radd iadd sub rsub isub mul rmul imul multiply div rdiv truediv rtruediv itruediv true_divide divide subtract "
-    "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp masked_fill "
-    "scaled_dot_product_attention bmm xlogy eq ne lt le gt ge"
-)
-OPERATIONS: dict[str, Callable[[Operation], Any]] = dict.fromkeys(BROADCAST.split(), _aligned)
+OPERATIONS: dict[str, Callable[[Operation], Any]] = dict.fromkeys(BROADCAST, _aligned)
 OPERATIONS |= dict.fromkeys(("cat", "concat", "concatenate", "stack"), _joined)
 OPERATIONS |= dict.fromkeys(("matmul", "rmatmul", "mm"), _matmul)
 OPERATIONS |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)

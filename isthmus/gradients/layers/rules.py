@@ -35,6 +35,10 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
+Found: TypeAlias = "Callable[[Tensor], Iterable[tuple[Site, dict[str, Rows]]]]"
+"""The rows of some sites from the gradient of an output."""
+
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """A layer, its rule, and the leaf that each of its suffixes feeds (a tied parameter is fed from several sites)."""
@@ -58,16 +62,19 @@ class Taps(Protocol):
     batch: int | None
     batch_dim: int
     quiet: bool
-    slow: set[str]
+    slow: dict[str, str]
     shared_places: set[Hashable]
+    read: set[str]
 
     @property
     def sites(self) -> Sequence[Site]: ...
     def listens(self) -> bool: ...
-    def before(self, site: Site, args: Args) -> Args | None: ...
+    def enter(self, site: Site, args: Args, kwargs: Kwargs) -> Callable[[], None]: ...
     def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor: ...
-    def push(self, site: Site, rows: dict[str, Rows]) -> None: ...
+    def tap(self, site: Site, output: Tensor, dim: int, inputs: Sequence[Tensor], found: Found) -> Tensor: ...
     def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]: ...
+    def read_ids(self) -> set[int]: ...
+    def note_pieces(self, site: Site, k: int) -> None: ...
     def fixed(self, x: Tensor) -> bool: ...
     def listening(self, listener: Listener | None, batch: int | None = None) -> AbstractContextManager[None]: ...
     def untouched(self) -> AbstractContextManager[None]: ...
@@ -111,12 +118,9 @@ class LayerRule(ABC, Generic[L, K]):
         passes: list[Callable[[], None]] = []
 
         # a copy of the layer has its hooks too, and is none of ours
-        def before(layer: nn.Module, args: Args) -> Args | None:
-            return layers.before(site, args) if layer is site.layer else None
-
-        def enter(layer: nn.Module, args: Args) -> None:
+        def enter(layer: nn.Module, args: Args, kwargs: Kwargs) -> None:
             if layer is site.layer:
-                passes.append(layers.silence(site.parameters))
+                passes.append(layers.enter(site, args, kwargs))
 
         def leave(layer: nn.Module, *_: object) -> None:
             if layer is site.layer and passes:
@@ -126,15 +130,15 @@ class LayerRule(ABC, Generic[L, K]):
             return layers.after(site, args, kwargs, out) if layer is site.layer else out
 
         return [
-            site.layer.register_forward_pre_hook(before),
-            site.layer.register_forward_pre_hook(enter),
+            site.layer.register_forward_pre_hook(enter, with_kwargs=True),
             site.layer.register_forward_hook(leave, prepend=True, always_call=True),
             site.layer.register_forward_hook(after, with_kwargs=True, prepend=True),
         ]
 
-    def prepare(self, layer: L, args: Args, batch: int | None) -> Args | None:
-        """Other arguments for the layer, where it must see every example apart (None: as they are)."""
-        return None
+    def given(self, layer: L, args: Args, kwargs: Kwargs) -> tuple[Tensor, int] | None:
+        """The tensor that should hold examples, and where; None where its shape does not tell whether it does."""
+        x = args[0] if args else kwargs.get("input")
+        return (x, self.dim(layer, x)) if isinstance(x, Tensor) and x.ndim else None
 
     @abstractmethod
     def keep(self, layer: L, args: Args, kwargs: Kwargs) -> K:

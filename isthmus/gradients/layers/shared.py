@@ -8,21 +8,26 @@ for S = f(w) and the row s_i of S, the row of w is J_f' s_i.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows, row_spans
 from isthmus.gradients.layers.rules import Site, Taps
+from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
+Found: TypeAlias = "list[tuple[Leaf, Rows]]"
+"""Rows by parameter."""
 
 
 class Shared(Tensor):
@@ -40,31 +45,58 @@ class Shared(Tensor):
 
 @dataclass(eq=False)
 class Leaf:
-    """A parameter as one pass of its layer sees it."""
+    """A parameter as one pass sees it."""
 
     site: Site
     suffix: str
+    """The leaf of the site that the parameter lies in."""
+    attribute: str
+    """What the layer calls it."""
     layers: Taps
     value: Tensor
     """The parameter's memory, asking for a gradient that nobody may send but `pulled`."""
     n: int | None
     """The number of examples that the layer itself was given."""
     operations: int = 0
-    """How many operations its layer has done: the place of an operation in the layer's code."""
+    """How many operations were done with it: the place of an operation in the layer's code."""
     pulling: bool = False
 
     @property
     def name(self) -> str:
         """The name that the module gives the parameter."""
-        return f"{self.site.name}.{self.suffix}".strip(".")
+        return f"{self.site.name}.{self.attribute}".strip(".")
+
+    def laid(self, rows: Rows) -> Rows:
+        """The rows of the parameter, its numbers in order, as rows of the leaf it lies in."""
+        binding = self.site.wanted[self.suffix]
+        q, p = binding.shape
+        if binding.bias is None:
+            return _dense(rows) if isinstance(rows, Outer) and (rows.q, rows.p) != (q, p) else rows
+        if self.site.layer._parameters[self.attribute] is binding.bias:
+            values = rows.dense()
+            return Outer(values.new_zeros(rows.n, p - 1), values, ones=True)
+        if isinstance(rows, Outer) and isinstance(rows.a, Tensor) and (rows.q, rows.p) == (q, p - 1):
+            return Outer(F.pad(rows.a, (0, 1)), rows.b)
+        return Dense(F.pad(rows.dense().view(rows.n, q, p - 1), (0, 1)).flatten(1))
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A value that holds the numbers of one parameter, times a factor and plus constants, in order or transposed."""
+    """A value that holds numbers of one parameter in their order, times a factor and plus constants.
+
+    All of them, or those of a matrix `turned` on its side, or the rows of a table at the places `index`.
+    """
 
     turned: bool = False
     factor: float = 1.0
+    index: Tensor | None = None
+    padding: int | None = None
+    """The place that gets no gradient."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the value is the parameter itself, but for a factor."""
+        return not self.turned and self.index is None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,29 +106,57 @@ class Trace:
     leaves: tuple[Leaf, ...]
     form: Form | None = None
     base: Shared | None = None
-    """One copy of a value that was repeated along the dimension of the examples."""
-    names: str = field(init=False)
-    """The parameters, for messages."""
+    """What was repeated along the dimension of the examples,"""
+    finish: Callable[[Tensor], Tensor] | None = None
+    """and what was done with the copies afterwards."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", ", ".join(repr(leaf.name) for leaf in self.leaves))
+    @property
+    def names(self) -> str:
+        """The parameters, for messages."""
+        return ", ".join(repr(leaf.name) for leaf in self.leaves)
 
 
-def open_leaf(site: Site, suffix: str, layers: Taps, n: int | None) -> Shared:
-    """A parameter of a site as a shared tensor; a gradient that reaches it round the taps is refused."""
-    value = site.wanted[suffix].weight.detach().requires_grad_(True)
-    leaf = Leaf(site, suffix, layers, value, n)
+def open_leaves(site: Site, layers: Taps, n: int | None, only: Set[int] | None = None) -> dict[str, Shared]:
+    """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
+    found = {}
+    for attribute, parameter in site.layer._parameters.items():
+        for suffix, binding in site.wanted.items():
+            mine = parameter is not None and any(parameter is p for p in binding.parameters)
+            if mine and binding.rows is None and (only is None or id(parameter) in only):
+                assert parameter is not None
+                found[attribute] = _open(Leaf(site, suffix, attribute, layers, parameter.detach(), n))
+    return found
+
+
+def _open(leaf: Leaf) -> Shared:
+    """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
     def touched(gradient: Tensor) -> None:
         if not leaf.pulling:
             raise validate.InvalidInput(
-                f"the parameter {leaf.name!r} is used by an operation that shows no per-example gradient (a function "
-                "written with torch.autograd.Function, a scripted function, or a loss that reads it): use torch's own "
-                "operations on it, or freeze it"
+                f"the parameter {leaf.name!r} is used by an operation that shows no per-example gradient (with a "
+                "tensor that has not one entry for every example, in a function written with torch.autograd.Function, "
+                "in a scripted function, or in the loss): use torch's own operations on it with the examples in the "
+                "first dimension, or freeze it"
             )
 
-    value.register_hook(touched)
-    return mark(value, Trace((leaf,), Form()))
+    leaf.value.requires_grad_(True).register_hook(touched)
+    return mark(leaf.value, Trace((leaf,), Form()))
+
+
+@contextmanager
+def placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
+    """Attributes that stand before a module's parameters meanwhile; None takes one away."""
+    shelf = layer.__dict__
+    before = {name: shelf.pop(name, None) for name in values}
+    shelf.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            shelf.pop(name, None)
+            if value is not None:
+                shelf[name] = value
 
 
 def mark(value: Tensor, trace: Trace) -> Shared:
@@ -112,46 +172,52 @@ def bare(value: Shared) -> Tensor:
     return value.source.detach()
 
 
-def pulled(value: Shared, rows: Rows) -> list[tuple[Leaf, Rows]]:
+def pulled(value: Shared, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
     trace, form = value.trace, value.trace.form
-    if form is not None:
-        (leaf,) = trace.leaves
-        rows = rows if form.factor == 1.0 else rows.scaled(form.factor)
-        return [(leaf, _turned(rows, tuple(value.shape)) if form.turned else _laid(rows, leaf))]
-    return _back(value, rows)
-
-
-def matrix_rows(value: Shared, a: Tensor, b: Tensor) -> list[tuple[Leaf, Rows]]:
-    """The same for rows sum_t b_t a_t' of a matrix: factors stay factors where the value is the parameter itself.
-
-    a is (n, p) or (n, T, p), b the same with q; the value is q x p.
-    """
-    form = value.trace.form
     if form is None:
-        return _back(value, Outer(a, b).compact())
+        return _back(value, rows)
+    (leaf,) = trace.leaves
+    if form.factor != 1.0:
+        rows = rows.scaled(form.factor)
+    if form.turned:
+        shape = tuple(value.shape)
+        rows = Dense(rows.dense().view(rows.n, *shape).transpose(1, 2).reshape(rows.n, rows.d))
+    if form.index is not None:
+        rows = read_rows(leaf, form.index.expand(rows.n, -1), rows.dense(), form.padding)
+    return [(leaf, leaf.laid(rows))]
+
+
+def read_rows(leaf: Leaf, index: Tensor, values: Tensor, padding: int | None) -> Rows:
+    """Rows of a table that is read at the places `index` (n, T), without those of its padding."""
+    vocabulary = leaf.value.shape[0]
+    values = values.reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
+    index = index % vocabulary
+    if padding is not None:
+        values = values.masked_fill((index == padding)[:, :, None], 0.0)
+    return Lookup(index, values, vocabulary)
+
+
+def matrix_rows(value: Shared, a: Tensor, b: Tensor) -> Found:
+    """The same for rows sum_t b_t a_t' of a q x p matrix: factors stay factors where it is the parameter itself."""
+    form = value.trace.form
+    if form is None or form.index is not None:
+        return pulled(value, Outer(a, b).compact())
     if form.turned:
         a, b = b, a
     rows: Rows = Outer(a, b).compact()
-    rows = rows if form.factor == 1.0 else rows.scaled(form.factor)
     (leaf,) = value.trace.leaves
-    return [(leaf, _laid(rows, leaf))]
+    return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
 
 
-def _laid(rows: Rows, leaf: Leaf) -> Rows:
-    """Factors of another matrix than the leaf has are multiplied out, the numbers in the same order."""
-    other = isinstance(rows, Outer) and (rows.q, rows.p) != leaf.site.wanted[leaf.suffix].shape
-    return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device) if (
-        other and rows.n * rows.d * rows.dtype.itemsize > CHUNK_BYTES
-    ) else (Dense(rows.dense()) if other else rows)
+def _dense(rows: Rows) -> Rows:
+    """Factors multiplied out, a chunk at a time where they are large."""
+    if rows.n * rows.d * rows.dtype.itemsize <= CHUNK_BYTES:
+        return Dense(rows.dense())
+    return Lazy(lambda lo, hi: rows.part(lo, hi).dense(), rows.n, rows.d, dtype=rows.dtype, device=rows.device)
 
 
-def _turned(rows: Rows, shape: Sequence[int]) -> Rows:
-    """The rows of the transposed matrix."""
-    return Dense(rows.dense().view(rows.n, *shape).transpose(1, 2).reshape(rows.n, -1))
-
-
-def _back(value: Shared, rows: Rows) -> list[tuple[Leaf, Rows]]:
+def _back(value: Shared, rows: Rows) -> Found:
     """Through whatever was computed, by autograd, a chunk of examples at a time."""
     leaves, plain = value.trace.leaves, value.source
 
@@ -175,7 +241,7 @@ def _back(value: Shared, rows: Rows) -> list[tuple[Leaf, Rows]]:
     size = max(1, plain.element_size())
     large = [leaf for leaf in leaves if rows.n * leaf.value.numel() * size > CHUNK_BYTES]
     small = [leaf for leaf in leaves if leaf not in large]
-    result: list[tuple[Leaf, Rows]] = []
+    result: Found = []
     for leaf in large:
         made = Lazy(
             lambda lo, hi, leaf=leaf: chunk([leaf], lo, hi)[0],  # type: ignore[misc]
@@ -184,9 +250,9 @@ def _back(value: Shared, rows: Rows) -> list[tuple[Leaf, Rows]]:
             dtype=leaf.value.dtype,
             device=leaf.value.device,
         )
-        result.append((leaf, made))
+        result.append((leaf, leaf.laid(made)))
     if small:
         width = size * (plain.numel() + sum(leaf.value.numel() for leaf in small))
         parts = [chunk(small, lo, hi) for lo, hi in row_spans(rows.n, width)] or [chunk(small, 0, 0)]
-        result += [(leaf, Dense(torch.cat([part[i] for part in parts]))) for i, leaf in enumerate(small)]
+        result += [(leaf, leaf.laid(Dense(torch.cat([part[i] for part in parts])))) for i, leaf in enumerate(small)]
     return result

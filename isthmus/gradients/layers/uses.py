@@ -13,21 +13,25 @@ from isthmus.gradients import rounding
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.convolution import weight_rows
 from isthmus.gradients.layers.folding import folded
-from isthmus.gradients.layers.shared import Leaf, Shared, bare, matrix_rows, pulled
+from isthmus.gradients.layers.rules import Site
+from isthmus.gradients.layers.shared import Found, Shared, bare, matrix_rows, pulled, read_rows
 from isthmus.gradients.lookup import Lookup
-
-Found = list[tuple[Leaf, Rows]]
-"""Rows by parameter."""
 
 
 class Use(ABC):
     """One use of shared values by n examples."""
 
     n: int
+    dim: int
+    """Where the output keeps its examples."""
 
     @abstractmethod
     def rows(self, b: Tensor) -> Found:
         """The rows of the parameters from the gradient of the output."""
+
+    def by_site(self, b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
+        """The same, by the layers that own them."""
+        return [(leaf.site, {leaf.suffix: rows}) for leaf, rows in self.rows(b.detach())]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,16 +83,17 @@ class Read(Use):
     def rows(self, b: Tensor) -> Found:
         """The places and the gradients there."""
         index = self.index.movedim(self.dim, 0)
-        index = (index.flatten(1) if index.ndim > 1 else index[:, None]) % self.table.shape[0]
-        values = b.movedim(self.dim, 0).reshape(*index.shape, self.table[0].numel())
+        index = index.flatten(1) if index.ndim > 1 else index[:, None]
+        form, values = self.table.trace.form, b.movedim(self.dim, 0)
+        if form is not None and form.plain:
+            (leaf,) = self.table.trace.leaves
+            rows = read_rows(leaf, index, values, self.padding)
+            return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
+        width = self.table[0].numel()
+        values = values.reshape(*index.shape, width)
         if self.padding is not None:
             values = values.masked_fill((index == self.padding)[:, :, None], 0.0)
-        form = self.table.trace.form
-        rows: Rows = Lookup(index, values, self.table.shape[0])
-        if form is not None and not form.turned:
-            (leaf,) = self.table.trace.leaves
-            return [(leaf, rows if form.factor == 1.0 else rows.scaled(form.factor))]
-        return pulled(self.table, rows)
+        return pulled(self.table, Lookup(index % len(self.table), values, len(self.table)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +105,7 @@ class Convolved(Use):
     x: Tensor
     settings: dict[str, Any]
     n: int
+    dim: int = 0
 
     def rows(self, b: Tensor) -> Found:
         """Products or factors of the weight; the bias has the sum over places."""

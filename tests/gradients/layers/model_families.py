@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import peft
-import transformers as hf
+import pytest
 from model_zoo import COMMON, NO_DROPOUT, PICTURE, WORDS, masked_words, pictures, words
 
+hf = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
 SMALL = {**COMMON, "intermediate_size": 12}
 T5 = {
     "vocab_size": WORDS,
@@ -46,6 +47,13 @@ def tuned(config, base=None):
     return peft.get_peft_model(model, config)
 
 
+def without(model, *names):
+    for name, parameter in model.named_parameters():
+        if name.endswith(names):
+            parameter.requires_grad_(False)
+    return model
+
+
 def gpt2():
     return hf.GPT2Config(
         vocab_size=WORDS, n_positions=16, n_embd=8, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
@@ -63,7 +71,10 @@ def vision(config, **more):
 
 LINEAR = ["q_proj", "v_proj"]
 FAMILIES = {
-    "BERT": (lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16)), masked_words),
+    "BERT": (
+        lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **NO_DROPOUT, max_position_embeddings=16)),
+        masked_words,
+    ),
     "GPT-2": (lambda: hf.GPT2LMHeadModel(gpt2()), masked_words),
     "Llama": (lambda: hf.LlamaForCausalLM(llama()), masked_words),
     "Mistral": (lambda: hf.MistralForCausalLM(hf.MistralConfig(**SMALL, num_key_value_heads=1)), masked_words),
@@ -108,17 +119,25 @@ FAMILIES = {
         masked_words,
     ),
     "Mixtral": (
-        lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SMALL, num_key_value_heads=1, num_local_experts=3)),
+        lambda: hf.MixtralForCausalLM(
+            hf.MixtralConfig(**SMALL, num_key_value_heads=1, num_local_experts=3, experts_implementation="eager")
+        ),
         words,
     ),
     "ViT": (lambda: hf.ViTForImageClassification(vision(hf.ViTConfig, **NO_DROPOUT)), pictures),
-    "DINOv2": (lambda: hf.Dinov2ForImageClassification(vision(hf.Dinov2Config)), pictures),
+    "DINOv2": (lambda: without(hf.Dinov2ForImageClassification(vision(hf.Dinov2Config)), "mask_token"), pictures),
     "CLIP vision": (lambda: hf.CLIPVisionModel(vision(hf.CLIPVisionConfig)), pictures),
     "CLIP text": (lambda: hf.CLIPTextModel(clip_text()), masked_words),
     "Swin": (
         lambda: hf.SwinForImageClassification(
             hf.SwinConfig(
-                image_size=8, patch_size=1, embed_dim=4, depths=[2, 1], num_heads=[1, 2], window_size=2, drop_path_rate=0.0
+                image_size=8,
+                patch_size=1,
+                embed_dim=4,
+                depths=[2, 1],
+                num_heads=[1, 2],
+                window_size=2,
+                drop_path_rate=0.0,
             )
         ),
         pictures,
