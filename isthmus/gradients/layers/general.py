@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from isthmus.base import validate
 from isthmus.gradients.base import Dense, Lazy, Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, Site, Taps, Trainable
+from isthmus.gradients.layers.shared import Shared
 from isthmus.gradients.rounding import CHUNK_BYTES
 
 REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
@@ -223,7 +224,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             return tuple(piece for piece in seen[-1][0] if isinstance(piece, Tensor))
 
         pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
-        with unchanged(name, leaves), _one_by_one(self._layers, name, _autocast(pairs[0][0])):
+        with unchanged(name, leaves), _one_by_one(self._layers, name, autocast_of(pairs[0][0])):
             found = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
         ((pieces, shape),) = seen
         return [self._joined(next(found)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
@@ -237,13 +238,11 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         """The number of examples: as the pass was told, else as the first tensor has it."""
         if self._layers.batch is not None:
             return self._layers.batch
-        return next((x.shape[self._dim(x)] for x in leaves if isinstance(x, Tensor) and x.ndim), 0)
+        return next((x.shape[self._dim(x)] for x in leaves if _whole(x)), 0)
 
     def _split(self, leaves: Leaves, n: int) -> list[int | None]:
         """Where each tensor keeps its examples, if it has one entry for every example."""
-        return [
-            self._dim(x) if isinstance(x, Tensor) and x.ndim and x.shape[self._dim(x)] == n else None for x in leaves
-        ]
+        return [self._dim(x) if _whole(x) and x.shape[self._dim(x)] == n else None for x in leaves]
 
     def _call(self, name: str, leaves: Leaves, spec: TreeSpec, output: Tensor, index: int) -> Call:
         dim, batch = self._dim(output), self._layers.batch
@@ -259,7 +258,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             dim,
             n,
             _versions(leaves),
-            _autocast(output),
+            autocast_of(output),
             output.detach().clone() if self._whole else None,
         )
 
@@ -308,6 +307,11 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         return {name: value.reshape(hi - lo, -1) for name, value in rows.items()}
 
 
+def _whole(x: object) -> TypeGuard[Tensor]:
+    """Whether an argument may hold examples: a tensor with dimensions that is not computed from parameters alone."""
+    return isinstance(x, Tensor) and not isinstance(x, Shared) and x.ndim > 0
+
+
 def owned(layer: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters a layer holds itself, once for every name."""
     return list(layer.named_parameters(recurse=False, remove_duplicate=False))
@@ -354,19 +358,24 @@ def unchanged(name: str, leaves: Leaves) -> Iterator[None]:
     refuse_unless(versions == _versions(leaves), name, "changes its arguments in place; write it out of place")
 
 
-def _autocast(x: Tensor) -> Autocast:
+def autocast_of(x: Tensor) -> Autocast:
     kind = x.device.type
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
 
 @contextmanager
 def _one_by_one(layers: Taps, name: str, autocast: Autocast) -> Iterator[None]:
-    """No taps, the precision of the first pass, attention in plain steps, and errors that say what to do."""
+    """No taps, and what `singly` says."""
+    with layers.listening(None), layers.untouched(), singly(name, autocast):
+        yield
+
+
+@contextmanager
+def singly(name: str, autocast: Autocast) -> Iterator[None]:
+    """The precision of the first pass, attention in plain steps, and errors that say what to do."""
     kind, dtype, enabled = autocast
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        stack.enter_context(layers.listening(None))
-        stack.enter_context(layers.untouched())
         stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         torch.backends.mha.set_fastpath_enabled(False)
@@ -391,18 +400,18 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def alike(name: str, whole: Leaves, alone: Leaves) -> list[bool]:
+def alike(name: str, whole: Leaves, alone: Leaves, values: bool = True) -> list[bool]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
     apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
     for batch, one, mine in zip(whole, alone, apart, strict=True):
-        if mine and isinstance(one, Tensor) and one.is_floating_point():
+        if values and mine and isinstance(one, Tensor) and one.is_floating_point():
             _agree(name, batch.detach(), one.detach())
     return apart
 
 
 def _agree(name: str, batch: Tensor, alone: Tensor, autocast: Autocast | None = None) -> None:
     """Refuse a layer that gives other numbers for examples alone than for a batch of them."""
-    slack = _slack(batch, _autocast(batch) if autocast is None else autocast)
+    slack = _slack(batch, autocast_of(batch) if autocast is None else autocast)
     size = float(batch.abs().nan_to_num(posinf=0.0).max()) if batch.numel() else 0.0
     refuse_unless(
         torch.allclose(batch, alone.to(batch.dtype), rtol=0.0, atol=slack * size, equal_nan=True),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.func import vmap
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from isthmus.base import validate
-from isthmus.gradients.layers import general, operations
+from isthmus.gradients.base import Rows
+from isthmus.gradients.layers import general, operations  # noqa: F401
 from isthmus.gradients.layers.attention import Replaced
-from isthmus.gradients.layers.general import FunctionRule
+from isthmus.gradients.layers.folding import pieces_of
+from isthmus.gradients.layers.general import FunctionRule, Leaves
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Site, Taps
-from isthmus.gradients.layers.shared import Shared, bare, open_leaves, placed
+from isthmus.gradients.layers.shared import Shared, Unseen, bare, open_leaves, placed
+from isthmus.gradients.layers.twin import Dice
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""
@@ -25,16 +29,17 @@ CHECKED = 4
 
 
 class OperationRule(FunctionRule):
-    """Each use of a parameter with examples is tapped where it happens; what it shows no rows of takes a second pass.
+    """Each use of a parameter with examples is tapped where it happens: the rows of a parameter are the sum over them.
 
     While the layer computes, its parameters are `Shared` tensors: `isthmus.gradients.layers.operations` says what
-    becomes of them.  The rows of a parameter are the sum over its uses.
+    becomes of them.
 
     Guarantees:
+      * a layer without children that have taps is computed one example at a time (`torch.func.vmap`): its output and
+        its rows of an example depend on no other, whatever its code does with a batch; and it gives the same numbers
+        for a batch as a whole, or it is refused (checked for the first shapes of call);
       * a gradient that reaches a parameter round the taps is refused, in the backward pass of every batch;
-      * a layer without children that have taps gives the same numbers for a batch as for its examples alone, or it is
-        refused (checked for the first shapes of call);
-      * where an operation is not known the whole layer is computed as `FunctionRule` says, and a warning says so.
+      * where an operation shows no rows the whole layer is computed as `FunctionRule` says, and a warning says so.
     """
 
     kinds = ()
@@ -75,26 +80,85 @@ class OperationRule(FunctionRule):
         finally:
             restore()
 
-    def settle(self, site: Site, args: Args, kwargs: Kwargs, output: Any) -> None:
-        """Refuse a layer whose output for a batch is not that of its examples alone; once for a shape of call."""
+    def apart(self, site: Site, args: Args, kwargs: Kwargs) -> tuple[Leaves, TreeSpec] | None:
+        """The pieces of the output, of every example alone; None where examples have to be seen together."""
         leaves, spec = tree_flatten((args, kwargs))
-        leaves = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
+        n, split = self._examples(leaves)
+        others = any(isinstance(x, nn.Module) for x in leaves)  # which may have taps
+        if self._whole or others or not n or all(cut is None for cut in split):
+            return None
+        plain, seen, own = self._plain, [], open_leaves(site, self._layers, n)
+        assert plain is not None
+
+        def one(*examples: Tensor) -> tuple[Tensor, ...]:
+            args, kwargs = general.arguments(examples, leaves, split, spec)
+            with placed(site.layer, own):
+                seen.append(tree_flatten(plain(*args, **kwargs)))
+            return tuple(x for x in seen[-1][0] if _computed(x)) or examples[:1]
+
+        pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
+        dice = Dice(pairs[0][0].device).began()
+        with general.unchanged(site.name, leaves), general.singly(site.name, general.autocast_of(pairs[0][0])):
+            cuts, examples = tuple(cut for _, cut in pairs), [leaf for leaf, _ in pairs]
+            found = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
+        ((pieces, shape),) = seen
+        alone = [self._joined(next(found)) if _computed(x) else x for x in pieces]
+        return self._checked(site, leaves, spec, split, alone, dice.drew), shape
+
+    def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
+        """How many examples there are, or pieces of them, and where each argument keeps them."""
         n = self._count(leaves)
         split = self._split(leaves, n)
+        if all(cut is None for cut in split) and not self._layers.batch_dim:
+            sizes = [len(x) for x in leaves if _computed(x) and x.ndim and x.requires_grad]
+            n = next((size for size in sizes if pieces_of(size, n)), n)
+            split = self._split(leaves, n)
+        return n, split
+
+    def _checked(
+        self,
+        site: Site,
+        leaves: Leaves,
+        spec: TreeSpec,
+        split: list[int | None],
+        alone: Leaves,
+        drew: Callable[[], bool],
+    ) -> Leaves:
+        """The outputs of single examples, which must be those of a batch; what is none of examples is the batch's."""
         signature = tuple(general.shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
-        known = signature in self._settled or len(self._settled) >= CHECKED
-        if self._whole or known or n < 2 or all(cut is None for cut in split):
-            return
-        whole = [bare(x) if isinstance(x, Shared) else x for x in tree_flatten(output)[0]]
+        known = self._settled.get(signature)
+        if known is None and len(self._settled) >= CHECKED:
+            known = next((each for each in self._settled.values() if len(each) == len(alone)), None)
+        if known is None:
+            whole = self._together(site, leaves, spec, drew())
+            general.refuse_unless(len(whole) == len(alone), site.name, "returns other things for an example alone")
+            ours = [bare(x) if isinstance(x, Shared) else x for x in alone]
+            known = general.alike(site.name, whole, ours, values=not drew())
+            if next(x.shape[cut] for x, cut in zip(leaves, split, strict=True) if cut is not None) > 1:
+                self._settled[signature] = known
+        if all(known):
+            return alone
+        whole = self._together(site, leaves, spec, drew())
+        return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, known, strict=True)]
+
+    def _together(self, site: Site, leaves: Leaves, spec: TreeSpec, drew: bool) -> Leaves:
+        """The output of the batch as a whole, its parameters asking for no gradient, and the dice as they were."""
+        restore = self._layers.silence(site.parameters)
         try:
-            with torch.no_grad():
-                alone, _ = self._each(site.name, leaves, spec, split)
-        except validate.InvalidInput as error:
-            if "randomness" not in str(error.__cause__):
-                raise
-            return  # taps see the draws of the pass itself; other draws say nothing
-        general.refuse_unless(len(alone) == len(whole), site.name, "returns other things for an example alone")
-        self._settled[signature] = general.alike(site.name, whole, alone)
+            with self._layers.listening(None), torch.no_grad(), Dice(site.parameters[0].device):
+                return self._all(site.name, leaves, spec)[0]
+        finally:
+            restore()
+
+    def _barred(self, site: Site, x: Any) -> Any:
+        """An output that has no entry for every example: no gradient may come back through it."""
+
+        def refuse(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
+            why = "gets or returns no tensor with one entry for every example, where its gradient comes from"
+            raise validate.InvalidInput(f"layer {site.name!r} owns trainable parameters and {why}: {general.REMEDY}")
+
+        floats = isinstance(x, Tensor) and x.is_floating_point()
+        return self._layers.tap(site, x, 0, [], refuse) if floats else x
 
 
 def install_root(layers: Taps) -> list[Handle]:
@@ -140,18 +204,18 @@ class _Host:
             assert isinstance(rule, OperationRule)
             return rule.again(own, args, kwargs)
         try:
+            found = rule.apart(own, args, kwargs) if isinstance(rule, OperationRule) and len(self.sites) == 1 else None
+            if found is not None:
+                return tree_unflatten(*found)
             leaves = tree_flatten((args, kwargs))[0]
             with self._shared(leaves), general.unchanged(own.name, leaves) if own else nullcontext():
-                output = self.plain(*args, **kwargs)
-        except operations.Unseen as error:
+                return self.plain(*args, **kwargs)
+        except Unseen as error:
             if own is None or error.leaf.site is not own:
                 raise
             self.layers.slow[own.name] = str(error)
             assert isinstance(rule, OperationRule)
             return rule.again(own, args, kwargs)
-        if own is not None and isinstance(rule, OperationRule):
-            rule.settle(own, args, kwargs, output)
-        return output
 
     @contextmanager
     def _shared(self, leaves: list[Any]) -> Iterator[None]:
@@ -164,6 +228,11 @@ class _Host:
             for site in self.sites:
                 stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n)))
             yield
+
+
+def _computed(x: object) -> TypeGuard[Tensor]:
+    """A tensor, but no shared one."""
+    return isinstance(x, Tensor) and not isinstance(x, Shared)
 
 
 def _dims(x: object) -> bool:

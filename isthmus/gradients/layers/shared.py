@@ -100,20 +100,38 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
+class Base:
+    """What was repeated along the dimension of the examples, and what was done with the copies afterwards."""
+
+    value: Shared
+    finish: Callable[[Tensor], Tensor] | None = None
+    blocks: bool = False
+    """Whether a copy is several entries long: they come after the dimension of the examples."""
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     """Where a shared value comes from."""
 
     leaves: tuple[Leaf, ...]
     form: Form | None = None
-    base: Shared | None = None
-    """What was repeated along the dimension of the examples,"""
-    finish: Callable[[Tensor], Tensor] | None = None
-    """and what was done with the copies afterwards."""
+    base: Base | None = None
 
     @property
     def names(self) -> str:
         """The parameters, for messages."""
         return ", ".join(repr(leaf.name) for leaf in self.leaves)
+
+
+class Unseen(validate.InvalidInput):
+    """An operation on a parameter that shows no per-example gradient; `leaf` is that parameter."""
+
+    def __init__(self, value: Shared, why: str) -> None:
+        self.leaf = value.trace.leaves[0]
+        super().__init__(
+            f"the parameter {value.trace.names} {why}: its gradient cannot be told example by example; freeze it "
+            "(requires_grad_(False)), or use it in an operation with the examples in the first dimension"
+        )
 
 
 def open_leaves(site: Site, layers: Taps, n: int | None, only: Set[int] | None = None) -> dict[str, Shared]:

@@ -88,11 +88,15 @@ class Dice:
         self._states: list[Any] = []
 
     def __enter__(self) -> Self:
-        self._states = [read() for read, _ in self._generators]
-        return self
+        return self.began()
 
     def __exit__(self, *_: object) -> None:
         self.rewind()
+
+    def began(self) -> Self:
+        """Remember how they are, for `rewind` and `drew`."""
+        self._states = [read() for read, _ in self._generators]
+        return self
 
     def rewind(self) -> None:
         """As they were when this was entered."""

@@ -25,6 +25,11 @@ class Use(ABC):
     dim: int
     """Where the output keeps its examples."""
 
+    @property
+    @abstractmethod
+    def first(self) -> Shared:
+        """The value, or the first of several."""
+
     @abstractmethod
     def rows(self, b: Tensor) -> Found:
         """The rows of the parameters from the gradient of the output."""
@@ -42,6 +47,11 @@ class Spread(Use):
     dim: int
     n: int
 
+    @property
+    def first(self) -> Shared:
+        """The value."""
+        return self.value
+
     def rows(self, b: Tensor) -> Found:
         """(n, numbers of the value)."""
         return pulled(self.value, Dense(b.movedim(self.dim, 0).reshape(self.n, self.value.numel())))
@@ -57,6 +67,11 @@ class Multiplied(Use):
     x: Tensor
     dim: int
     n: int
+
+    @property
+    def first(self) -> Shared:
+        """The matrix."""
+        return self.weight
 
     def rows(self, b: Tensor) -> Found:
         """Outer products of the input and the gradient; the bias has the sum of the latter."""
@@ -79,6 +94,11 @@ class Read(Use):
     dim: int
     padding: int | None
     n: int
+
+    @property
+    def first(self) -> Shared:
+        """The table."""
+        return self.table
 
     def rows(self, b: Tensor) -> Found:
         """The places and the gradients there."""
@@ -106,6 +126,11 @@ class Convolved(Use):
     settings: dict[str, Any]
     n: int
     dim: int = 0
+
+    @property
+    def first(self) -> Shared:
+        """The kernel."""
+        return self.weight
 
     def rows(self, b: Tensor) -> Found:
         """Products or factors of the weight; the bias has the sum over places."""
