@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import secrets
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,40 +162,72 @@ def test_an_argument_that_all_examples_share_may_have_as_many_rows_as_there_are_
         apart.look(layers, (torch.randn(n, n, 6), mask), {}, n)
 
 
-ELSEWHERE = {
-    "transposed": (lambda h, m: F.linear(h, m.a.weight.T), None),
-    "its norm in the module": (lambda h, m: h * m.a.weight.norm(), None),
-    "its norm in the loss": (lambda h, m: h.relu(), lambda m: 0.1 * m.a.weight.norm()),
-    "a bias in the loss": (lambda h, m: h.relu(), lambda m: m.b.bias.square().sum()),
+IN_THE_MODULE = {
+    "transposed": lambda h, m: F.linear(h, m.a.weight.T),
+    "its norm": lambda h, m: h * m.a.weight.norm(),
+    "its bias": lambda h, m: (h + m.a.bias).tanh() * m.b.bias.sum(),
+    "shorter": lambda h, m: h @ m.a.weight[:, :2] @ m.a.weight[:2],
 }
 
 
-@pytest.mark.parametrize("case", ELSEWHERE)
-def test_weights_that_are_read_outside_their_layer_are_refused(case: str) -> None:
-    between, penalty = ELSEWHERE[case]
-    module, engine = private(Between(between), 8)
+@pytest.mark.parametrize("case", IN_THE_MODULE)
+def test_weights_that_the_module_reads_outside_their_layer_have_the_rows_of_all_their_uses(case: str) -> None:
+    torch.manual_seed(0)
+    module = Between(IN_THE_MODULE[case]).double()
+    x, y = torch.randn(8, 6, dtype=torch.float64), torch.randint(0, 3, (8,))
+    objective = ModuleObjective(copy.deepcopy(module), F.cross_entropy, (x, y))
+    rows = objective.rows(objective.start()).dense()
+    for i in range(8):
+        grads = torch.autograd.grad(F.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), list(module.parameters()))
+        found = {id(p): g for p, g in zip(module.parameters(), grads, strict=True)}
+        expected = torch.cat([b.packed(found) for b in Layers(module).bindings.values()])
+        torch.testing.assert_close(rows[i], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_that_is_written_to_or_hidden_from_torch_is_refused() -> None:
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            return w.sum()
+
+        @staticmethod
+        def backward(ctx: Any, *g: Tensor) -> Tensor:
+            return g[0] * torch.ones(6, 6)
+
+    for between in (lambda h, m: h * Hidden.apply(m.a.weight), lambda h, m: h * m.a._parameters["weight"].sum()):
+        module, engine = private(Between(between), 8)
+        engine.driver.begin(Ticket(8))
+        with pytest.raises(InvalidInput, match="'a.weight' is used"):
+            F.cross_entropy(module(torch.randn(8, 6)), torch.randint(0, 3, (8,)), reduction="sum").backward()
+        assert engine.driver._sum is None and all(parameter.grad is None for parameter in module.parameters())
+
+
+IN_THE_LOSS = {
+    "a norm": lambda m: 0.1 * m.a.weight.norm(),
+    "a bias": lambda m: m.b.bias.square().sum(),
+}
+
+
+@pytest.mark.parametrize("case", IN_THE_LOSS)
+def test_weights_that_are_read_in_the_loss_are_refused(case: str) -> None:
+    module, engine = private(Between(lambda h, m: h.relu()), 8)
     engine.driver.begin(Ticket(8))
     with pytest.raises(InvalidInput, match="is used outside the pass of its own layer"):
         loss = F.cross_entropy(module(torch.randn(8, 6)), torch.randint(0, 3, (8,)), reduction="sum")
-        (loss if penalty is None else loss + penalty(module)).backward()
+        (loss + IN_THE_LOSS[case](module)).backward()
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_a_hook_that_reads_its_layers_weight_is_refused_and_one_that_does_not_is_part_of_the_module() -> None:
-    for reads in (True, False):
-        module = Between(lambda h, m: h.relu())
-        module.a.register_forward_hook(lambda m, _, out, reads=reads: out * (m.weight.norm() if reads else 3))
-        plain = Between(lambda h, m: (3 * h).relu())
-        plain.load_state_dict(module.state_dict())
-        x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
-        objective = ModuleObjective(module, F.cross_entropy, (x, y))
-        if reads:
-            with pytest.raises(InvalidInput, match="'a.weight' is used outside"):
-                objective.rows(objective.start())
-            continue
-        want = ModuleObjective(plain, F.cross_entropy, (x, y))
-        got = objective.rows(objective.start()).dense()
-        torch.testing.assert_close(got, want.rows(want.start()).dense(), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_hook_is_part_of_the_module_whether_or_not_it_reads_its_layers_weight(reads: bool) -> None:
+    module = Between(lambda h, m: h.relu())
+    module.a.register_forward_hook(lambda m, _, out: out * (m.weight.norm() if reads else 3))
+    plain = Between(lambda h, m: (h * (m.a.weight.norm() if reads else 3)).relu())
+    plain.load_state_dict(module.state_dict())
+    x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    objective, want = (ModuleObjective(each, F.cross_entropy, (x, y)) for each in (module, plain))
+    got = objective.rows(objective.start()).dense()
+    torch.testing.assert_close(got, want.rows(want.start()).dense(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("detached", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
@@ -21,7 +21,10 @@ from isthmus.gradients.layers.rules import Args, Kwargs, LayerRule, Site, Taps, 
 from isthmus.gradients.layers.shared import Shared
 from isthmus.gradients.rounding import CHUNK_BYTES
 
-REMEDY = "own the parameter in a small module that is given the examples and does only what needs it, or freeze it"
+REMEDY = (
+    "own the parameter in a small module that is given the examples and does only what needs it, or freeze it "
+    "(requires_grad_(False))"
+)
 
 
 Leaves: TypeAlias = list[Any]
@@ -98,7 +101,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
 
     def __init__(self, batch_dim: int = 0) -> None:
         super().__init__(batch_dim)
-        self._settled: dict[Hashable, list[bool]] = {}
+        self._settled: dict[Hashable, list[int]] = {}
         """For shapes of calls that were checked: which of their outputs have one entry for every example."""
         self._taps: Taps | None = None
         self._plain: Callable[..., Any] | None = None
@@ -371,7 +374,7 @@ def _one_by_one(layers: Taps, name: str, autocast: Autocast) -> Iterator[None]:
 
 
 @contextmanager
-def singly(name: str, autocast: Autocast) -> Iterator[None]:
+def singly(name: str, autocast: Autocast, parameters: Iterable[str] = ()) -> Iterator[None]:
     """The precision of the first pass, attention in plain steps, and errors that say what to do."""
     kind, dtype, enabled = autocast
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -384,9 +387,10 @@ def singly(name: str, autocast: Autocast) -> Iterator[None]:
             yield
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).strip().split("\n")[0]
+            owned = f" ({', '.join(parameters)})" if parameters else ""
             raise validate.InvalidInput(
-                f"layer {name!r} owns trainable parameters and cannot be run one example at a time (control flow "
-                "or shapes that depend on data, random numbers, gradient checkpointing, or an operation that "
+                f"layer {name!r} owns trainable parameters{owned} and cannot be run one example at a time (control "
+                "flow or shapes that depend on data, random numbers, gradient checkpointing, or an operation that "
                 f"torch.func.vmap does not know): {REMEDY}. torch said: {reason}"
             ) from error
 

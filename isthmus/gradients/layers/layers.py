@@ -191,14 +191,13 @@ class Layers:
         if found is None:
             return False
         x, dim = found
-        if isinstance(x, Shared) or x.requires_grad or self.batch is None or self.batch < 2:
+        if isinstance(x, Shared) or x.requires_grad or not self.batch:
             return isinstance(x, Shared)
         if self._calls[0] is not self.token:
             self._calls = self.token, Counter()
         self._calls[1][site.name] += 1
         size, key = x.shape[dim], (site.name, "input", self._calls[1][site.name])
-        whole = size == self.batch or (x.is_floating_point() and pieces_of(size, self.batch) > 0)
-        if not whole:
+        if size != self.batch:
             self.shared_places.add(key)
         return key in self.shared_places
 

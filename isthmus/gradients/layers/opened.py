@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, TypeGuard
@@ -24,6 +24,8 @@ from isthmus.gradients.layers.twin import Dice
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.ModuleList, nn.ModuleDict)
 """Modules that only hold: whoever holds them computes."""
+SPREAD = 2
+"""An output that is the same for every example, and repeated for each."""
 CHECKED = 4
 """So many shapes of calls are compared with the output of single examples."""
 
@@ -96,14 +98,27 @@ class OperationRule(FunctionRule):
                 seen.append(tree_flatten(plain(*args, **kwargs)))
             return tuple(x for x in seen[-1][0] if _computed(x)) or examples[:1]
 
-        pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
-        dice = Dice(pairs[0][0].device).began()
-        with general.unchanged(site.name, leaves), general.singly(site.name, general.autocast_of(pairs[0][0])):
-            cuts, examples = tuple(cut for _, cut in pairs), [leaf for leaf, _ in pairs]
+        held = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
+        signature = tuple(general.shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
+        known = self._known(signature)
+        dice = Dice(held[0][0].device).began() if known is None else None
+        autocast = general.autocast_of(held[0][0])
+        with general.unchanged(site.name, leaves), general.singly(site.name, autocast, site.wanted):
+            cuts, examples = tuple(cut for _, cut in held), [leaf for leaf, _ in held]
             found = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
         ((pieces, shape),) = seen
         alone = [self._joined(next(found)) if _computed(x) else x for x in pieces]
-        return self._checked(site, leaves, spec, split, alone, dice.drew), shape
+        if dice is not None:
+            known = self._compared(site, leaves, spec, alone, drew=dice.drew())
+            if n > 1:
+                self._settled[signature] = known
+        assert known is not None
+        if all(known):
+            return [
+                _spread(x, n, self._dim(x)) if how == SPREAD else x for x, how in zip(alone, known, strict=True)
+            ], shape
+        whole = self._together(site, leaves, spec)
+        return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, known, strict=True)], shape
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
@@ -115,33 +130,27 @@ class OperationRule(FunctionRule):
             split = self._split(leaves, n)
         return n, split
 
-    def _checked(
-        self,
-        site: Site,
-        leaves: Leaves,
-        spec: TreeSpec,
-        split: list[int | None],
-        alone: Leaves,
-        drew: Callable[[], bool],
-    ) -> Leaves:
-        """The outputs of single examples, which must be those of a batch; what is none of examples is the batch's."""
-        signature = tuple(general.shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
-        known = self._settled.get(signature)
-        if known is None and len(self._settled) >= CHECKED:
-            known = next((each for each in self._settled.values() if len(each) == len(alone)), None)
-        if known is None:
-            whole = self._together(site, leaves, spec, drew())
-            general.refuse_unless(len(whole) == len(alone), site.name, "returns other things for an example alone")
-            ours = [bare(x) if isinstance(x, Shared) else x for x in alone]
-            known = general.alike(site.name, whole, ours, values=not drew())
-            if next(x.shape[cut] for x, cut in zip(leaves, split, strict=True) if cut is not None) > 1:
-                self._settled[signature] = known
-        if all(known):
-            return alone
-        whole = self._together(site, leaves, spec, drew())
-        return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, known, strict=True)]
+    def _known(self, signature: Hashable) -> list[int] | None:
+        """What is known of the outputs of a shape of call: of its own, or of the first few where there are many."""
+        found = self._settled.get(signature)
+        if found is None and len(self._settled) >= CHECKED:
+            return next(iter(self._settled.values()))
+        return found
 
-    def _together(self, site: Site, leaves: Leaves, spec: TreeSpec, drew: bool) -> Leaves:
+    def _compared(self, site: Site, leaves: Leaves, spec: TreeSpec, alone: Leaves, drew: bool) -> list[int]:
+        """Refuse outputs of single examples that are not those of the batch; which of them have one for each."""
+        whole = self._together(site, leaves, spec)
+        general.refuse_unless(len(whole) == len(alone), site.name, "returns other things for an example alone")
+        ours: Leaves = []
+        known = []
+        for x, y in zip(alone, whole, strict=True):
+            wide = isinstance(x, Shared) and isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim
+            ours.append((bare(x).expand_as(y) if wide else bare(x)) if isinstance(x, Shared) else x)
+            known.append(SPREAD if wide else 1)
+        apart = general.alike(site.name, whole, ours, values=not drew)
+        return [how if mine else 0 for how, mine in zip(known, apart, strict=True)]
+
+    def _together(self, site: Site, leaves: Leaves, spec: TreeSpec) -> Leaves:
         """The output of the batch as a whole, its parameters asking for no gradient, and the dice as they were."""
         restore = self._layers.silence(site.parameters)
         try:
@@ -204,9 +213,10 @@ class _Host:
             assert isinstance(rule, OperationRule)
             return rule.again(own, args, kwargs)
         try:
-            found = rule.apart(own, args, kwargs) if isinstance(rule, OperationRule) and len(self.sites) == 1 else None
-            if found is not None:
-                return tree_unflatten(*found)
+            if own is not None and isinstance(rule, OperationRule) and len(self.sites) == 1:
+                found = rule.apart(own, args, kwargs)
+                if found is not None:
+                    return tree_unflatten(*found)
             leaves = tree_flatten((args, kwargs))[0]
             with self._shared(leaves), general.unchanged(own.name, leaves) if own else nullcontext():
                 return self.plain(*args, **kwargs)
@@ -228,6 +238,11 @@ class _Host:
             for site in self.sites:
                 stack.enter_context(placed(site.layer, open_leaves(site, self.layers, n)))
             yield
+
+
+def _spread(x: Any, n: int, dim: int) -> Any:
+    """A shared output once for every example, as the layer returns it of a batch."""
+    return x.expand([n if i == dim else size for i, size in enumerate(x.shape)])
 
 
 def _computed(x: object) -> TypeGuard[Tensor]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from layer_reference import agree, capture, squares
+from layer_reference import agree, capture
 from torch import nn
 
 from isthmus.base.space import Space
@@ -67,13 +67,16 @@ def test_position_ids_of_one_row_are_taken_for_every_example(n, batch_dim):
     agree(module, x, y, batch_dim=batch_dim)
 
 
-def test_positions_without_examples_are_refused():
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_positions_that_all_examples_share_are_rows_of_each(n):
     class Bare(Positions):
         def forward(self, x):
             return self.out(self.token(x) + self.place(torch.arange(x.shape[1])))
 
-    with pytest.raises(InvalidInput, match="position ids shared by all examples"):
-        capture(Bare(0).double(), squares, places(4, 6), draw(4, 6, 2))
+    torch.manual_seed(0)
+    module = Bare(0).double()
+    rows = agree(module, places(n, 6), draw(n, 6, 2))
+    assert isinstance(dict(rows.leaves())["place"], Lookup)
 
 
 class Bag(nn.Module):
