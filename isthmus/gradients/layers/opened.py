@@ -89,7 +89,7 @@ class OperationRule(FunctionRule):
         others = any(isinstance(x, nn.Module) for x in leaves)  # which may have taps
         if self._whole or others or not n or all(cut is None for cut in split):
             return None
-        plain, seen, own = self._plain, [], open_leaves(site, self._layers, n)
+        plain, seen, own = self._plain, [], open_leaves(site, self._layers, n, single=True)
         assert plain is not None
 
         def one(*examples: Tensor) -> tuple[Tensor, ...]:

@@ -113,6 +113,8 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
     if any(is_batchedtensor(x) for x in tensors):
         return single(func, name, args, kwargs, values)
     leaf = values[0].trace.leaves[0]
+    if leaf.single or (name in LIKE and isinstance(args[0], Shared)):
+        return _alone(func, name, args, kwargs, values)
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
     if n is None:
         return _untouched(func, args, kwargs)
@@ -142,7 +144,11 @@ def _holds(x: Tensor, value: Shared, n: int, place: int) -> bool:
     if size != n:
         layers.shared_places.add(key)
         return False
-    return key not in layers.shared_places and not layers.fixed(x)
+    if key in layers.shared_places or layers.fixed(x):
+        return False
+    # places 0, 1, 2, ... are positions, not one place for each example
+    whole = x.ndim == 1 and not x.is_floating_point() and not x.is_complex()
+    return not (whole and torch.equal(x, torch.arange(n, device=x.device)))
 
 
 def _untouched(func: Any, args: Any, kwargs: Any) -> Any:
@@ -318,6 +324,8 @@ def _convolution(op: Operation) -> Tensor:
 
 
 NAMES = ("input", "weight", "bias")
+LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
+"""Operations that take only shape or kind of another tensor."""
 
 
 def _normalised(op: Operation) -> Tensor:

@@ -57,6 +57,8 @@ class Leaf:
     """The parameter's memory, asking for a gradient that nobody may send but `pulled`."""
     n: int | None
     """The number of examples that the layer itself was given."""
+    single: bool = False
+    """Whether the layer is computed one example at a time."""
     operations: int = 0
     """How many operations were done with it: the place of an operation in the layer's code."""
     pulling: bool = False
@@ -134,7 +136,9 @@ class Unseen(validate.InvalidInput):
         )
 
 
-def open_leaves(site: Site, layers: Taps, n: int | None, only: Set[int] | None = None) -> dict[str, Shared]:
+def open_leaves(
+    site: Site, layers: Taps, n: int | None, only: Set[int] | None = None, single: bool = False
+) -> dict[str, Shared]:
     """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
     found = {}
     for attribute, parameter in site.layer._parameters.items():
@@ -142,7 +146,7 @@ def open_leaves(site: Site, layers: Taps, n: int | None, only: Set[int] | None =
             mine = parameter is not None and any(parameter is p for p in binding.parameters)
             if mine and binding.rows is None and (only is None or id(parameter) in only):
                 assert parameter is not None
-                found[attribute] = _open(Leaf(site, suffix, attribute, layers, parameter.detach(), n))
+                found[attribute] = _open(Leaf(site, suffix, attribute, layers, parameter.detach(), n, single))
     return found
 
 
@@ -256,6 +260,8 @@ def _back(value: Shared, rows: Rows) -> Found:
             for leaf, x in pairs
         ]
 
+    if not rows.n:
+        return [(leaf, leaf.laid(Dense(leaf.value.detach().new_zeros(0, leaf.value.numel())))) for leaf in leaves]
     size = max(1, plain.element_size())
     large = [leaf for leaf in leaves if rows.n * leaf.value.numel() * size > CHUNK_BYTES]
     small = [leaf for leaf in leaves if leaf not in large]
@@ -271,6 +277,6 @@ def _back(value: Shared, rows: Rows) -> Found:
         result.append((leaf, leaf.laid(made)))
     if small:
         width = size * (plain.numel() + sum(leaf.value.numel() for leaf in small))
-        parts = [chunk(small, lo, hi) for lo, hi in row_spans(rows.n, width)] or [chunk(small, 0, 0)]
+        parts = [chunk(small, lo, hi) for lo, hi in row_spans(rows.n, width)]
         result += [(leaf, leaf.laid(Dense(torch.cat([part[i] for part in parts])))) for i, leaf in enumerate(small)]
     return result

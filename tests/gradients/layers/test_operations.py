@@ -1,0 +1,393 @@
+"""Taps at operations: every use of a parameter against one backward pass an example, alone and beside other layers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from layer_reference import agree, capture, squares, truth
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isthmus.base.validate import InvalidInput
+from isthmus.gradients import Dense, Outer
+from isthmus.gradients.layers import Layers
+from isthmus.gradients.layers.apart import look
+from isthmus.gradients.lookup import Lookup
+
+P = 4
+"""The width of every case, and one of the batch sizes: what has n entries by chance must do no harm."""
+SHAPES = {
+    "w": (P,),
+    "b": (P,),
+    "s": (),
+    "m": (3, P),
+    "t": (P, 3),
+    "sq": (P, P),
+    "cube": (2, P, P),
+    "one": (1, 1, P),
+    "place": (1, 3, P),
+    "bare": (3, P),
+    "kernel": (P, 3, 2),
+    "group": (3, 1, 2),
+    "table": (7, P),
+    "heads": (1, 2, 3, 3),
+}
+OPERATIONS = {
+    "scale": ("w", lambda x, w: x * w),
+    "scale from the left": ("w", lambda x, w: w * x),
+    "shift and scale": ("w b", lambda x, w, b: torch.addcmul(b, w, x)),
+    "rms norm": ("w", lambda x, w: w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)),
+    "one plus w": ("w", lambda x, w: x * (1.0 + w.float())),
+    "number minus w": ("w", lambda x, w: x * (3 - 2 * w) / (-w).exp()),
+    "scalar": ("s", lambda x, s: x * s.exp() + s),
+    "in place": ("w", lambda x, w: (x * 1).mul_(w).add_(w.sin())),
+    "where": ("w b", lambda x, w, b: torch.where(x > 0, w, b) * x),
+    "power": ("w", lambda x, w: (x.abs() + 1) ** w),
+    "divided": ("w", lambda x, w: x / (w.abs() + 1) - w),
+    "linear": ("m b3", lambda x, m, b: F.linear(x, m, b)),
+    "linear without a bias": ("m", lambda x, m: F.linear(x, m)),
+    "frozen weight": ("b3", lambda x, b: F.linear(x, FIXED.to(x), b)),
+    "matmul": ("t", lambda x, t: x @ t),
+    "transposed matmul": ("m", lambda x, m: x @ m.T),
+    "twice": ("sq", lambda x, m: F.linear((x @ m).tanh(), m)),
+    "vector": ("w", lambda x, w: (x @ w)[..., None] * x),
+    "from the left": ("bare", lambda x, m: m.T @ x),
+    "addmm": ("t b3", lambda x, t, b: torch.addmm(b, x.reshape(-1, P), t).view(*x.shape[:-1], 3)),
+    "scaled weight": ("m", lambda x, m: F.linear(x, 0.5 * m)),
+    "computed weight": ("m t", lambda x, m, t: F.linear(x, m * t.T.sigmoid())),
+    "slices": ("sq", lambda x, m: torch.cat([x @ m[:2].T, x @ m[2:].T], -1)),
+    "chunks": ("sq", lambda x, m: sum(x[..., :2] @ part for part in m.T.chunk(2))),
+    "einsum": ("t", lambda x, t: torch.einsum("btp,pq->bqt", x, t).mT),
+    "einsum of three": ("cube", lambda x, c: torch.einsum("bti,btj,kij->btk", x, x, c)),
+    "layer norm": ("w b", lambda x, w, b: F.layer_norm(x, (P,), w, b)),
+    "torch's rms norm": ("w", lambda x, w: F.rms_norm(x, (P,), w, 1e-6)),
+    "group norm": ("w3 b3", lambda x, w, b: F.group_norm(x, 3, w, b)),
+    "prelu": ("w3", lambda x, w: F.prelu(x, w)),
+    "class token": ("one", lambda x, c: torch.cat([c.expand(len(x), -1, -1), x], 1)),
+    "bare class token": ("w", lambda x, c: torch.cat((c.expand(x.shape[0], 1, -1), x), dim=1).tanh()),
+    "repeated": ("one", lambda x, c: torch.cat([c.repeat(len(x), 1, 1) * 2, x], 1)),
+    "stacked": ("place", lambda x, p: torch.stack([p.expand_as(x), x], 2)),
+    "position": ("place", lambda x, p: x + p),
+    "position without a dimension of examples": ("bare", lambda x, p: x + p),
+    "position beside a constant": ("place s", lambda x, p, s: x + (p + s * torch.ones(len(x), 1, 1).to(x))),
+    "cut position": ("sq", lambda x, p: x + p[None, : x.shape[1]]),
+    "convolution": ("kernel b", lambda x, k, b: F.conv1d(x, k, b, padding=1)),
+    "grouped convolution": ("group", lambda x, k: F.conv1d(x, k, None, stride=2, groups=3)),
+    "written": ("w", lambda x, w: written(x, w)),
+    "read by position": ("table", lambda x, t: x + t[torch.arange(x.shape[1])]),
+    "attention mask": ("heads", lambda x, h: attended(x, h)),
+}
+FIXED = torch.randn(3, P, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def written(x: Tensor, w: Tensor) -> Tensor:
+    x = x * 1
+    x[:, 0] = w
+    return x.sin()
+
+
+def attended(x: Tensor, mask: Tensor) -> Tensor:
+    q = torch.stack([x, x.cos()], 1)
+    return F.scaled_dot_product_attention(q, q.sin(), q, mask)
+
+
+def parameter(name: str) -> nn.Parameter:
+    shape = SHAPES.get(name) or ((3,) if name.endswith("3") else ())
+    return nn.Parameter(torch.randn(shape))
+
+
+class Own(nn.Module):
+    """A function of the input and parameters."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.names, self.function = [], OPERATIONS[case][1]
+        for name in OPERATIONS[case][0].split():
+            self.register_parameter(name, parameter(name))
+            self.names.append(name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *(getattr(self, name) for name in self.names))
+
+
+class Beside(Own):
+    """The same in a module whose children have taps, which must see the whole batch."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__(case)
+        self.first = nn.Linear(P, P)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.first(x))
+
+
+class Held(Own):
+    """The same with the parameters in a list, which others compute with."""
+
+    def __init__(self, case: str) -> None:
+        nn.Module.__init__(self)
+        self.function, self.first = OPERATIONS[case][1], nn.Linear(P, P)
+        self.held = nn.ParameterList([parameter(name) for name in OPERATIONS[case][0].split()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.first(x), *self.held)
+
+
+def data(module: nn.Module, n: int) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(n)
+    x = torch.randn(n, 3, P, generator=draws, dtype=torch.float64)
+    with torch.no_grad():
+        y = module(x)
+    return x, torch.randn(y.shape, generator=draws, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+@pytest.mark.parametrize("kind", [Own, Beside, Held])
+@pytest.mark.parametrize("n", [5, P, 3])
+def test_every_use_of_a_parameter_has_its_rows(kind, case, n):
+    torch.manual_seed(0)
+    module = kind(case).double()
+    tolerance = 1e-6 if "float" in case or case == "one plus w" else None
+    layers = capture(module, squares, *data(module, n))[0]
+    assert not layers.slow
+    agree(module, *data(module, n), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("case", ["linear", "class token", "scalar"])
+@pytest.mark.parametrize("kind", [Own, Beside])
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_example_and_one(kind, case, n):
+    torch.manual_seed(0)
+    module = kind(case).double()
+    rows = capture(module, squares, *data(module, n))[1]
+    assert rows.n == n and rows.dense().shape == (n, rows.d)
+
+
+class Conv1D(nn.Module):
+    """The linear layer of GPT-2 as Hugging Face has it: its weight lies on its side."""
+
+    def __init__(self, q: int, p: int) -> None:
+        super().__init__()
+        self.nf, self.weight, self.bias = q, nn.Parameter(torch.randn(p, q)), nn.Parameter(torch.randn(q))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.size()[:-1], self.nf)
+
+
+class Scaled(nn.Embedding):
+    """An embedding times a number."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        return super().forward(index) * 3.0
+
+
+def test_factors_stay_factors():
+    """What a linear layer and an embedding keep, layers that do the same keep too."""
+    torch.manual_seed(0)
+    module = nn.Sequential(Scaled(50, 30, padding_idx=3), Conv1D(40, 30), nn.Tanh(), Conv1D(2, 40)).double()
+    x = torch.randint(0, 50, (5, 2))
+    rows = agree(module, x, torch.randn(5, 2, 2, dtype=torch.float64))
+    kinds = {name: type(piece) for name, piece in rows.leaves()}
+    assert kinds["0.weight"] is Lookup and kinds["1.weight"] is Outer and kinds["1.bias"] is Dense
+    equal = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 2)).double()
+    for mine, theirs in ((1, 0), (3, 2)):
+        equal[theirs].weight.data, equal[theirs].bias.data = module[mine].weight.data.T, module[mine].bias.data
+    x, y = torch.randn(5, 2, 30, dtype=torch.float64), torch.randn(5, 2, 2, dtype=torch.float64)
+    one = capture(module[1:], squares, x, y)[1]
+    torch.testing.assert_close(one.norms(), capture(equal, squares, x, y)[1].norms())
+
+
+@pytest.mark.parametrize("n", [4, 5, 7])
+def test_a_table_that_all_examples_read_at_the_same_places(n):
+    """A relative position bias: computed once, by a layer that is given no examples, and used by all."""
+
+    class Relative(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias, self.first, self.out = nn.Embedding(6, 2), nn.Linear(P, P), nn.Linear(P, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t = x.shape[1]
+            places = (torch.arange(t)[:, None] - torch.arange(t)[None]).clamp(-2, 2) + 2
+            bias = self.bias(places).permute(2, 0, 1).unsqueeze(0)
+            mask = torch.zeros(len(x), 1, 1, t).to(x)
+            mask[1:, ..., -1] = -9.0
+            heads = self.first(x).unflatten(-1, (2, P // 2)).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(heads, heads, heads, bias + mask)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    module = Relative().double()
+    x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
+    plain = copy.deepcopy(module)
+    layers = Layers(module)
+    layers.attach()
+    look(layers, (x,), {}, n)  # where 5 examples have 5 positions, it is known from the trial what is what
+    seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
+    with layers.listening(lambda name, rows: seen[name].append(rows), n):
+        squares(module(x), y).backward()
+    found = sum(rows.dense() for rows in seen["bias"])
+    for i in range(n):  # the first example has no mask
+        both = x[i : i + 1] if i == 0 else x[[i, i]]
+        exact = torch.autograd.grad(squares(plain(both)[-1:], y[i : i + 1]), plain.bias.weight)[0]
+        torch.testing.assert_close(found[i], exact.flatten(), rtol=1e-10, atol=1e-12)
+
+
+def test_tokens_and_windows_are_pieces_of_their_examples():
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.out = nn.Linear(P, P), Own("linear"), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x).unflatten(1, (2, 3)).flatten(0, 1)
+            return self.out(self.inner(h.tanh()).reshape(-1, 3)).view(len(x), 6, 2)
+
+    torch.manual_seed(0)
+    module = Windows().double()
+    agree(module, torch.randn(5, 6, P, dtype=torch.float64), torch.randn(5, 6, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [4, 9])
+def test_pieces_that_are_not_one_example_after_another_are_refused(n):
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Linear(P, P), nn.Linear(P, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat = self.first(x).transpose(0, 1).reshape(-1, P)
+            return self.out(flat.tanh()).view(x.shape[1], len(x), 2).transpose(0, 1)
+
+    layers = Layers(Turned())
+    layers.attach()
+    with pytest.raises(InvalidInput, match="examples meet"):
+        look(layers, (torch.randn(n, 3, P),), {}, n)
+
+
+def test_rows_picked_by_the_data_are_refused_though_there_are_as_many_of_each_by_chance():
+    """A trial saw two of every example; what comes has eight of four examples, but three of one and one of another."""
+
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Linear(P, P), nn.Linear(P, 2)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.out(self.first(x)[mask])
+
+    layers = Layers(Picked())
+    layers.attach()
+    x, mask = torch.randn(8, 3, P), torch.zeros(8, 3, dtype=torch.bool)
+    mask[:, 0] = True
+    mask[4:, 1] = True
+    with pytest.raises(InvalidInput, match="examples|pieces"):
+        look(layers, (x, mask), {}, 8)
+        with layers.listening(lambda *_: None, 8):
+            layers.module(x, mask).sum().backward()
+
+
+def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial():
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out, self.drop = nn.Linear(P, P), nn.Linear(P, 2), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)[:, self.drop :].reshape(-1, P)
+            return self.out(h).view(len(x), -1, 2)
+
+    layers = Layers(Tokens())
+    layers.attach()
+    x = torch.randn(6, 4, P)
+    look(layers, (x,), {}, 6)
+    assert layers.pieces == {("out", 4)}
+    layers.module.drop = 2
+    layers.listener, layers.batch, layers.token = lambda *_: None, 6, object()
+    with pytest.raises(InvalidInput, match="saw 2 pieces of every example"):
+        layers.module(x).sum().backward()
+
+
+def test_a_constant_with_as_many_entries_as_examples_is_told_from_a_trial():
+    """self.scale * positions, of shape (T, P): with T examples nothing in its shape says that all share it."""
+
+    class Sinusoid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.first, self.out = nn.Parameter(torch.tensor(0.7)), nn.Linear(P, P), nn.Linear(P, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t = torch.arange(x.shape[1] * P).view(x.shape[1], P).to(x).sin()
+            return self.out((self.first(x) + self.scale * t).tanh())
+
+    torch.manual_seed(0)
+    module = Sinusoid().double()
+    for n in (8, 5):  # the trial of eight examples is one of six
+        layers = Layers(module)
+        handles = layers.attach()
+        x, y = torch.randn(n, 5, P, dtype=torch.float64), torch.randn(n, 5, 2, dtype=torch.float64)
+        exact = truth(module, squares, x, y)
+        look(layers, (x,), {}, n)
+        seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
+        with layers.listening(lambda name, rows, seen=seen: seen[name].append(rows), n):
+            squares(module(x), y).backward()
+        found = sum(rows.dense() for rows in seen["scale"])
+        torch.testing.assert_close(found[:, 0], exact[:, 0], rtol=1e-10, atol=1e-12)
+        for handle in handles:
+            handle.remove()
+
+
+REFUSED = {
+    "among the examples": (
+        lambda x, w: torch.cat([x, w.expand(1, 3, P)]),
+        "is put beside other examples",
+    ),
+    "written to": (lambda x, w: w.mul_(2) * x, "changed in place"),
+    "sorted": (lambda x, w: torch.cdist(x, w.view(1, 1, P)), None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_told_by_example_is_refused_or_takes_a_second_pass(case, recwarn):
+    function, message = REFUSED[case]
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w = nn.Linear(P, P), nn.Parameter(torch.randn(P))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.first(x), self.w)
+
+    module = Root().double()
+    x = torch.randn(5, 3, P, dtype=torch.float64)
+    if message is None:
+        layers = capture(module, lambda out, _: out.sum(), x, x)[0]
+        assert list(layers.slow) == [""] and len(recwarn) == 1
+        return
+    with pytest.raises((InvalidInput, RuntimeError), match=f"{message}|one example|in-place"):
+        capture(module, lambda out, _: out.sum(), x, x)
+
+
+def test_a_gradient_that_reaches_a_parameter_round_the_taps_is_refused():
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            return w * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.w = nn.Linear(P, P), nn.Parameter(torch.randn(P))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x) * Hidden.apply(self.w)
+
+    with pytest.raises(InvalidInput, match="'w' is used by an operation that shows no per-example gradient"):
+        capture(Root(), squares, torch.randn(3, P), torch.randn(3, P))
