@@ -217,10 +217,15 @@ class _Trial:
 
     def prepare(self, batch: Batch) -> None:
         """The pass that all others must equal; the first of all finds parameters that are read outside their layers."""
-        before = len(self.layers.read)
-        self._base = self._pass(batch, learning=True)
-        if len(self.layers.read) > before:
-            self._base = self._pass(batch)
+        for last in (False, False, True):
+            before = self._learnt()
+            self._base = self._pass(batch, learning=not last)
+            if before == self._learnt():
+                return
+
+    def _learnt(self) -> tuple[int, int, int]:
+        """How much is known of the module's own code."""
+        return len(self.layers.read), len(self.layers.slow), len(self.layers.shared_places)
 
     def exchange(self, batch: Batch, extremes: bool) -> None:
         """Half of the examples replaced, then the other half: whatever stays must give what it gave."""

@@ -15,6 +15,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from isthmus.base import validate
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.layers.binding import LeafBinding
+from isthmus.gradients.layers.operations import own_copies
 from isthmus.gradients.layers.rules import (
     Args,
     Handle,
@@ -26,6 +27,7 @@ from isthmus.gradients.layers.rules import (
     Trainable,
     factored,
 )
+from isthmus.gradients.layers.shared import Shared, Unseen
 
 PARTS = ("q", "k", "v")
 EXTRAS = ("bias_k", "bias_v")
@@ -148,6 +150,10 @@ def _replaced_forward(site: Site, layers: Taps) -> list[Handle]:
         try:
             if not layers.listens():
                 return type(self).forward(self, query, key, value, *args, **kwargs)
+            query, key, value = (own_copies(x, layers.batch or len(x)) for x in (query, key, value))
+            for x in (query, key, value):
+                if isinstance(x, Shared):
+                    raise Unseen(x, f"is what layer {site.name!r} attends to or asks for all examples at once")
             return _Pass(site, layers).attend(query, key, value, *args, **kwargs)
         finally:
             restore()

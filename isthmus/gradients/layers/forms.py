@@ -38,22 +38,24 @@ _NAMES = (
 )
 BROADCAST = set(_NAMES.split())
 """Operations that take the numbers at one place of every tensor (for products of matrices: the matrices)."""
-TURNS = {Tensor.T.__get__, Tensor.mT.__get__, torch.t, Tensor.t}
+ASIDE: Any = (Tensor.T, Tensor.mT)
+TURNS = {*(each.__get__ for each in ASIDE), torch.t, Tensor.t}
+"""Operations that lay a matrix on its side."""
 
 
 def form_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> Form | None:
     """How the numbers of the result stand to those of the one parameter it comes from."""
     value = next((x for x in args if isinstance(x, Shared)), None)
-    if value is None or value.trace.form is None:
+    if value is None or value.history.form is None:
         return None
-    if name in ("embedding", "getitem", "index_select") and value.trace.form.plain:
+    if name in ("embedding", "getitem", "index_select") and value.history.form.plain:
         found = _places(func, name, args, kwargs, value)
         if found is not None:
-            return Form(False, value.trace.form.factor, *found)
+            return Form(False, value.history.form.factor, *found)
     if result.numel() != value.numel():
         return None
-    form, same = value.trace.form, tuple(result.shape) == tuple(value.shape)
-    shape = value.trace.leaves[0].value.shape
+    form, same = value.history.form, tuple(result.shape) == tuple(value.shape)
+    shape = value.history.leaves[0].value.shape
     if _turns(func, name, args) and value.ndim == 2:
         if form.index is not None:
             return None
@@ -73,15 +75,16 @@ def form_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> For
 
 def _places(func: Any, name: str, args: Any, kwargs: Any, table: Shared) -> tuple[Tensor, int | None] | None:
     """The places at which a table is read, and the one that gets no gradient."""
-    if table.shape != table.trace.leaves[0].value.shape:
+    if table.shape != table.history.leaves[0].value.shape:
         return None
     if name == "embedding":
         named = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
         index, padding = named["input"], named.get("padding_idx")
         return (index.flatten(), None if padding is None else padding % len(table)) if func is F.embedding else None
     index = args[1] if name == "getitem" else args[2] if len(args) > 2 and args[1] == 0 else None
-    whole = isinstance(index, Tensor) and index.dtype not in (torch.bool, torch.uint8) and index.ndim > 0
-    return (index.flatten(), None) if whole else None
+    if not isinstance(index, Tensor) or index.dtype in (torch.bool, torch.uint8) or not index.ndim:
+        return None
+    return index.flatten(), None
 
 
 def _turns(func: Any, name: str, args: Any) -> bool:
@@ -104,7 +107,7 @@ def base_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> Bas
     value = next((x for x in args if isinstance(x, Shared)), None)
     if value is None or not result.ndim:
         return None
-    trace, batch_dim = value.trace, value.trace.leaves[0].layers.batch_dim
+    trace, batch_dim = value.history, value.history.leaves[0].layers.batch_dim
     dim = 0 if result.ndim < 3 else batch_dim
     place = dim - (result.ndim - value.ndim)
     once = place < 0 or value.shape[place] == 1
@@ -144,4 +147,4 @@ def _keeps(func: Any, name: str, args: Any, result: Tensor) -> bool:
         return bool(sizes[0] % result.ndim == 0)
     if name == "getitem":
         return isinstance(args[1], tuple) and isinstance(args[1][0], slice) and args[1][0] == slice(None)
-    return func == Tensor.mT.__get__ and result.ndim > 2
+    return bool(func == ASIDE[1].__get__ and result.ndim > 2)

@@ -404,9 +404,9 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
     return 1e-3 if output.device.type == "cpu" else 1e-2  # accelerators may shorten the factors of float32 products
 
 
-def alike(name: str, whole: Leaves, alone: Leaves, values: bool = True) -> list[bool]:
+def alike(name: str, whole: Leaves, alone: Leaves, values: bool = True) -> list[int]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
-    apart = [not isinstance(x, Tensor) or x.shape == y.shape for x, y in zip(alone, whole, strict=True)]
+    apart = [int(not isinstance(x, Tensor) or x.shape == y.shape) for x, y in zip(alone, whole, strict=True)]
     for batch, one, mine in zip(whole, alone, apart, strict=True):
         if values and mine and isinstance(one, Tensor) and one.is_floating_point():
             _agree(name, batch.detach(), one.detach())

@@ -18,6 +18,7 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.binding import LeafBinding
 from isthmus.gradients.layers.folding import folded, pieces_of
 from isthmus.gradients.layers.opened import install_root
+from isthmus.gradients.layers.operations import own_copies
 from isthmus.gradients.layers.registry import rule_for
 from isthmus.gradients.layers.rules import Args, Found, Handle, Kwargs, Listener, Site, Trainable
 from isthmus.gradients.layers.shared import Shared, open_leaves, placed
@@ -169,13 +170,17 @@ class Layers:
         ]
         return Stack(empty)
 
-    def enter(self, site: Site, args: Args, kwargs: Kwargs) -> Callable[[], None]:
-        """The layer's own pass begins: its parameters ask for no gradient, until what is returned is called.
+    def enter(self, site: Site, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs, Callable[[], None]]:
+        """The layer's own pass begins: its arguments, and what ends it.
 
-        Where its input holds no examples they are shared tensors instead, and so is its output.
+        Meanwhile its parameters ask for no gradient.  Where its input holds no examples they are shared tensors
+        instead, and so is its output; what was repeated for every example is one of its own.
         """
         if not self.listens():
-            return self.silence(site.parameters)
+            return args, kwargs, self.silence(site.parameters)
+        if self.batch and any(isinstance(x, Shared) for x in (*args, *kwargs.values())):
+            args = tuple(own_copies(x, self.batch) for x in args)
+            kwargs = {name: own_copies(x, self.batch) for name, x in kwargs.items()}
         with ExitStack() as stack:
             if self._given_no_examples(site, args, kwargs):
                 stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
@@ -183,7 +188,7 @@ class Layers:
                 held = [name for name in site.layer._parameters if name in site.layer.__dict__]
                 stack.enter_context(placed(site.layer, dict.fromkeys(held)))
                 stack.callback(self.silence(site.parameters))
-            return stack.pop_all().close
+            return args, kwargs, stack.pop_all().close
 
     def _given_no_examples(self, site: Site, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""

@@ -42,6 +42,14 @@ class Operation:
     """One of the shared values, for messages and for whoever listens."""
     n: int
     examples: list[Tensor]
+    count: int = 0
+    """The entries that every tensor with examples has for them: n, or n times the pieces of an example."""
+
+    def __post_init__(self) -> None:
+        counts = {x.shape[self.dim(x.ndim)] if x.ndim else -1 for x in self.examples} or {self.n}
+        if len(counts) != 1:
+            raise Unseen(self.shared, f"meets tensors with different numbers of examples in {self.name!r}")
+        self.count = counts.pop()
 
     def dim(self, ndim: int) -> int:
         """Where a tensor of so many dimensions keeps its examples."""
@@ -50,26 +58,18 @@ class Operation:
     @property
     def layers(self) -> Any:
         """Whose taps they are."""
-        return self.shared.trace.leaves[0].layers
-
-    @property
-    def count(self) -> int:
-        """The entries that every tensor with examples has for them: n, or n times the pieces of an example."""
-        counts = {x.shape[self.dim(x.ndim)] if x.ndim else -1 for x in self.examples}
-        if len(counts) != 1:
-            raise Unseen(self.shared, f"meets tensors with different numbers of examples in {self.name!r}")
-        return counts.pop()
+        return self.shared.history.leaves[0].layers
 
     def sound(self) -> bool:
         """Whether every tensor holds one entry for each example, or as many pieces of each."""
         k = pieces_of(self.count, self.n)
         if k > 1:
-            self.layers.note_pieces(self.shared.trace.leaves[0].site, k)
+            self.layers.note_pieces(self.shared.history.leaves[0].site, k)
         return bool(k) or self.count == self.n
 
     def tap(self, use: Use, output: Tensor, *seen: Tensor) -> Tensor:
         """The output with a tap for one use of shared values."""
-        site = self.shared.trace.leaves[0].site
+        site = self.shared.history.leaves[0].site
         tapped: Tensor = self.layers.tap(site, output, use.dim, seen, use.by_site)
         return tapped
 
@@ -85,11 +85,11 @@ class Operation:
         if lead == 1:
             base = Base(value)
             plain = bare(value).reshape(*[1] * (ndim - value.ndim), *value.shape)
-        elif value.trace.base is None or lead != self.count:
+        elif value.history.base is None or lead != self.count:
             where = f"{self.name!r}, where the {self.n} examples are"
             raise Unseen(value, f"is shared by all examples and has {lead} entries in {where}")
         else:
-            base = value.trace.base
+            base = value.history.base
             plain = bare(base.value)
             dim = self.dim(plain.ndim)
         if base.blocks and self.count != self.n * plain.shape[1]:
@@ -112,7 +112,7 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
         return _untouched(func, args, kwargs)
     if any(is_batchedtensor(x) for x in tensors):
         return single(func, name, args, kwargs, values)
-    leaf = values[0].trace.leaves[0]
+    leaf = values[0].history.leaves[0]
     if leaf.single or (name in LIKE and isinstance(args[0], Shared)):
         return _alone(func, name, args, kwargs, values)
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
@@ -125,8 +125,8 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
     if not examples:
         return _alone(func, name, args, kwargs, values)
     handler = OPERATIONS.get(name)
-    operation = Operation(func, name, args, kwargs, values[0], n, examples)
     try:
+        operation = Operation(func, name, args, kwargs, values[0], n, examples)
         if handler is None or not operation.sound():
             raise Unseen(values[0], f"is used with examples in {name!r}")
         return handler(operation)
@@ -136,9 +136,17 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
         return _alone(func, name, args, kwargs, values)  # perhaps none holds examples: those are met later
 
 
+def own_copies(value: Any, n: int) -> Any:
+    """A shared value that is repeated for n examples, as a tensor of examples; anything else as it is."""
+    if not isinstance(value, Shared) or value.history.base is None or not value.ndim:
+        return value
+    operation = Operation(Tensor.expand, "the call of a layer", (), {}, value, n, [])
+    return operation.copies(value, value.ndim) if value.shape[operation.dim(value.ndim)] == n else value
+
+
 def _holds(x: Tensor, value: Shared, n: int, place: int) -> bool:
     """Whether a tensor that asks for no gradient holds examples."""
-    leaf = value.trace.leaves[0]
+    leaf = value.history.leaves[0]
     layers, key = leaf.layers, (leaf.site.name, leaf.operations, place)
     size = x.shape[0 if x.ndim < 3 else layers.batch_dim] if x.ndim else 0
     if size != n:
@@ -162,7 +170,7 @@ def _alone(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -
     if (changes or name in ("setitem", "iadd", "imul", "isub", "itruediv")) and isinstance(args[0], Shared):
         raise Unseen(values[0], f"is changed in place by {name!r}")
     result = _untouched(func, args, kwargs)
-    leaves = tuple(dict.fromkeys(leaf for value in values for leaf in value.trace.leaves))
+    leaves = tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves))
 
     def marked(x: Any) -> Any:
         if isinstance(x, (tuple, list)):
@@ -206,7 +214,7 @@ def _joined(op: Operation) -> Any:
     return op.func([op.copies(x, ndim) if isinstance(x, Shared) else x for x in tensors], along)
 
 
-def _linear(op: Operation) -> Tensor:
+def _linear(op: Operation) -> Any:
     named = op.named("input", "weight", "bias")
     x, weight, bias = named["input"], named["weight"], named["bias"]
     if isinstance(x, Shared) or not isinstance(weight, Shared):
@@ -216,7 +224,7 @@ def _linear(op: Operation) -> Tensor:
     return _product(op, x, weight, bias, turned=False)
 
 
-def _addmm(op: Operation) -> Tensor:
+def _addmm(op: Operation) -> Any:
     named = op.named("input", "mat1", "mat2")
     if named.get("beta", 1) != 1 or named.get("alpha", 1) != 1 or isinstance(named["mat1"], Shared):
         raise Unseen(op.shared, f"is used with examples in {op.name!r}")
@@ -234,7 +242,8 @@ def _matmul(op: Operation) -> Any:
     if isinstance(right, Shared) and right.ndim == 2:
         return _product(op, left, right, None, turned=True)
     if isinstance(right, Shared) and right.ndim == 1:
-        return _product(op, left, right[:, None], None, turned=True).squeeze(-1)
+        column: Any = right[:, None]
+        return _product(op, left, column, None, turned=True).squeeze(-1)
     if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 3:
         return _product(op, right.mT, left, None, turned=False).mT
     if left.ndim < 3 or right.ndim < 3:
@@ -308,7 +317,7 @@ def _read(op: Operation, table: Shared, index: Tensor, padding: int | None) -> T
     return op.tap(Read(table, index, dim, padding, op.n), bare(table)[index], index)
 
 
-def _convolution(op: Operation) -> Tensor:
+def _convolution(op: Operation) -> Any:
     named = op.named("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias = named["input"], named["weight"], named["bias"]
     if isinstance(x, Shared) or x.ndim != int(op.name[4]) + 2:

@@ -33,7 +33,7 @@ Found: TypeAlias = "list[tuple[Leaf, Rows]]"
 class Shared(Tensor):
     """A tensor that no example has touched, with a `Trace` of where it comes from."""
 
-    trace: Trace
+    history: Trace
     source: Tensor
     """The same as a plain tensor, with its history."""
 
@@ -129,9 +129,9 @@ class Unseen(validate.InvalidInput):
     """An operation on a parameter that shows no per-example gradient; `leaf` is that parameter."""
 
     def __init__(self, value: Shared, why: str) -> None:
-        self.leaf = value.trace.leaves[0]
+        self.leaf = value.history.leaves[0]
         super().__init__(
-            f"the parameter {value.trace.names} {why}: its gradient cannot be told example by example; freeze it "
+            f"the parameter {value.history.names} {why}: its gradient cannot be told example by example; freeze it "
             "(requires_grad_(False)), or use it in an operation with the examples in the first dimension"
         )
 
@@ -181,11 +181,11 @@ def placed(layer: nn.Module, values: Mapping[str, object]) -> Iterator[None]:
                 shelf[name] = value
 
 
-def mark(value: Tensor, trace: Trace) -> Shared:
+def mark(value: Tensor, history: Trace) -> Shared:
     """The same memory and history as a shared tensor."""
     with torch._C.DisableTorchFunctionSubclass():
         shared: Shared = value.as_subclass(Shared)
-    shared.trace, shared.source = trace, value
+    shared.history, shared.source = history, value
     return shared
 
 
@@ -196,7 +196,7 @@ def bare(value: Shared) -> Tensor:
 
 def pulled(value: Shared, rows: Rows) -> Found:
     """The rows of every parameter behind a shared value, from the rows of that value (its numbers in order)."""
-    trace, form = value.trace, value.trace.form
+    trace, form = value.history, value.history.form
     if form is None:
         return _back(value, rows)
     (leaf,) = trace.leaves
@@ -222,13 +222,13 @@ def read_rows(leaf: Leaf, index: Tensor, values: Tensor, padding: int | None) ->
 
 def matrix_rows(value: Shared, a: Tensor, b: Tensor) -> Found:
     """The same for rows sum_t b_t a_t' of a q x p matrix: factors stay factors where it is the parameter itself."""
-    form = value.trace.form
+    form = value.history.form
     if form is None or form.index is not None:
         return pulled(value, Outer(a, b).compact())
     if form.turned:
         a, b = b, a
     rows: Rows = Outer(a, b).compact()
-    (leaf,) = value.trace.leaves
+    (leaf,) = value.history.leaves
     return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
 
 
@@ -241,7 +241,7 @@ def _dense(rows: Rows) -> Rows:
 
 def _back(value: Shared, rows: Rows) -> Found:
     """Through whatever was computed, by autograd, a chunk of examples at a time."""
-    leaves, plain = value.trace.leaves, value.source
+    leaves, plain = value.history.leaves, value.source
 
     def chunk(some: Sequence[Leaf], lo: int, hi: int) -> list[Tensor]:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)

@@ -81,7 +81,7 @@ def _lower(below: Below, *tensors: Tensor) -> Tensor:
 
 
 def _tap(use: Use, output: Tensor, *inputs: Tensor) -> Tensor:
-    leaf = use.first.trace.leaves[0]
+    leaf = use.first.history.leaves[0]
     return leaf.layers.tap(leaf.site, output, 0, inputs, use.by_site)
 
 
@@ -110,7 +110,8 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     if isinstance(right, Shared) and is_batchedtensor(left):
         if right.ndim == 2:
             return _product(left, right, None, turned=True)
-        return _product(left, right[:, None], None, turned=True).squeeze(-1) if right.ndim == 1 else None
+        column: Any = right[:, None] if right.ndim == 1 else None
+        return None if column is None else _product(left, column, None, turned=True).squeeze(-1)
     if isinstance(left, Shared) and left.ndim == 2 and right.ndim >= 2 and is_batchedtensor(right):
         return _product(right.mT, left, None, turned=False).mT
     return None
@@ -223,7 +224,7 @@ def normalised(name: str, args: Any, kwargs: Any) -> Tensor | None:
 
 def by_name(names: Sequence[str], args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name, None where one is missing."""
-    return dict.fromkeys(names) | dict(zip(names, args, strict=False)) | kwargs
+    return {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

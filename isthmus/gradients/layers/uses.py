@@ -104,9 +104,9 @@ class Read(Use):
         """The places and the gradients there."""
         index = self.index.movedim(self.dim, 0)
         index = index.flatten(1) if index.ndim > 1 else index[:, None]
-        form, values = self.table.trace.form, b.movedim(self.dim, 0)
+        form, values = self.table.history.form, b.movedim(self.dim, 0)
         if form is not None and form.plain:
-            (leaf,) = self.table.trace.leaves
+            (leaf,) = self.table.history.leaves
             rows = read_rows(leaf, index, values, self.padding)
             return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
         width = self.table[0].numel()

@@ -342,7 +342,7 @@ def test_a_constant_with_as_many_entries_as_examples_is_told_from_a_trial():
 REFUSED = {
     "among the examples": (
         lambda x, w: torch.cat([x, w.expand(1, 3, P)]),
-        "is put beside other examples",
+        "no tensor with one entry for every example",
     ),
     "written to": (lambda x, w: w.mul_(2) * x, "changed in place"),
     "sorted": (lambda x, w: torch.cdist(x, w.view(1, 1, P)), None),

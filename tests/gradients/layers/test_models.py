@@ -1,0 +1,40 @@
+"""docs/models.md says of every family what becomes of it: here each is built, and judged."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+from model_families import FAMILIES
+from model_zoo import judge
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def table() -> dict[str, list[str]]:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "---" not in line]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    return {first: rest for first, *rest in cells if first != "family"}
+
+
+def test_the_table_has_every_family():
+    assert set(table()) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_what_the_table_says(family):
+    outcome, how, _ = table()[family]
+    torch.manual_seed(0)
+    make, inputs, *tolerance = FAMILIES[family]
+    verdict = judge(make(), inputs(), *tolerance)
+    assert verdict.outcome == outcome.split(":")[0], (verdict.message, verdict.worst)
+    if verdict.outcome == "exact":
+        assert how == ("second pass" if verdict.slow else "one pass"), verdict.slow
+    else:
+        named = "examples meet" in verdict.message or "parameter" in verdict.message
+        assert named and ("freeze" in verdict.message or "examples meet" in verdict.message)
