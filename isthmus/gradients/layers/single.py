@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
@@ -21,26 +22,6 @@ from isthmus.gradients.rounding import CHUNK_BYTES
 
 Below = Callable[[int, list[Tensor]], Tensor]
 """What is computed of n examples, from tensors that have them in front."""
-
-
-class _Lowered(torch.autograd.Function):
-    """A function that is given whole batches where it is called on single examples."""
-
-    @staticmethod
-    def forward(below: Below, *tensors: Tensor) -> Tensor:
-        """Only ever called on single examples."""
-        raise NotImplementedError
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: what is computed below has its own history."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, below: Below, *tensors: Tensor) -> tuple[Tensor, int]:
-        """The whole batch."""
-        pairs = zip(tensors, in_dims[1:], strict=True)
-        whole = [x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape) for x, dim in pairs]
-        return below(info.batch_size, whole), 0
 
 
 def single(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
@@ -68,15 +49,28 @@ def _copies(value: Shared, like: Tensor) -> Tensor:
     """A copy of a value for every example, with a tap."""
 
     def below(n: int, _: list[Tensor]) -> Tensor:
-        if n * value.numel() * value.element_size() > CHUNK_BYTES:
+        plain = bare(value)
+        if n * plain.numel() * plain.element_size() > CHUNK_BYTES:
             raise Unseen(value, "has more numbers than fit once for every example")
-        return _tap(Spread(value, 0, n), bare(value).expand(n, *value.shape))
+        return _tap(Spread(value, 0, n), plain.expand(n, *plain.shape))
 
     return _lower(below, like)
 
 
 def _lower(below: Below, *tensors: Tensor) -> Tensor:
-    lowered: Tensor = _Lowered.apply(below, *tensors)  # type: ignore[no-untyped-call]
+    """What is computed of the whole batch, below vmap, as a tensor of single examples."""
+    level = next(functorch.maybe_get_level(x) for x in tensors if is_batchedtensor(x))
+    pairs = [functorch._unwrap_batched(x, level) for x in tensors]
+    if any(is_batchedtensor(x) for x, _ in pairs):
+        raise RuntimeError("a parameter is used inside another vmap")
+    n = next(x.shape[dim] for x, dim in pairs if dim is not None)
+    whole = [x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in pairs]
+    saved = functorch.pop_dynamic_layer_stack()
+    try:
+        out = below(n, whole)
+    finally:
+        functorch.push_dynamic_layer_stack(saved)
+    lowered: Tensor = functorch._add_batch_dim(out, 0, level)
     return lowered
 
 
