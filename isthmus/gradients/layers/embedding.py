@@ -24,25 +24,30 @@ class TableRule(LayerRule[Table, K], Generic[Table, K]):
 
     def check(self, name: str, layer: Table) -> None:
         """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
-        own = f"{name}." if name else ""
-        validate.check(
-            layer.max_norm is None,
-            f"{own}max_norm",
-            layer.max_norm,
-            "it rewrites the rows that the data name, before any noise: set max_norm=None",
-        )
-        validate.check(
-            not layer.scale_grad_by_freq,
-            f"{own}scale_grad_by_freq",
-            True,
-            "it divides an example's gradient by counts of the whole batch: set scale_grad_by_freq=False",
-        )
-        validate.check(
-            not layer.sparse,
-            f"{own}sparse",
-            True,
-            "released gradients are dense, and which rows an example names is private: set sparse=False",
-        )
+        check_table(name, layer)
+
+
+def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Refuse settings that change the table outside the gradient, or the gradient by the rest of the batch."""
+    own = f"{name}." if name else ""
+    validate.check(
+        layer.max_norm is None,
+        f"{own}max_norm",
+        layer.max_norm,
+        "it rewrites the rows that the data name, before any noise: set max_norm=None",
+    )
+    validate.check(
+        not layer.scale_grad_by_freq,
+        f"{own}scale_grad_by_freq",
+        True,
+        "it divides an example's gradient by counts of the whole batch: set scale_grad_by_freq=False",
+    )
+    validate.check(
+        not layer.sparse,
+        f"{own}sparse",
+        True,
+        "released gradients are dense, and which rows an example names is private: set sparse=False",
+    )
 
 
 class EmbeddingRule(TableRule[nn.Embedding, Tensor]):

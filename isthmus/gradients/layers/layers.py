@@ -71,6 +71,8 @@ class Layers:
         """The layers that need a second pass, and why."""
         self.shared_places: set[Hashable] = set()
         """Operations, in the code of a layer, whose tensor was seen to hold no examples."""
+        self.example_places: set[Hashable] = set()
+        """Those whose tensor had one entry for every example, so far."""
         self.read: set[str] = set()
         """The parameters that are read outside their layers."""
         self.learning = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import MethodType
@@ -16,6 +17,7 @@ from isthmus.base import validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import general, operations  # noqa: F401
 from isthmus.gradients.layers.attention import Replaced
+from isthmus.gradients.layers.embedding import check_table
 from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.general import FunctionRule, Leaves
 from isthmus.gradients.layers.rules import Args, Handle, Kwargs, Site, Taps
@@ -51,8 +53,9 @@ class OperationRule(FunctionRule):
         self._told = False
 
     def check(self, name: str, layer: nn.Module) -> None:
-        """Anything goes, until a second pass is needed."""
-        return None
+        """Anything goes until a second pass is needed, but for what no embedding may do."""
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            check_table(name, layer)
 
     def install(self, site: Site, layers: Taps) -> list[Handle]:
         """Hand the parameters to whoever computes with them as shared tensors."""
@@ -192,10 +195,10 @@ class _Host:
                 return type(self).forward(self, *args, **kwargs)
             return host.run(args, kwargs)
 
-        forward.tapped = True  # type: ignore[attr-defined]
-        method = MethodType(forward, self.layer)
-        forward.host = self  # type: ignore[attr-defined]
-        return [Replaced(self.layer, "forward", method)]
+        forward.tapped, forward.host = True, self  # type: ignore[attr-defined]
+        # trainers read from it which columns a model takes
+        forward.__signature__ = inspect.signature(type(self.layer).forward)  # type: ignore[attr-defined]
+        return [Replaced(self.layer, "forward", MethodType(forward, self.layer))]
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """The layer's own forward, its parameters shared tensors while someone listens."""

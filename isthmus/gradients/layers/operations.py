@@ -152,11 +152,12 @@ def _holds(x: Tensor, value: Shared, n: int, place: int) -> bool:
     if size != n:
         layers.shared_places.add(key)
         return False
-    if key in layers.shared_places or layers.fixed(x):
-        return False
+    if key in layers.shared_places or key in layers.example_places:
+        return key not in layers.shared_places
     # places 0, 1, 2, ... are positions, not one place for each example
-    whole = x.ndim == 1 and not x.is_floating_point() and not x.is_complex()
-    return not (whole and torch.equal(x, torch.arange(n, device=x.device)))
+    counted = x.ndim == 1 and not x.is_floating_point() and torch.equal(x, torch.arange(n, device=x.device))
+    (layers.shared_places if counted or layers.fixed(x) else layers.example_places).add(key)
+    return key in layers.example_places
 
 
 def _untouched(func: Any, args: Any, kwargs: Any) -> Any:

@@ -64,6 +64,7 @@ class Taps(Protocol):
     quiet: bool
     slow: dict[str, str]
     shared_places: set[Hashable]
+    example_places: set[Hashable]
     read: set[str]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -391,3 +392,50 @@ def test_a_gradient_that_reaches_a_parameter_round_the_taps_is_refused():
 
     with pytest.raises(InvalidInput, match="'w' is used by an operation that shows no per-example gradient"):
         capture(Root(), squares, torch.randn(3, P), torch.randn(3, P))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_learned_query_is_one_of_each_example(batch_first):
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.probe, self.first = nn.Parameter(torch.randn(1, 2, P)), nn.Linear(P, P)
+            self.mix = nn.MultiheadAttention(P, 2, batch_first=batch_first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x, probe = self.first(x), self.probe.repeat(len(x), 1, 1)
+            if not batch_first:
+                x, probe = x.transpose(0, 1), probe.transpose(0, 1)
+            found = self.mix(probe, x, x)[0]
+            return found if batch_first else found.transpose(0, 1)
+
+    torch.manual_seed(0)
+    module = Pooled().double()
+    if batch_first:
+        agree(module, *data(module, 5))
+        return
+    with pytest.warns(UserWarning, match="a second time"):
+        agree(module, *data(module, 5))
+
+
+@pytest.mark.parametrize("setting", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_an_embedding_of_ones_own_may_do_no_more_than_torchs(setting):
+    with pytest.raises(InvalidInput, match=next(iter(setting))):
+        Layers(nn.Sequential(Scaled(5, 3, **setting), nn.Linear(3, 2)))
+
+
+def test_the_signature_of_a_module_stays():
+    """Trainers read from it which columns a model takes."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = nn.Parameter(torch.randn(P))
+
+        def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+            return input_ids * self.token
+
+    module = Named()
+    before = inspect.signature(module.forward)
+    Layers(module).attach()
+    assert inspect.signature(module.forward) == before
