@@ -170,19 +170,20 @@ def _alone(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -
     changes = func.__name__.endswith("_") and not func.__name__.startswith("__") and name not in ("requires_grad",)
     if (changes or name in ("setitem", "iadd", "imul", "isub", "itruediv")) and isinstance(args[0], Shared):
         raise Unseen(values[0], f"is changed in place by {name!r}")
-    result = _untouched(func, args, kwargs)
+    return _marked(_untouched(func, args, kwargs), func, name, args, kwargs, values)
+
+
+def _marked(x: Any, func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
+    """Results of an operation as shared values (no inner function: one that calls itself would keep its tensors)."""
+    if isinstance(x, (tuple, list)):
+        parts = [_marked(y, func, name, args, kwargs, values) for y in x]
+        return type(x)(parts)  # torch's own tuples too
+    if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
+        return x
     leaves = tuple(dict.fromkeys(leaf for value in values for leaf in value.history.leaves))
-
-    def marked(x: Any) -> Any:
-        if isinstance(x, (tuple, list)):
-            return type(x)(marked(y) for y in x) if type(x) in (tuple, list) else tuple(marked(y) for y in x)
-        if not isinstance(x, Tensor) or not x.requires_grad or isinstance(x, Shared):
-            return x
-        form = form_of(func, name, args, kwargs, x) if len(values) == 1 else None
-        base = base_of(func, name, args, kwargs, x) if len(values) == 1 else None
-        return mark(x, Trace(leaves, form, base))
-
-    return marked(result)
+    form = form_of(func, name, args, kwargs, x) if len(values) == 1 else None
+    base = base_of(func, name, args, kwargs, x) if len(values) == 1 else None
+    return mark(x, Trace(leaves, form, base))
 
 
 # ------------------------------------------------------------ with examples

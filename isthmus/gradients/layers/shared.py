@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -61,7 +61,8 @@ class Leaf:
     """Whether the layer is computed one example at a time."""
     operations: int = 0
     """How many operations were done with it: the place of an operation in the layer's code."""
-    pulling: bool = False
+    gate: list[bool] = field(default_factory=list)
+    """Whether a gradient may come just now: not empty while `pulled` sends one."""
 
     @property
     def name(self) -> str:
@@ -153,10 +154,12 @@ def open_leaves(
 def _open(leaf: Leaf) -> Shared:
     """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
+    gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
+
     def touched(gradient: Tensor) -> None:
-        if not leaf.pulling:
+        if not gate:
             raise validate.InvalidInput(
-                f"the parameter {leaf.name!r} is used by an operation that shows no per-example gradient (with a "
+                f"the parameter {name!r} is used by an operation that shows no per-example gradient (with a "
                 "tensor that has not one entry for every example, in a function written with torch.autograd.Function, "
                 "in a scripted function, or in the loss): use torch's own operations on it with the examples in the "
                 "first dimension, or freeze it"
@@ -246,14 +249,14 @@ def _back(value: Shared, rows: Rows) -> Found:
     def chunk(some: Sequence[Leaf], lo: int, hi: int) -> list[Tensor]:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
         for leaf in leaves:
-            leaf.pulling = True
+            leaf.gate.append(True)
         try:
             found = torch.autograd.grad(
                 plain, [leaf.value for leaf in some], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
         finally:
             for leaf in leaves:
-                leaf.pulling = False
+                leaf.gate.pop()
         pairs = zip(some, found, strict=True)
         return [
             leaf.value.new_zeros(hi - lo, leaf.value.numel()) if x is None else x.detach().reshape(hi - lo, -1)

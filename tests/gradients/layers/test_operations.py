@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 
 import pytest
@@ -59,6 +60,7 @@ OPERATIONS = {
     "scaled weight": ("m", lambda x, m: F.linear(x, 0.5 * m)),
     "computed weight": ("m t", lambda x, m, t: F.linear(x, m * t.T.sigmoid())),
     "slices": ("sq", lambda x, m: torch.cat([x @ m[:2].T, x @ m[2:].T], -1)),
+    "largest": ("sq", lambda x, m: x * m.max(0).values),
     "chunks": ("sq", lambda x, m: sum(x[..., :2] @ part for part in m.T.chunk(2))),
     "einsum": ("t", lambda x, t: torch.einsum("btp,pq->bqt", x, t).mT),
     "einsum of three": ("cube", lambda x, c: torch.einsum("bti,btj,kij->btk", x, x, c)),
@@ -439,3 +441,28 @@ def test_the_signature_of_a_module_stays():
     before = inspect.signature(module.forward)
     Layers(module).attach()
     assert inspect.signature(module.forward) == before
+
+
+@pytest.mark.parametrize("kind", [Own, Beside])
+def test_a_pass_leaves_nothing_behind(kind):
+    """Tensors of a pass are freed when its rows are, without the garbage collector."""
+    module = kind("computed weight").double()
+    layers, x = Layers(module), torch.randn(5, 3, P, dtype=torch.float64)
+    layers.attach()
+
+    def tensors() -> int:
+        return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+    def go() -> None:
+        with layers.listening(lambda *_: None, 5):
+            module(x).square().sum().backward()
+
+    go()
+    gc.collect()
+    before = tensors()
+    gc.disable()
+    try:
+        go()
+        assert tensors() <= before
+    finally:
+        gc.enable()
