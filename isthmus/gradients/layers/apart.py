@@ -61,6 +61,7 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     isthmus.base.validate.InvalidInput: examples meet in the module: with other examples beside it, ...
     """
     if n is None or n < 2:
+        layers.pieces = layers.expected = None
         return  # nobody to meet
     batch = Batch.of(args, kwargs, n, layers.batch_dim)
     shape = batch.shape()

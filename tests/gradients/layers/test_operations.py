@@ -307,6 +307,9 @@ def test_a_layer_may_see_other_pieces_than_in_its_trial_only_after_another_trial
     x = torch.randn(6, 4, P)
     look(layers, (x,), {}, 6)
     assert layers.pieces == {("out", 4)}
+    look(layers, (x[:1, :3],), {}, 1)  # one example alone has nobody to meet, whatever its pieces are
+    assert layers.pieces is None
+    look(layers, (x,), {}, 6)
     layers.module.drop = 2
     layers.listener, layers.batch, layers.token = lambda *_: None, 6, object()
     with pytest.raises(InvalidInput, match="saw 2 pieces of every example"):
