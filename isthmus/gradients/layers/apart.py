@@ -30,7 +30,7 @@ from isthmus.base import validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.general import Leaves, draws
 from isthmus.gradients.layers.layers import Layers
-from isthmus.gradients.layers.probe import Probe, Seen, altered, near
+from isthmus.gradients.layers.probe import RecordingLayers, Seen, altered, near
 from isthmus.gradients.layers.rules import Args, Kwargs
 from isthmus.gradients.layers.twin import Dice, generator_states, twin_of
 
@@ -365,15 +365,15 @@ class _Trial:
         gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)}
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
-    def _probe(self, module: nn.Module) -> Probe:
-        probe = Probe(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
+    def _probe(self, module: nn.Module) -> RecordingLayers:
+        probe = RecordingLayers(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
         probe.attach(quietly=True)
         known = self.layers
         probe.slow, probe.shared_places, probe.read = known.slow, known.shared_places, known.read
         probe.seen_pieces = known.seen_pieces
         return probe
 
-    def _run(self, probe: Probe, batch: Batch) -> Any:
+    def _run(self, probe: RecordingLayers, batch: Batch) -> Any:
         self.dice.rewind()
         return self.run(probe.module, *batch.arguments())
 

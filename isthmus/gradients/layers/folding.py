@@ -22,6 +22,7 @@ def pieces_of(count: int, n: int | None) -> int:
 def folded(rows: Rows, n: int) -> Rows:
     """The rows of n examples from the rows of their pieces, those of an example side by side: their sums.
 
+    >>> import torch
     >>> folded(Dense(torch.tensor([[1.0], [2.0], [3.0], [4.0]])), 2).dense()
     tensor([[3.],
             [7.]])

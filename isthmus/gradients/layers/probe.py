@@ -67,7 +67,7 @@ def _rounding(x: Tensor) -> float:
     return 1e-5 if x.device.type == "cpu" else 1e-3
 
 
-class Probe(Layers):
+class RecordingLayers(Layers):
     """Taps that record what passes through them, with some examples exchanged for a value."""
 
     seen: Seen | None = None

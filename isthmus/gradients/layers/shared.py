@@ -26,7 +26,7 @@ from isthmus.gradients.rounding import CHUNK_BYTES
 
 HANDLERS: list[Callable[..., Any]] = []
 """What is called for every operation on a `Shared` tensor: added by `operations`, which imports this file."""
-Found: TypeAlias = "list[tuple[Leaf, Rows]]"
+Found: TypeAlias = "list[tuple[SharedLeaf, Rows]]"
 """Rows by parameter."""
 
 
@@ -44,7 +44,7 @@ class Shared(Tensor):
 
 
 @dataclass(eq=False)
-class Leaf:
+class SharedLeaf:
     """A parameter as one pass sees it."""
 
     site: Site
@@ -116,7 +116,7 @@ class Base:
 class Trace:
     """Where a shared value comes from."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[SharedLeaf, ...]
     form: Form | None = None
     base: Base | None = None
 
@@ -147,11 +147,11 @@ def open_leaves(
             mine = parameter is not None and any(parameter is p for p in binding.parameters)
             if mine and binding.rows is None and (only is None or id(parameter) in only):
                 assert parameter is not None
-                found[attribute] = _open(Leaf(site, suffix, attribute, layers, parameter.detach(), n, single))
+                found[attribute] = _open(SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
     return found
 
 
-def _open(leaf: Leaf) -> Shared:
+def _open(leaf: SharedLeaf) -> Shared:
     """A parameter as a shared tensor; a gradient that reaches it round the taps is refused."""
 
     gate, name = leaf.gate, leaf.name  # and not the leaf, which holds the tensor that holds the hook
@@ -213,7 +213,7 @@ def pulled(value: Shared, rows: Rows) -> Found:
     return [(leaf, leaf.laid(rows))]
 
 
-def read_rows(leaf: Leaf, index: Tensor, values: Tensor, padding: int | None) -> Rows:
+def read_rows(leaf: SharedLeaf, index: Tensor, values: Tensor, padding: int | None) -> Rows:
     """Rows of a table that is read at the places `index` (n, T), without those of its padding."""
     vocabulary = leaf.value.shape[0]
     values = values.reshape(*index.shape, leaf.value.numel() // max(1, vocabulary))
@@ -246,7 +246,7 @@ def _back(value: Shared, rows: Rows) -> Found:
     """Through whatever was computed, by autograd, a chunk of examples at a time."""
     leaves, plain = value.history.leaves, value.source
 
-    def chunk(some: Sequence[Leaf], lo: int, hi: int) -> list[Tensor]:
+    def chunk(some: Sequence[SharedLeaf], lo: int, hi: int) -> list[Tensor]:
         pull = rows.part(lo, hi).dense().to(plain.dtype).view(hi - lo, *plain.shape)
         for leaf in leaves:
             leaf.gate.append(True)
