@@ -14,7 +14,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from isthmus.base.validate import InvalidInput
 from isthmus.engine.modules.recurrent import GRU, LSTM, RNN, Recurrent
-from isthmus.gradients.layers.general import FunctionRule
 from isthmus.gradients.layers.registry import rule_for
 
 MAX_GROUPS = 32
@@ -198,11 +197,3 @@ def _rule_problem(name: str, layer: nn.Module) -> Iterator[Problem]:
     except InvalidInput as error:
         why, _, remedy = str(error).partition(" is not allowed: ")
         yield Problem(name, f"({type(layer).__name__}) has no per-example gradient", remedy or why)
-        return
-    if isinstance(rule, FunctionRule):
-        yield Problem(
-            name,
-            f"({type(layer).__name__}) owns parameters that no rule covers",
-            "it runs one example at a time, a second time for gradients; own them in a small module to make that cheap",
-            kind="warning",
-        )

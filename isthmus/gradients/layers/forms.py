@@ -33,7 +33,7 @@ UNARY = set("exp tanh sigmoid relu gelu silu softplus neg abs sqrt square log si
 """Functions of single numbers."""
 _NAMES = (
     "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv truediv rtruediv itruediv true_divide divide "
-    "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp masked_fill "
+    "pow rpow ipow float_power maximum minimum fmax fmin where lerp addcmul addcdiv atan2 hypot logaddexp "
     "scaled_dot_product_attention bmm xlogy eq ne lt le gt ge"
 )
 BROADCAST = set(_NAMES.split())

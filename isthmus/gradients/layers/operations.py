@@ -113,7 +113,9 @@ def operate(func: Any, args: Any, kwargs: Any) -> Any:
     if any(is_batchedtensor(x) for x in tensors):
         return single(func, name, args, kwargs, values)
     leaf = values[0].history.leaves[0]
-    if leaf.single or (name in LIKE and isinstance(args[0], Shared)):
+    if name in LIKE and not isinstance(args[0], Shared):
+        return func(*replaced(args, bare), **replaced(kwargs, bare))
+    if leaf.single or name in LIKE:
         return _alone(func, name, args, kwargs, values)
     n = leaf.layers.batch if leaf.layers.batch is not None else leaf.n
     if n is None:
@@ -353,6 +355,11 @@ def _prelu(op: Operation) -> Tensor:
     return torch.where(x > 0, x, weight * x)
 
 
+def _masked_fill(op: Operation) -> Any:
+    x, mask, value = op.args
+    return torch.where(mask, value, x)
+
+
 def _setitem(op: Operation) -> None:
     x, index, value = op.args
     first = index[0] if isinstance(index, tuple) else index
@@ -369,7 +376,7 @@ OPERATIONS |= dict.fromkeys(("matmul", "rmatmul", "mm"), _matmul)
 OPERATIONS |= dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution)
 OPERATIONS |= dict.fromkeys(NORMS, _normalised)
 OPERATIONS |= {"linear": _linear, "addmm": _addmm, "einsum": _einsum, "embedding": _embedding, "prelu": _prelu}
-OPERATIONS |= {"getitem": _getitem, "index_select": _index_select, "setitem": _setitem}
+OPERATIONS |= {"masked_fill": _masked_fill, "getitem": _getitem, "index_select": _index_select, "setitem": _setitem}
 """Operations that show what each example does with a shared value, by name."""
 
 HANDLERS.append(operate)

@@ -250,6 +250,7 @@ FACTORED: dict[str, Callable[[Any, Any, Any], Tensor | None]] = {
     "mm": _matmul,
     "einsum": lambda func, args, kwargs: einsum_product(args),
     "embedding": _embedding,
+    "masked_fill": lambda func, args, kwargs: torch.where(args[1], args[2], args[0]),
     "getitem": _getitem,
     "index_select": _index_select,
     "conv1d": _convolution,
