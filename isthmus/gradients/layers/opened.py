@@ -109,6 +109,8 @@ class OperationRule(FunctionRule):
         with general.unchanged(site.name, leaves), general.singly(site.name, autocast, site.wanted):
             cuts, examples = tuple(cut for _, cut in held), [leaf for leaf, _ in held]
             found = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
+        for value in own.values():  # what is returned of them meets whole batches
+            value.history.leaves[0].single = False
         ((pieces, shape),) = seen
         alone = [self._joined(next(found)) if _computed(x) else x for x in pieces]
         if dice is not None:

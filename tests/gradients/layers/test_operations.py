@@ -473,3 +473,23 @@ def test_a_pass_leaves_nothing_behind(kind):
         assert tensors() <= before
     finally:
         gc.enable()
+
+
+def test_a_table_that_is_given_examples_and_looks_at_their_shape_only():
+    """Positions of BART: the layer runs one example at a time, and what it returns is the same for all."""
+
+    class Places(nn.Embedding):
+        def forward(self, index: Tensor) -> Tensor:
+            return super().forward(torch.arange(index.shape[1]).expand(len(index), -1) + 1)
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token, self.place, self.out = nn.Embedding(9, P), Places(9, P), nn.Linear(P, 2)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.out(torch.cumsum(self.token(index) * self.place(index), 1))
+
+    torch.manual_seed(0)
+    rows = agree(Placed().double(), torch.randint(0, 9, (5, 3)), torch.randn(5, 3, 2, dtype=torch.float64))
+    assert isinstance(dict(rows.leaves())["place.weight"], Lookup)
