@@ -381,6 +381,34 @@ def exact_products(device: torch.device) -> Iterator[None]:
             _set_precision(held)
 
 
+Precision = tuple[str, list[str]]
+"""How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
+
+
+def precision() -> Precision:
+    """The present setting of float32 products."""
+    return torch.get_float32_matmul_precision(), [switch.fp32_precision for switch in _switches()]
+
+
+@contextmanager
+def with_precision(wanted: Precision) -> Iterator[None]:
+    """Float32 products as they were when `precision` was asked, meanwhile."""
+    before = precision()
+    if before == wanted:
+        yield
+        return
+    _set_all(wanted)
+    try:
+        yield
+    finally:
+        _set_all(before)
+
+
+def _set_all(wanted: Precision) -> None:
+    torch.set_float32_matmul_precision(wanted[0])
+    _set_precision(wanted[1])
+
+
 class _Switch(Protocol):
     """How precisely a back end multiplies float32."""
 

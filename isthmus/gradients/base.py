@@ -203,6 +203,14 @@ class Rows(ABC):
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
 
+    def compact(self) -> Rows:
+        """The same rows in less room, where that is known."""
+        return self
+
+    def computed(self) -> Rows:
+        """Rows of several terms as the products that the device computes (see `isthmus.gradients.computed`)."""
+        return KINDS["computed"](self)
+
     def residual(self, codes: Rows, sketch: Sketch) -> Rows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
         return KINDS["residual"](self, codes, sketch)
@@ -216,6 +224,11 @@ class Rows(ABC):
     def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
         return KINDS["factors"](a, b)
+
+    @staticmethod
+    def of(values: Tensor) -> Rows:
+        """Rows held as an n x d tensor."""
+        return Dense(values)
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""

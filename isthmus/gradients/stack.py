@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.gradients import rounding
-from isthmus.gradients.base import KINDS, Rows
-from isthmus.gradients.rounding import Bounds
+from isthmus.gradients.base import KINDS, Dense, Rows
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 
 class Stack(Rows):
@@ -32,10 +33,21 @@ class Stack(Rows):
         self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
         self.device = self.items[0][1].device
 
+    @cached_property
+    def _joined(self) -> Dense | None:
+        """Small leaves that are matrices all, as one: fewer and larger steps."""
+        values = [piece.values for _, piece in self.items if isinstance(piece, Dense)]
+        alike = len(values) == len(self.items) > 1 and all(x.dtype == self.dtype for x in values)
+        return Dense(torch.cat(values, 1)) if alike and self.n * self.d * self.dtype.itemsize <= CHUNK_BYTES else None
+
     def norm_bounds(self, ord: float = 2) -> Bounds:
+        if self._joined is not None:
+            return self._joined.norm_bounds(ord)
         return rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
+        if self._joined is not None:
+            return self._joined.norm_upper(ord)
         if self.device.type != "cuda" and self.dtype == torch.float64:  # whose squares may leave the range
             return super().norm_upper(ord)
         pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
@@ -43,6 +55,8 @@ class Stack(Rows):
         return norms * (1 + 2 * len(pieces) * 2.0**-52)
 
     def underflow(self) -> Tensor:
+        if self._joined is not None:
+            return self._joined.underflow()
         return torch.stack([piece.underflow() for _, piece in self.items]).sum(0)
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -59,6 +73,8 @@ class Stack(Rows):
         return torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0) * (1 + 2.0**-40) if sizes else None
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        if self._joined is not None:
+            return self._joined.sum_to(weights, rho, out)
         room, lo = self._room(rho, out), 0
         for _, piece in self.items:
             piece.sum_to(weights, rho, room[lo : lo + piece.d])
@@ -67,6 +83,15 @@ class Stack(Rows):
 
     def finite(self) -> Stack:
         return self._each(lambda piece: piece.finite())
+
+    def scaled(self, factor: float) -> Stack:
+        if self._joined is None:
+            return self._each(lambda piece: piece.scaled(factor))
+        whole = self._joined.scaled(factor)
+        parts = whole.values.split([piece.d for _, piece in self.items], 1)
+        made = Stack([(name, Dense(part)) for (name, _), part in zip(self.items, parts, strict=True)])
+        made.__dict__["_joined"] = whole
+        return made
 
     def masked(self, keep: Tensor) -> Stack:
         return self._each(lambda piece: piece.masked(keep))
@@ -107,9 +132,6 @@ class Stack(Rows):
 
     def take(self, index: Tensor, factors: Tensor) -> Stack:
         return self._each(lambda piece: piece.take(index, factors))
-
-    def scaled(self, factor: float) -> Stack:
-        return self._each(lambda piece: piece.scaled(factor))
 
     def _each(self, change: Callable[[Rows], Rows]) -> Stack:
         return Stack([(name, change(piece)) for name, piece in self.items])
