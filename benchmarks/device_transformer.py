@@ -7,13 +7,14 @@ of the allocator, kernel launches and the CPU time of the host a step.
     python benchmarks/device_transformer.py [--columns plain ghost none per_layer kronecker] [--precision tf32 bf16]
         [--batch 16] [--tokens 512] [--json FILE]
 
-The loss is the mean over examples of the mean over tokens: `loss(model(x), y).backward()` as users write it.  The column
-"ghost" needs opacus; folders of pure-Python wheels can be put on PYTHONPATH.
+The loss is the mean over examples of the mean over tokens: `loss(model(x), y).backward()` as users write it.  The
+column "ghost" needs opacus; folders of pure-Python wheels can be put on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -59,7 +60,7 @@ class Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, index: Tensor) -> Tensor:
-        places = torch.arange(index.shape[1], device=index.device).expand_as(index)
+        places = torch.arange(index.shape[1], device=index.device).expand_as(index).contiguous()
         x = self.word(index) + self.place(places)
         for block in self.blocks:
             x = block(x)
@@ -109,7 +110,7 @@ def column(name: str, precision: str, options: argparse.Namespace) -> dict[str, 
         )  # fmt: skip
 
         def loss(output: Tensor, target: Tensor) -> Any:
-            return criterion(output.flatten(0, 1), target.flatten(), shape=shape)
+            return criterion(output.reshape(-1, options.words), target.reshape(-1), shape=shape)
 
     elif name != "plain":
         optimizer, begin = private(name, options, module, optimizer, loader)
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", help="append the figures to this file")
     options = parser.parse_args()
     if options.only:
+        faulthandler.dump_traceback_later(100, exit=True)  # a column that hangs says where
         print(json.dumps(column(options.only, options.precision[0], options)))
         return
     for precision in options.precision:
@@ -196,7 +198,7 @@ def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) ->
         if os.environ.get("PROFILE"):
             print(done.stderr[-6000:])
         if done.returncode:
-            print(f"{name}: {done.stderr.strip().splitlines()[-1:]}")
+            print(f"{name}: " + "\n".join(done.stderr.strip().splitlines()[-12:]))
             continue
         found[name] = json.loads(done.stdout.strip().splitlines()[-1])
         base = found.get("plain", found[name])["free_ms"]

@@ -111,8 +111,12 @@ class Rows(ABC):
 
         Above them rounding is relative, and `norms` has a reserve for it; a number below them may be taken for 0.
         """
-        lost = self.d * torch.finfo(self.dtype).tiny
-        return torch.full((self.n,), lost, dtype=torch.float64, device=self.device)
+        return torch.full((self.n,), self.lost, dtype=torch.float64, device=self.device)
+
+    @property
+    def lost(self) -> float:
+        """What all entries of a weighted row may lose below the normal numbers."""
+        return self.d * torch.finfo(self.dtype).tiny
 
     def leaves(self) -> list[tuple[str, Rows]]:
         """The named pieces these rows are made of, side by side."""

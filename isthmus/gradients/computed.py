@@ -10,13 +10,13 @@ product of its factors gives, in TF32, in bfloat16 with float32 sums, or in floa
 
 Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and get
 the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared in every
-step): where they are not the same, the whole sum becomes NaN and nothing is told.
+step, of one leaf after the other): where they are not the same, the sum becomes NaN and nothing is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import copy
 
 import torch
@@ -60,6 +60,11 @@ class Computed(Rows):
         self.q, p = (first.q, first.p) if isinstance(first, Outer) else (first.vocabulary, first.width)
         self.width = p - self.ones
         self._precision = precision()
+        self.hold = False
+        """Whether the matrices are kept from the measuring of their norms to their sum, where one slab holds them."""
+        self._held: Tensor | None = None
+        self.watched = False
+        """Whether the two passes over the matrices are compared."""
         self._bias: Tensor | None = None
         self._out: Tensor | None = None
         """Which rows are zero, whatever their factors hold."""
@@ -76,15 +81,14 @@ class Computed(Rows):
         return ((lo, min(lo + step, self.q)) for lo in range(0, self.q, step))
 
     def slab(self, lo: int, hi: int) -> Tensor:
-        """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias."""
-        with self._as_trained():
-            parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
-            total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
-            for piece in parts[1:]:
-                total += _product(piece, lo, hi, self.dtype)
-            for piece in self.pieces:
-                if isinstance(piece, Lookup):
-                    piece.add_to(total, lo, hi)
+        """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias; inside `_as_trained`."""
+        parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
+        total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
+        for piece in parts[1:]:
+            total += _product(piece, lo, hi, self.dtype)
+        for piece in self.pieces:
+            if isinstance(piece, Lookup):
+                piece.add_to(total, lo, hi)
         return total if self._out is None else total.masked_fill_(self._out[:, None, None], 0.0)
 
     def bias(self) -> Tensor:
@@ -96,33 +100,33 @@ class Computed(Rows):
                 self._bias.masked_fill_(self._out[:, None], 0.0)
         return self._bias
 
-    @contextmanager
-    def _as_trained(self) -> Iterator[None]:
+    def _as_trained(self) -> AbstractContextManager[None]:
         """Products as precise as the network's own."""
-        with torch.autocast(self.device.type, enabled=False), with_precision(self._precision):
-            yield
+        return with_precision(self._precision, self.device)
 
     # ------------------------------------------------------------ what clips and sums ask
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
             return self.plain().norm_upper(ord)
-        squares = torch.zeros(self.n, dtype=torch.float64, device=self.device)
-        for lo, hi in self.slabs():
-            g = self.slab(lo, hi)
-            squares += _squares(g)
-            if lo == 0:
-                self._seen = g[:, :PROBE].clone()
-        if self.ones:
-            squares += _squares(self.bias()[:, None])
-        length = squares.sqrt() * (abs(self.factor) * (1 + 2 * rounding.gamma(self._longest(), self.dtype)))
-        return torch.where(length == 0, length, length + FAINT * abs(self.factor) * self.d**0.5)
+        sizes = [self.bias()] if self.ones else []
+        with self._as_trained():
+            for lo, hi in self.slabs():
+                g = self.slab(lo, hi)
+                sizes.append(torch.linalg.vector_norm(g, dim=2))
+                if self.hold and hi - lo == self.q:
+                    self._held = g
+                elif lo == 0 and self.watched:
+                    self._seen = g[:, :PROBE].clone()
+        lengths: Tensor = torch.linalg.vector_norm(torch.cat(sizes, 1), dim=1, dtype=torch.float64)
+        lengths *= abs(self.factor) * (1 + 2 * rounding.gamma(self.width + 8, self.dtype))
+        return lengths.add_(FAINT * abs(self.factor) * self.d**0.5)
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         if ord != 2:
             return self.plain().norm_bounds(ord)
         upper = self.norm_upper(ord)
-        slack = 5 * rounding.gamma(self._longest(), self.dtype)
+        slack = 5 * rounding.gamma(self.width + 8, self.dtype)
         return (upper * (1 - slack) - 2 * FAINT * abs(self.factor) * self.d**0.5).clamp_min(0), upper
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -132,9 +136,14 @@ class Computed(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room = self._room(rho, out)
-        matrix, c = room.view(self.q, -1), (self._weights(weights) * self.factor)[:, None]
+        matrix, c = room.view(self.q, -1), self._weights(weights)[:, None]
+        c = c if self.factor == 1.0 else c * self.factor
         for lo, hi in self.slabs():
-            g = self.slab(lo, hi)
+            if self._held is None:
+                with self._as_trained():
+                    g = self.slab(lo, hi)
+            else:
+                g, self._held = self._held, None
             same = None if lo or self._seen is None else (g[:, :PROBE] == self._seen).all()
             g = g.flatten(1)
             place = matrix[lo:hi, : self.width]
@@ -152,6 +161,8 @@ class Computed(Rows):
 
     def masked(self, keep: Tensor) -> Computed:
         """The matrices are blanked when they have been computed: factors are not copied."""
+        if self._held is not None:
+            self._held.masked_fill_(~keep[:, None, None], 0.0)
         return self._but(_out=~keep if self._out is None else self._out | ~keep, _seen=None, _bias=None)
 
     def scaled(self, factor: float) -> Computed:
@@ -163,7 +174,8 @@ class Computed(Rows):
         return made
 
     def dense(self) -> Tensor:
-        whole = self.slab(0, self.q)
+        with self._as_trained():
+            whole = self.slab(0, self.q)
         if self.ones:
             whole = torch.cat([whole, self.bias()[:, :, None]], 2)
         return whole.flatten(1) if self.factor == 1.0 else whole.flatten(1) * self.factor
@@ -197,10 +209,6 @@ class Computed(Rows):
     def outer_form(self) -> OuterForm | None:
         return self.plain().outer_form()
 
-    def _longest(self) -> float:
-        """Roundings of an added square: all of a row of the matrix at most."""
-        return max(self.width, self.q if self.ones else 1) + 8
-
 
 def as_computed(rows: Rows) -> Rows:
     """Rows of several terms as the products of a device; where these are smaller than their factors, made at once.
@@ -231,16 +239,14 @@ def _bytes(piece: Outer | Lookup) -> int:
 
 def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
     """sum_t b_t[lo:hi] a_t' of every example, with sums in `dtype`."""
-    a, b = piece.a, piece.b[..., lo:hi].mT
+    a, b = piece.a, piece.b if (lo, hi) == (0, piece.q) else piece.b[..., lo:hi]
     assert isinstance(a, Tensor)
+    if b.is_cuda and b.stride(1) * b.element_size() % 16:  # rows that begin nowhere in particular are slow to read
+        b = b.contiguous() if b.shape[2] < piece.q else torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
+    b = b.mT
     if a.dtype == b.dtype and a.dtype.itemsize < 4 and a.is_cuda:
         return torch.bmm(b, a, out_dtype=dtype)  # type: ignore[call-overload]
     return torch.bmm(b.to(dtype), a.to(dtype))
-
-
-def _squares(matrices: Tensor) -> Tensor:
-    """(n,): the squares of all entries of (n, q, p), those of a row of p in its own dtype, the rest in float64."""
-    return torch.linalg.vector_norm(matrices, dim=2).to(torch.float64).square().sum(1)
 
 
 KINDS["computed"] = as_computed

@@ -14,6 +14,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sketches import Sketch
 from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding
 from isthmus.problems.objectives.module import merged
@@ -34,6 +35,8 @@ class Gathering:
     rows: dict[str, list[Rows]] = field(default_factory=dict)
     codes: dict[str, dict[str, list[Rows | None]]] = field(default_factory=dict)
     sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    _watched: str = ""
+    """The leaf whose two passes are compared in this round."""
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.codes or self.sums)
@@ -69,6 +72,7 @@ class Gathering:
             rows = rows.scaled(factor) if factor != 1.0 else rows
             return rows if groups is None else rows.regrouped(groups)
 
+        self._watched = names[round.t % len(names)]
         stack = [(name, self._joined(name, self.rows.get(name, []))) for name in names] if self.rows else []
         rows, codes, ready = whole(Stack(_all(stack))) if stack else None, {}, {}
         for _, release, slot in slots([self.stage]):
@@ -92,6 +96,8 @@ class Gathering:
         pieces = self.codes.get(release.name, {}).pop(name, [])
         rows = self._joined(name, pieces)
         assert rows is not None
+        if isinstance(rows, Computed):
+            rows.hold = True
         rows = rows.scaled(factor) if factor != 1.0 else rows
         found = measure_leaf(release.clipped, round.bounds[slot], name, rows, rounding)
         self.sums.setdefault(release.name, {})[name] = found
@@ -117,7 +123,10 @@ class Gathering:
     def _joined(self, name: str, pieces: Sequence[Rows | None]) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up."""
         rows = merged(name, pieces)
-        return rows.computed() if self.fast and rows is not None else rows
+        made = rows.computed() if self.fast and rows is not None else rows
+        if isinstance(made, Computed):
+            made.watched = name == self._watched
+        return made
 
 
 def _all(items: Sequence[tuple[str, Rows | None]]) -> list[tuple[str, Rows]]:

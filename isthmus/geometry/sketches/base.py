@@ -430,14 +430,16 @@ def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
 
 def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     """A clear error for a vector of the wrong length."""
-    validate.check(v.shape == (size,), f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
+    if v.shape != (size,):
+        validate.refuse(f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
 
 
 def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
     """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
     validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
     hi = lo + x.shape[1]
-    validate.check(0 <= lo and hi <= sketch.d, "columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
+    if lo < 0 or hi > sketch.d:
+        validate.refuse("columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
     return hi
 
 

@@ -101,13 +101,30 @@ def _whitened(signs: Tensor) -> Tensor:
     """Orthonormal rows with the span of rows of signs, at least `SLIM` times as long as they are many.
 
     Their Gram matrices, size times the identity up to some sqrt(rank / size), are exact in float32 below 2^24 columns
-    and never near singular (a pivot below a fifth has a probability below 2^-100).
+    and never near singular (a pivot below a fifth has a probability below 2^-100).  On a device the inverse root comes
+    from products alone.
     """
     x = signs.to(torch.float32)
     with exact_products(x.device):
-        factor = torch.linalg.cholesky_ex((x @ x.mT).double())[0]
-        inverse = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
-        return inverse.float() @ x if x.is_cuda else inverse @ x.double()
+        gram = (x @ x.mT).double()
+        if x.is_cuda:
+            return _inverse_root(gram / x.shape[-1]).float() @ (x * x.shape[-1] ** -0.5)
+        factor = torch.linalg.cholesky(gram)
+        return torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False) @ x.double()
+
+
+def _inverse_root(y: Tensor, steps: int = 10) -> Tensor:
+    """y^(-1/2) by the coupled Newton-Schulz iteration, for matrices within a factor two of the identity.
+
+    >>> _inverse_root(torch.tensor([[[1.44]]], dtype=torch.float64)).item()
+    0.8333333333333334
+    """
+    eye = _eye(y)
+    z = eye.expand_as(y)
+    for _ in range(steps):
+        half = 1.5 * eye - 0.5 * (z @ y)
+        y, z = y @ half, half @ z
+    return z
 
 
 def _householder(columns: Tensor) -> Tensor:
