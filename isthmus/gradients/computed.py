@@ -1,16 +1,16 @@
 """Rows that are the products a device computes, in the precision the network trains in.
 
 A record's gradient sum_t b_t a_t' may be ANY function of the record: the guarantee asks that what is added of it is no
-longer than C, not that it is an exact derivative.  So the row of a record is taken to be the q x p matrix that one batched
-product of its factors gives, in TF32, in bfloat16 with float32 sums, or in float32, and
+longer than C, not that it is an exact derivative.  So the row of a record is taken to be the q x p matrix that one
+batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or in float32, and
 
   * its norm is measured on that matrix itself, a slab of rows of it at a time: no bound of the product's own rounding
     is needed, however much its terms cancel, only that of adding squares (gamma_p / 2, relative);
   * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
 
-Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and get
-the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared in every
-step, of one leaf after the other): where they are not the same, the sum becomes NaN and nothing is told.
+Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
+get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared in
+every step, of one leaf after the other): where they are not the same, the sum becomes NaN and nothing is told.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds
+from isthmus.gradients.tied import Sum
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 SLAB_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
 """The matrices of all examples that are held at once: rows lo, ..., hi - 1 of each."""
@@ -86,9 +91,9 @@ class Computed(Rows):
         total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
         for piece in parts[1:]:
             total += _product(piece, lo, hi, self.dtype)
-        for piece in self.pieces:
-            if isinstance(piece, Lookup):
-                piece.add_to(total, lo, hi)
+        for table in self.pieces:
+            if isinstance(table, Lookup):
+                table.add_to(total, lo, hi)
         return total if self._out is None else total.masked_fill_(self._out[:, None, None], 0.0)
 
     def bias(self) -> Tensor:
@@ -216,16 +221,16 @@ def as_computed(rows: Rows) -> Rows:
     >>> as_computed(Outer(torch.ones(1, 8, 2), torch.ones(1, 8, 2)))
     Dense(n=1, d=4, float32)
     """
-    pieces = rows.pieces if hasattr(rows, "pieces") else [rows]
-    if isinstance(rows, Computed) or not all(_fits(piece) for piece in pieces):
-        return rows
     if isinstance(rows, Lookup):
         return rows.distinct()
+    pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
+    if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
+        return rows
     made = Computed(pieces)
     return Dense(made.dense()) if made.d * made.dtype.itemsize <= sum(_bytes(piece) for piece in pieces) else made
 
 
-def _fits(piece: Rows) -> bool:
+def _fits(piece: Rows) -> TypeIs[Outer | Lookup]:
     many = isinstance(piece, Outer) and isinstance(piece.a, Tensor) and piece.positions > 1
     return many or isinstance(piece, Lookup)
 
@@ -245,7 +250,7 @@ def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
         b = b.contiguous() if b.shape[2] < piece.q else torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
     b = b.mT
     if a.dtype == b.dtype and a.dtype.itemsize < 4 and a.is_cuda:
-        return torch.bmm(b, a, out_dtype=dtype)  # type: ignore[call-overload]
+        return torch.bmm(b, a, out_dtype=dtype)
     return torch.bmm(b.to(dtype), a.to(dtype))
 
 

@@ -90,7 +90,8 @@ class Stack(Rows):
         sizes = [size for piece, _ in self._pieces if (size := piece.mass(ord)) is not None]
         if not sizes:
             return None
-        return torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0) * (abs(self.factor) * (1 + 2.0**-40))
+        whole: Tensor = torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0)
+        return whole * (abs(self.factor) * (1 + 2.0**-40))
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room = self._room(rho, out)

@@ -48,7 +48,7 @@ class Clipping(Protocol):
 
     def leaf_weights(self, name: str, rows: Rows, bound: float) -> tuple[Tensor, float]:
         """The weights of one leaf's rows and their bound, where leaves are clipped by themselves."""
-        raise NotImplementedError
+        return _weights(rows, self.ord, bound), bound
 
     def each(self, bound: float) -> float | Mapping[str, float]:
         """The bound of every weighted row."""

@@ -1,7 +1,8 @@
 """What the backward pass of one physical batch tells: the rows of every leaf, until all of a record is known.
 
-A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only codes are
-kept; where leaves are clipped by themselves a leaf is summed as soon as its last use has spoken, and nothing is kept.
+A leaf's rows come from every use of its weight.  Where a release clips codes they are encoded at once, and only codes
+are kept; where leaves are clipped by themselves a leaf is summed as soon as its last use has spoken, and nothing is
+kept.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Gathering:
         self.rows, self.codes, self.sums = {}, {}, {}
 
     def take(self, round: Round, name: str, rows: Rows, uses: int, factor: float, rounding: Rounding) -> None:
-        """One use's rows; `uses` is how often the leaf was used in the passes of this batch, `factor` as in `message`."""
+        """One use's rows; the leaf was used `uses` times in the passes of this batch; `factor` is as in `message`."""
         keep = False
         for _, release, slot in slots([self.stage]):
             sketch = round.sketches[slot]
@@ -66,7 +67,7 @@ class Gathering:
     def message(
         self, round: Round, names: Sequence[str], rounding: Rounding, factor: float = 1.0, groups: Tensor | None = None
     ) -> Message:
-        """The sum of the batch; every row is multiplied by `factor`, and micro-batches are made, before it is clipped."""
+        """The sum of the batch; rows are multiplied by `factor`, and micro-batches made, before they are clipped."""
 
         def whole(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
             rows = rows.scaled(factor) if factor != 1.0 else rows

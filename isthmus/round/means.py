@@ -1,11 +1,11 @@
 """Undoing the division of a mean loss, before anything is rounded to fewer than 32 bits.
 
-A mean over n examples divides every example's gradient by n.  In float32 the rows are multiplied by n when all of them are
-known.  In bfloat16 that is too late: what rounding left of g / n is another number for every n, and one record more would
-change every record's share.  So the outputs of the module are handed on in float32 (nothing is lost by that), and the
-gradient that comes back is multiplied by n there, in float32, before the network's own backward pass rounds it.  What a
-later rounding sees is the gradient of the example's own loss, up to the last of 24 bits, whatever n is; for a loss that the
-module computes itself, a number, it is exact (n / n is 1).
+A mean over n examples divides every example's gradient by n.  In float32 the rows are multiplied by n when all of them
+are known.  In bfloat16 that is too late: what rounding left of g / n is another number for every n, and one record more
+would change every record's share.  So the outputs of the module are handed on in float32 (nothing is lost by that), and
+the gradient that comes back is multiplied by n there, in float32, before the network's own backward pass rounds it.
+What a later rounding sees is the gradient of the example's own loss, up to the last of 24 bits, whatever n is; for a
+loss that the module computes itself, a number, it is exact (n / n is 1).
 
 That last bit is the assumption which every mean loss rests on (see docs/privacy.md); a sum has no division to undo.
 """
@@ -67,9 +67,9 @@ class Undo:
         """Refuse gradients that came another way, and are divided by n still."""
         if self.on and not self._fired:
             raise validate.InvalidInput(
-                "a gradient reached a layer without passing the module's own output (through a tensor that a hook or an "
-                "attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return that "
-                "tensor too, or use a sum, loss_reduction='sum'"
+                "a gradient reached a layer without passing the module's own output (through a tensor that a hook or "
+                "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
+                "that tensor too, or use a sum, loss_reduction='sum'"
             )
 
 

@@ -160,7 +160,7 @@ def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding:
 
 
 def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> Tensor:
-    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known, and none is kept."""
+    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
     with exact_products(rows.device):
         weights, own = clip.leaf_weights(name, rows, bound)
         return weighted_sum(

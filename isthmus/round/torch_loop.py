@@ -44,7 +44,6 @@ from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fr
 from isthmus.round.updates import Delegate
 from isthmus.round.wire import Keys, Message
 
-
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 

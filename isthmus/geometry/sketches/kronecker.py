@@ -192,7 +192,7 @@ class KroneckerMap(Sketch):
 
 
 class Side(NamedTuple):
-    """Factors of one shape: those of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
+    """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
 
     names: list[str]
     side: int

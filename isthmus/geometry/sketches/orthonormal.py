@@ -77,19 +77,15 @@ def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.devic
     where = torch.device("cpu") if device is None else device
     long = [each for each in shapes if _long(*each[:2])]
     ends = [0, *accumulate(rank * size * count for rank, size, count in long)]
-    signs = iter(())
-    if long:
-        drawn = randomness.sign_range(key, 0, ends[-1], where)
-        signs = iter([drawn[lo:hi] for lo, hi in pairwise(ends)])
-    found = []
+    drawn = randomness.sign_range(key, 0, ends[-1], where) if long else torch.empty(0)
+    signs, found = iter([drawn[lo:hi] for lo, hi in pairwise(ends)]), []
+    dtype = torch.float64 if device is None else torch.float32
     for number, (rank, size, count) in enumerate(shapes):
         if _long(rank, size):
             found.append(_whitened(next(signs).view(count, rank, size)))
         else:
             normals = randomness.generator(key, number).standard_normal((count, size, rank))
-            found.append(
-                _householder(torch.from_numpy(normals)).mT.to(where, torch.float64 if device is None else torch.float32)
-            )
+            found.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
     return found
 
 
@@ -109,8 +105,9 @@ def _whitened(signs: Tensor) -> Tensor:
         gram = (x @ x.mT).double()
         if x.is_cuda:
             return _inverse_root(gram / x.shape[-1]).float() @ (x * x.shape[-1] ** -0.5)
-        factor = torch.linalg.cholesky(gram)
-        return torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False) @ x.double()
+        factor: Tensor = torch.linalg.cholesky(gram)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
+        return inverse @ x.double()
 
 
 def _inverse_root(y: Tensor, steps: int = 10) -> Tensor:

@@ -168,8 +168,8 @@ class Layers:
             if b.dtype.itemsize < 4 and not self.reduced():
                 raise validate.InvalidInput(
                     f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
-                    "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts from "
-                    "the module, or use a sum, loss_reduction='sum'"
+                    "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts "
+                    "from the module, or use a sum, loss_reduction='sum'"
                 )
             if any(x._version != version for x, version in seen):
                 raise validate.InvalidInput(
