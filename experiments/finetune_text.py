@@ -45,23 +45,40 @@ HEAD = {"head": (2, 385)}
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The numbers that are chosen on validation texts: epochs, the rates of the encoder and of the classifier."""
+
+    epochs: int
+    rate: float
+    head_rate: float = 0.02
+
+
+@dataclass(frozen=True)
 class Method:
     """What is trained beside the classifier: so many blocks at the end, or LoRA of a rank in them; and the sketch."""
 
     blocks: int
-    rates: tuple[float, ...]
-    epochs: tuple[int, ...] = (10,)
+    tries: tuple[Choice, ...]
     lora: int = 0
     sketch: Any = None
+    scale: float = 20.0
+    """Length of the vector that the classifier sees: how the clip is shared between it and the encoder."""
+    physical: int = 512
 
 
+def _tries(*pairs: tuple[int, float]) -> tuple[Choice, ...]:
+    return tuple(Choice(*pair) for pair in pairs)
+
+
+_KRONECKER = isthmus.Kronecker(24, 24, ranks=HEAD)
+_PROBES = tuple(Choice(epochs, 0.0, rate) for epochs in (3, 10, 30) for rate in (0.05, 0.1, 0.2))
 METHODS = {
-    "probe": Method(0, (0.0,), (4, 10, 30)),
-    "last block": Method(1, (3e-5, 1e-4, 3e-4), (5, 15)),
-    "last block, Kronecker": Method(1, (3e-5, 1e-4, 3e-4), (5, 15), sketch=isthmus.Kronecker(24, 24, ranks=HEAD)),
-    "LoRA": Method(6, (3e-4, 1e-3, 3e-3), (5, 15), lora=8),
-    "all blocks": Method(6, (3e-5, 1e-4, 3e-4), (5,)),
-    "all blocks, Kronecker": Method(6, (1e-5, 3e-5, 1e-4), (5, 15), sketch=isthmus.Kronecker(24, 24, ranks=HEAD)),
+    "probe": Method(0, _PROBES, scale=2.0, physical=4000),
+    "LoRA": Method(6, _tries((5, 1e-3), (5, 3e-3), (10, 1e-3)), lora=8, physical=1024),
+    "last block": Method(1, _tries((5, 1e-5), (5, 3e-5))),
+    "last block, Kronecker": Method(1, _tries((5, 3e-5), (5, 1e-4)), sketch=_KRONECKER),
+    "all blocks": Method(6, _tries((5, 1e-5), (5, 3e-5))),
+    "all blocks, Kronecker": Method(6, _tries((5, 1e-5), (5, 3e-5)), sketch=_KRONECKER),
 }
 
 
@@ -71,22 +88,9 @@ class Settings:
 
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0)
     batch: int = 2000
-    physical: int = 512
     seeds: int = 3
-    scale: float = 20.0
-    """Length of the vector that the classifier sees: how the clip is shared between it and the encoder."""
-    head_rates: tuple[float, ...] = (0.02,)
     device: str = "cpu"
     bfloat16: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The numbers that are chosen on validation texts."""
-
-    epochs: int
-    rate: float
-    head_rate: float
 
 
 class LoRA(nn.Module):
@@ -127,10 +131,10 @@ class Classifier(nn.Module):
         return self.head(self.scale * F.normalize(pooled(x, mask).float(), dim=1)).float()
 
 
-def network(encoder: Encoder, method: Method, scale: float) -> Classifier:
+def network(encoder: Encoder, method: Method) -> Classifier:
     """A copy of what is trained; of LoRA's blocks only the added maps are."""
     kept = copy.deepcopy(encoder.blocks[len(encoder.blocks) - method.blocks :])
-    made = Classifier(kept, encoder.embeddings.LayerNorm.weight.numel(), scale)
+    made = Classifier(kept, encoder.embeddings.LayerNorm.weight.numel(), method.scale)
     for block in kept if method.lora else []:
         block.requires_grad_(False)
         attention = block.attention["self"]
@@ -175,12 +179,6 @@ def stacked(batch: list[Any]) -> tuple[Tensor, Tensor]:
     return torch.stack([x for x, _ in batch]), torch.stack([y for _, y in batch])
 
 
-@functools.cache
-def multiplier(epsilon: float, rate: float, steps: int) -> float:
-    """The noise that a budget asks for."""
-    return float(privacy.noise_multiplier(epsilon=epsilon, delta=DELTA, sampling_rate=rate, steps=steps))
-
-
 def optimizer_of(module: Classifier, choice: Choice) -> torch.optim.Optimizer:
     """Adam with a rate for the classifier and one for the encoder."""
     rest = [p for name, p in module.named_parameters() if p.requires_grad and not name.startswith("head.")]
@@ -194,7 +192,7 @@ def schedule(steps: int) -> Any:
     return lambda t: min((t + 1) / rise, max(steps - t, 0) / (steps - rise + 1))
 
 
-def train(module: Classifier, method: Method, choice: Choice, data: Records, epsilon: float, size: Settings) -> Any:
+def train(module: Classifier, method: Method, choice: Choice, data: Records, noise: float, size: Settings) -> Any:
     """Train privately in the loop one always writes; the engine, which knows what was spent."""
     steps = choice.epochs * round(len(data) / size.batch)
     optimizer = optimizer_of(module, choice)
@@ -203,10 +201,10 @@ def train(module: Classifier, method: Method, choice: Choice, data: Records, eps
         module=module,
         optimizer=optimizer,
         data_loader=DataLoader(data, batch_size=size.batch, collate_fn=stacked),
-        noise_multiplier=multiplier(epsilon, size.batch / len(data), steps),
+        noise_multiplier=noise,
         max_grad_norm=CLIP,
         loss_reduction="sum",
-        max_physical_batch_size=size.physical,
+        max_physical_batch_size=method.physical,
         sketch=method.sketch,
     )
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(steps))
@@ -251,25 +249,32 @@ class Bench:
             self._kept[depth] = [Records(frozen(self.encoder, x, depth), y) for x, y in parts]
         return self._kept[depth]
 
-    def run(self, method: Method, choice: Choice, epsilon: float, seed: int, final: bool) -> dict[str, Any]:
+    def steps(self, choice: Choice) -> int:
+        """How many releases."""
+        return choice.epochs * round(len(self.texts.train[1]) / self.size.batch)
+
+    def noise(self, lines: Lines, epsilon: float, choice: Choice) -> float:
+        """The noise multiplier that the budget asks for; computing it takes seconds, so it is kept too."""
+        steps, rate = self.steps(choice), self.size.batch / len(self.texts.train[1])
+        this = f"noise | {epsilon:g} | {steps} steps at rate {rate:g}"
+        if this not in lines:
+            lines.add(this, privacy.noise_multiplier(epsilon=epsilon, delta=DELTA, sampling_rate=rate, steps=steps))
+        return float(lines[this])
+
+    def run(self, method: Method, choice: Choice, noise: float, seed: int, final: bool) -> dict[str, Any]:
         """One private training: accuracy on validation texts, and on the test where nothing is chosen any more."""
         torch.manual_seed(seed)
         kept, validation, test = self.records(method)
-        module = network(self.encoder, method, self.size.scale).to(self.size.device)
+        module = network(self.encoder, method).to(self.size.device)
         begin = time.perf_counter()
-        engine = train(module, method, choice, kept, epsilon, self.size)
+        engine = train(module, method, choice, kept, noise, self.size)
         module.eval()
         found = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
         if final:
             found |= {"test": accuracy(module, test), "epsilon": engine.get_epsilon(DELTA)}
-        found |= {"weights": engine.driver.layers.space.d, "steps": choice.epochs * round(len(kept) / self.size.batch)}
+        found |= {"weights": engine.driver.layers.space.d, "steps": self.steps(choice)}
         engine.detach()
         return found
-
-
-def choices(method: Method, size: Settings) -> list[Choice]:
-    """What is tried on validation texts."""
-    return [Choice(e, rate, head) for e in method.epochs for rate in method.rates for head in size.head_rates]
 
 
 def key(name: str, epsilon: float, choice: Choice, seed: int, final: bool) -> str:
@@ -278,7 +283,7 @@ def key(name: str, epsilon: float, choice: Choice, seed: int, final: bool) -> st
     return f"{name} | {epsilon:g} | {rate} | {'final' if final else 'try'} {seed}"
 
 
-def best(lines: Lines, name: str, epsilon: float, tried: list[Choice]) -> Choice | None:
+def best(lines: Lines, name: str, epsilon: float, tried: tuple[Choice, ...]) -> Choice | None:
     """The choice with the best validation accuracy, once all were tried."""
     scores = [lines.get(key(name, epsilon, each, 0, False)) for each in tried]
     if any(score is None for score in scores):
@@ -289,18 +294,18 @@ def best(lines: Lines, name: str, epsilon: float, tried: list[Choice]) -> Choice
 def work(bench: Bench, lines: Lines, methods: dict[str, Method], until: float) -> None:
     """Whatever of this process's share is not done yet, until the time is over."""
     for name, epsilon in lines.mine([(name, epsilon) for name in methods for epsilon in bench.size.epsilons]):
-        method, tried = methods[name], choices(methods[name], bench.size)
-        for choice, seed, final in _runs(bench, lines, name, epsilon, tried):
+        for choice, seed, final in _runs(bench, lines, name, epsilon, methods[name].tries):
             if time.time() > until:
                 return
             this = key(name, epsilon, choice, seed, final)
             if this not in lines:
-                lines.add(this, bench.run(method, choice, epsilon, seed, final))
+                noise = bench.noise(lines, epsilon, choice)
+                lines.add(this, bench.run(methods[name], choice, noise, seed, final))
                 print(this, json.dumps(lines[this]), flush=True)
 
 
 def _runs(
-    bench: Bench, lines: Lines, name: str, epsilon: float, tried: list[Choice]
+    bench: Bench, lines: Lines, name: str, epsilon: float, tried: tuple[Choice, ...]
 ) -> Iterator[tuple[Choice, int, bool]]:
     """All tries, then the final runs with the best of them."""
     yield from ((each, 0, False) for each in tried)
@@ -314,7 +319,7 @@ def summary(lines: Lines, methods: dict[str, Method], size: Settings) -> list[di
     rows = []
     for name, method in methods.items():
         for epsilon in size.epsilons:
-            chosen = best(lines, name, epsilon, choices(method, size))
+            chosen = best(lines, name, epsilon, method.tries)
             if chosen is None:
                 continue
             found = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
@@ -349,10 +354,11 @@ def small(size: Settings) -> tuple[Bench, dict[str, Method]]:
     texts = Texts((ids[:64], y[:64]), (ids[64:80], y[64:80]), (ids[80:], y[80:]))
     encoder = Encoder(2, size=16, heads=2, inner=32, vocabulary=50, places=12)
     tiny = isthmus.Kronecker(3, 3, ranks={"head": (2, 17)})
-    methods = {name: replace(method, blocks=min(method.blocks, 2), rates=method.rates[:2], epochs=(1,),
-                             lora=min(method.lora, 2), sketch=method.sketch and tiny)
+    methods = {name: replace(method, blocks=min(method.blocks, 2), physical=10, lora=min(method.lora, 2),
+                             tries=tuple(replace(each, epochs=1) for each in method.tries[:2]),
+                             sketch=method.sketch and tiny)
                for name, method in METHODS.items()}  # fmt: skip
-    return Bench(encoder, texts, replace(size, batch=16, physical=10, seeds=2, epsilons=(8.0,))), methods
+    return Bench(encoder, texts, replace(size, batch=16, seeds=2, epsilons=(8.0,))), methods
 
 
 def main() -> None:
@@ -365,9 +371,12 @@ def main() -> None:
     parser.add_argument("--bfloat16", action="store_true", help="passes under autocast")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this time")
+    parser.add_argument("--epsilons", nargs="*", type=float, default=[1.0, 3.0, 8.0])
+    parser.add_argument("--plan", action="store_true", help="compute how much noise is needed, and train nothing")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    until, size = time.time() + given.seconds, Settings(device=given.device, bfloat16=given.bfloat16)
+    until = time.time() + given.seconds
+    size = Settings(tuple(given.epsilons), device=given.device, bfloat16=given.bfloat16)
     if not given.small and given.folder is None:
         parser.error("give --folder (finetune_data.py writes it), or --small")
     torch.set_float32_matmul_precision("high")
@@ -378,6 +387,10 @@ def main() -> None:
         texts, encoder = finetune_data.load(given.folder), finetune_data.encoder(given.folder)
         bench = Bench(encoder.to(given.device), texts.to(given.device), size)
     lines = Lines(given.out, NAME, given.shard)
+    if given.plan:
+        for epsilon, choice in ((e, c) for e in size.epsilons for each in methods.values() for c in each.tries):
+            bench.noise(lines, epsilon, choice)
+        return
     work(bench, lines, methods, until)
     rows = summary(lines, methods, bench.size)
     if rows:

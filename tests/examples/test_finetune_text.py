@@ -42,7 +42,7 @@ def test_both_ends_of_a_long_text_are_kept_and_short_ones_whole() -> None:
 def test_the_frozen_part_and_the_trained_end_are_the_encoder(blocks: int, lora: int) -> None:
     """LoRA begins where the encoder is; half precision of what is kept is the only difference."""
     encoder = tiny()
-    module = experiment.network(encoder, experiment.Method(blocks, (0.1,), lora=lora), scale=1.0)
+    module = experiment.network(encoder, experiment.Method(blocks, (), lora=lora, scale=1.0))
     with torch.no_grad():
         module.head.weight.copy_(torch.arange(16.0).reshape(2, 8))
         found = module(experiment.frozen(encoder, IDS, 2 - blocks).float())
@@ -69,7 +69,7 @@ def test_batches_are_those_of_single_records() -> None:
 
 
 def test_the_choice_is_made_on_validation_texts_and_waits_for_all(tmp_path: Path) -> None:
-    tried = [experiment.Choice(1, rate, 0.1) for rate in (0.1, 0.2)]
+    tried = (experiment.Choice(1, 0.1), experiment.Choice(1, 0.2))
     lines = experiment.Lines(tmp_path, "any", "0/1")
     lines.add(experiment.key("probe", 1.0, tried[0], 0, False), {"validation": 0.6, "test": 0.9})
     assert experiment.best(lines, "probe", 1.0, tried) is None
@@ -80,16 +80,13 @@ def test_the_choice_is_made_on_validation_texts_and_waits_for_all(tmp_path: Path
 def test_a_step_moves_what_is_trained_and_nothing_else() -> None:
     bench, methods = experiment.small(experiment.Settings())
     method = methods["LoRA"]
-    module = experiment.network(bench.encoder, method, 20.0)
+    module = experiment.network(bench.encoder, method)
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     engine = experiment.train(
-        module, method, experiment.Choice(1, 0.01, 0.1), bench.records(method)[0], 8.0, bench.size
+        module, method, experiment.Choice(1, 0.01, 0.1), bench.records(method)[0], 0.9, bench.size
     )
     moved = {name for name, p in module.named_parameters() if not torch.equal(p, before[name])}
-    assert (
-        moved == {name for name, p in module.named_parameters() if p.requires_grad}
-        and 7.9 < engine.get_epsilon(1e-5) <= 8
-    )
+    assert moved == {name for name, p in module.named_parameters() if p.requires_grad} and engine.get_epsilon(1e-5) > 0
     assert isinstance(module.blocks[0].attention["self"].query, experiment.LoRA)
     assert isinstance(module.blocks[0].attention["self"].key, nn.Linear)
 
