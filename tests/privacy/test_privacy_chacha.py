@@ -198,3 +198,21 @@ def test_a_graph_may_not_hold_noise() -> None:
     out, graph = torch.zeros(100, device="cuda"), torch.cuda.CUDAGraph()
     with pytest.raises(InvalidInput, match="same noise at every replay"), torch.cuda.graph(graph):
         FastSource().add_normal(out, 1.0)
+
+
+def _wrong(out: torch.Tensor, scale: float, key: bytes) -> None:
+    out.add_(torch.randn(out.shape, dtype=out.dtype))  # normal, but not those of the key
+
+
+def _broken(out: torch.Tensor, scale: float, key: bytes) -> None:
+    raise RuntimeError("no compiler")
+
+
+@pytest.mark.parametrize(("add", "used"), [(Reference(), True), (_wrong, False), (_broken, False)])
+def test_a_device_that_gives_other_normals_is_not_used(monkeypatch: pytest.MonkeyPatch, add, used) -> None:  # type: ignore[no-untyped-def]
+    class Kernel:
+        add_normals = staticmethod(add)
+
+    monkeypatch.setattr(noise_module.importlib, "import_module", lambda name: Kernel)
+    found = noise_module._chacha.__wrapped__(torch.device("cpu"))
+    assert found is (add if used else None)
