@@ -22,7 +22,7 @@ MEAN = (
 )
 SHAPES = (
     "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
-    "how the tensor library multiplies matrices"
+    "how the tensor library multiplies matrices; the same product of the same numbers gives the same bits twice"
 )
 KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"

@@ -126,6 +126,7 @@ class PrivacyEngine:
         constraint: Any = None,
         max_physical_batch_size: int | None = None,
         micro_batch_size: int = 1,
+        precision: str = "network",
         **more: Any,
     ) -> Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
@@ -140,6 +141,8 @@ class PrivacyEngine:
         max_physical_batch_size   the loader yields pieces of this size; `step()` waits for the last piece
         micro_batch_size   clip means of this many records; a record moves the sum by up to 2C, and is accounted so
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
+        precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
+                     bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
 
         `poisson_sampling=False` draws batches of a fixed size without replacement, under replace-one adjacency.
         """
@@ -148,6 +151,7 @@ class PrivacyEngine:
         )
         validate.positive(noise_multiplier=noise_multiplier)
         options.check_loss(criterion, loss_reduction)
+        validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
         check_fresh(module, optimizer)
@@ -165,6 +169,7 @@ class PrivacyEngine:
         told = claims(seeded=noise.seeded, mean=loss_reduction == "mean", public=looked)
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": noise}
+        own["fast"] = precision == "network"
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         terms = checkpoint.terms(

@@ -51,7 +51,7 @@ class Layers:
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
-        self.reduced = True
+        self.reduced: Callable[[], bool] = lambda: True
         """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
         self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
@@ -63,6 +63,8 @@ class Layers:
         """Whose pass it is: a gradient that arrives when another has begun is refused."""
         self.batch: int | None = None
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
+        self.uses: Counter[str] = Counter()
+        """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
         self.trusted: dict[Hashable, Set[tuple[str, int]]] = {}
@@ -106,7 +108,7 @@ class Layers:
         before = self.listener, self.batch, self.token, self.reduced, self.pieces
         self.pieces, self.expected = self.expected, None
         self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
-        self.reduced = True
+        self.reduced = lambda: True
         try:
             yield
         finally:
@@ -183,6 +185,8 @@ class Layers:
         if self.batch and any(isinstance(x, Shared) for x in (*args, *kwargs.values())):
             args = tuple(own_copies(x, self.batch) for x in args)
             kwargs = {name: own_copies(x, self.batch) for name, x in kwargs.items()}
+        else:
+            args = site.rule.prepare(site.layer, args, self.batch) or args
         with ExitStack() as stack:
             if self._given_no_examples(site, args, kwargs):
                 stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
@@ -217,11 +221,21 @@ class Layers:
         dim = rule.dim(site.layer, output)
         return self.tap(site, output, dim, seen, lambda b: [(site, rule.rows(site.layer, kept, b, site.wanted))])
 
-    def tap(self, site: Site, output: Tensor, dim: int, inputs: Sequence[Tensor], found: Found) -> Tensor:
+    def tap(
+        self,
+        site: Site,
+        output: Tensor,
+        dim: int,
+        inputs: Sequence[Tensor],
+        found: Found,
+        feeds: Iterable[str] | None = None,
+    ) -> Tensor:
         """An output of a site with a tap on it: its gradient gives the rows of this and perhaps other sites.
 
-        The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives.
+        The examples are in dimension `dim`; the inputs may not be changed before the gradient arrives; `feeds` names
+        the leaves whose rows it gives, each as often as it does (the site's own where it is not said).
         """
+        self.uses.update(site.leaves.values() if feeds is None else feeds)
         token = self.token
         seen = [(x, x._version) for x in inputs]
 
@@ -231,10 +245,11 @@ class Layers:
                     f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
                     "loss of a batch before optimizer.step() and before the next batch"
                 )
-            if b.dtype.itemsize < 4 and not self.reduced:
+            if b.dtype.itemsize < 4 and not self.reduced():
                 raise validate.InvalidInput(
                     f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
-                    "the size of the batch, and with it every record's share; use a sum, loss_reduction='sum'"
+                    "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts "
+                    "from the module, or use a sum, loss_reduction='sum'"
                 )
             if any(x._version != version for x, version in seen):
                 raise validate.InvalidInput(

@@ -70,7 +70,7 @@ class Operation:
     def tap(self, use: Use, output: Tensor, *seen: Tensor) -> Tensor:
         """The output with a tap for one use of shared values."""
         site = self.shared.history.leaves[0].site
-        tapped: Tensor = self.layers.tap(site, output, use.dim, seen, use.by_site)
+        tapped: Tensor = self.layers.tap(site, output, use.dim, seen, use.by_site, use.feeds)
         return tapped
 
     def named(self, *names: str) -> dict[str, Any]:

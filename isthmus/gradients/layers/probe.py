@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,10 +74,18 @@ class RecordingLayers(Layers):
     rows: Tensor | None = None
     value: float | None = None
 
-    def tap(self, site: Site, output: Tensor, dim: int, inputs: Sequence[Tensor], found: Found) -> Tensor:
+    def tap(
+        self,
+        site: Site,
+        output: Tensor,
+        dim: int,
+        inputs: Sequence[Tensor],
+        found: Found,
+        feeds: Iterable[str] | None = None,
+    ) -> Tensor:
         """The output with a tap that records."""
         if self.seen is None:
-            return super().tap(site, output, dim, inputs, found)
+            return super().tap(site, output, dim, inputs, found, feeds)
         seen, place = self.seen, len(self.seen.given)
         k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
         known = k == 1 or (k > 1 and dim == 0)

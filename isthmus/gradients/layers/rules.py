@@ -72,7 +72,15 @@ class Taps(Protocol):
     def listens(self) -> bool: ...
     def enter(self, site: Site, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs, Callable[[], None]]: ...
     def after(self, site: Site, args: Args, kwargs: Kwargs, output: Tensor) -> Tensor: ...
-    def tap(self, site: Site, output: Tensor, dim: int, inputs: Sequence[Tensor], found: Found) -> Tensor: ...
+    def tap(
+        self,
+        site: Site,
+        output: Tensor,
+        dim: int,
+        inputs: Sequence[Tensor],
+        found: Found,
+        feeds: Iterable[str] | None = None,
+    ) -> Tensor: ...
     def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]: ...
     def read_ids(self) -> set[int]: ...
     def note_pieces(self, site: Site, k: int) -> None: ...
@@ -143,6 +151,10 @@ class LayerRule(ABC, Generic[L, K]):
         x = args[0] if args else kwargs.get("input")
         return (x, self.dim(layer, x)) if isinstance(x, Tensor) and x.ndim else None
 
+    def prepare(self, layer: L, args: Args, batch: int | None) -> Args | None:
+        """Other arguments for the layer, which compute the same (None: as they are)."""
+        return None
+
     @abstractmethod
     def keep(self, layer: L, args: Args, kwargs: Kwargs) -> K:
         """What of the forward pass the rows need."""
@@ -165,12 +177,19 @@ class LinearRule(LayerRule[nn.Linear, Tensor]):
 
     kinds = (nn.Linear,)
 
+    def prepare(self, layer: nn.Linear, args: Args, batch: int | None) -> Args | None:
+        """The input as autocast rounds it: kept so, it takes half the room."""
+        x = args[0] if args else None
+        if x is None or not torch.is_autocast_enabled(x.device.type) or x.dtype not in (torch.float32, torch.float16):
+            return None
+        return (x.to(torch.get_autocast_dtype(x.device.type)), *args[1:])
+
     def keep(self, layer: nn.Linear, args: Args, kwargs: Kwargs) -> Tensor:
         """The input."""
         return self.first(args[0] if args else kwargs["input"])
 
     def rows(self, layer: nn.Linear, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-        """Outer products, or their sums where these are smaller; a bias alone is the sum of b over positions."""
+        """Outer products; a bias alone is the sum of b over positions."""
         return factored(kept, self.first(b), wanted)
 
 
@@ -182,7 +201,7 @@ def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[st
         if suffix == "bias":
             found[suffix] = Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
         else:
-            found[suffix] = Outer(a, b, ones=binding.bias is not None).compact()
+            found[suffix] = Outer(a, b, ones=binding.bias is not None)
     return found
 
 

@@ -227,10 +227,10 @@ def matrix_rows(value: Shared, a: Tensor, b: Tensor) -> Found:
     """The same for rows sum_t b_t a_t' of a q x p matrix: factors stay factors where it is the parameter itself."""
     form = value.history.form
     if form is None or form.index is not None:
-        return pulled(value, Outer(a, b).compact())
+        return pulled(value, Outer(a, b))
     if form.turned:
         a, b = b, a
-    rows: Rows = Outer(a, b).compact()
+    rows: Rows = Outer(a, b)
     (leaf,) = value.history.leaves
     return [(leaf, leaf.laid(rows if form.factor == 1.0 else rows.scaled(form.factor)))]
 

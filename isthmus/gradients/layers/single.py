@@ -75,8 +75,8 @@ def _lower(below: Below, *tensors: Tensor) -> Tensor:
 
 
 def _tap(use: Use, output: Tensor, *inputs: Tensor) -> Tensor:
-    leaf = use.first.history.leaves[0]
-    return leaf.layers.tap(leaf.site, output, 0, inputs, use.by_site)
+    leaf = use.values[0].history.leaves[0]
+    return leaf.layers.tap(leaf.site, output, 0, inputs, use.by_site, use.feeds)
 
 
 def _linear(func: Any, args: Any, kwargs: Any) -> Tensor | None:

@@ -27,8 +27,14 @@ class Use(ABC):
 
     @property
     @abstractmethod
-    def first(self) -> Shared:
-        """The value, or the first of several."""
+    def values(self) -> list[Shared]:
+        """The values, in the order of their rows."""
+
+    @property
+    def feeds(self) -> list[str]:
+        """The leaves whose rows it gives."""
+        leaves = [leaf for value in self.values for leaf in value.history.leaves]
+        return [leaf.site.leaves[leaf.suffix] for leaf in leaves]
 
     @abstractmethod
     def rows(self, b: Tensor) -> Found:
@@ -48,9 +54,9 @@ class Spread(Use):
     n: int
 
     @property
-    def first(self) -> Shared:
+    def values(self) -> list[Shared]:
         """The value."""
-        return self.value
+        return [self.value]
 
     def rows(self, b: Tensor) -> Found:
         """(n, numbers of the value)."""
@@ -69,9 +75,9 @@ class Multiplied(Use):
     n: int
 
     @property
-    def first(self) -> Shared:
-        """The matrix."""
-        return self.weight
+    def values(self) -> list[Shared]:
+        """The matrix, and the shift."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def rows(self, b: Tensor) -> Found:
         """Outer products of the input and the gradient; the bias has the sum of the latter."""
@@ -96,9 +102,9 @@ class Read(Use):
     n: int
 
     @property
-    def first(self) -> Shared:
+    def values(self) -> list[Shared]:
         """The table."""
-        return self.table
+        return [self.table]
 
     def rows(self, b: Tensor) -> Found:
         """The places and the gradients there."""
@@ -128,9 +134,9 @@ class Convolved(Use):
     dim: int = 0
 
     @property
-    def first(self) -> Shared:
-        """The kernel."""
-        return self.weight
+    def values(self) -> list[Shared]:
+        """The kernel, and the shift."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def rows(self, b: Tensor) -> Found:
         """Products or factors of the weight; the bias has the sum over places."""
