@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from isthmus.gradients.layers.folding import pieces_of
 from isthmus.gradients.layers.forms import BROADCAST, TURNS, base_of, form_of
+from isthmus.gradients.layers.rules import as_multiplied
 from isthmus.gradients.layers.shared import HANDLERS, Base, Shared, Trace, Unseen, bare, mark
 from isthmus.gradients.layers.single import NORMS, by_name, einsum_product, normalised, replaced, single, tensors_in
 from isthmus.gradients.layers.uses import Convolved, Multiplied, Read, Spread, Use
@@ -260,7 +261,7 @@ def _product(op: Operation, x: Tensor, weight: Shared, bias: Tensor | None, turn
     if x.ndim < 2 or bias is not None and bias.ndim > 1:
         raise Unseen(op.shared, f"meets an example without a dimension of its own in {op.name!r}")
     c = bare(bias) if isinstance(bias, Shared) else bias
-    plain = bare(weight)
+    x, plain = as_multiplied(x), bare(weight)
     out = F.linear(x, plain.mT if turned else plain, c)
     use = Multiplied(weight, turned, bias if isinstance(bias, Shared) else None, x.detach(), op.dim(x.ndim), op.n)
     return op.tap(use, out, x)

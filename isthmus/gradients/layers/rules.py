@@ -179,10 +179,7 @@ class LinearRule(LayerRule[nn.Linear, Tensor]):
 
     def prepare(self, layer: nn.Linear, args: Args, batch: int | None) -> Args | None:
         """The input as autocast rounds it: kept so, it takes half the room."""
-        x = args[0] if args else None
-        if x is None or not torch.is_autocast_enabled(x.device.type) or x.dtype not in (torch.float32, torch.float16):
-            return None
-        return (x.to(torch.get_autocast_dtype(x.device.type)), *args[1:])
+        return (as_multiplied(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
     def keep(self, layer: nn.Linear, args: Args, kwargs: Kwargs) -> Tensor:
         """The input."""
@@ -191,6 +188,13 @@ class LinearRule(LayerRule[nn.Linear, Tensor]):
     def rows(self, layer: nn.Linear, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Outer products; a bias alone is the sum of b over positions."""
         return factored(kept, self.first(b), wanted)
+
+
+def as_multiplied(x: Tensor) -> Tensor:
+    """A factor of a product as autocast rounds it."""
+    kind = x.device.type
+    narrow = torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, torch.float16)
+    return x.to(torch.get_autocast_dtype(kind)) if narrow else x
 
 
 def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:

@@ -16,6 +16,7 @@ from torch._C import _functorch as functorch
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
+from isthmus.gradients.layers.rules import as_multiplied
 from isthmus.gradients.layers.shared import Shared, Unseen, bare
 from isthmus.gradients.layers.uses import Convolved, Multiplied, Read, Spread, Use
 from isthmus.gradients.rounding import CHUNK_BYTES
@@ -116,8 +117,7 @@ def _product(x: Tensor, weight: Shared, bias: Tensor | None, turned: bool) -> Te
     own = bias if isinstance(bias, Shared) and bias.ndim == 1 else None
 
     def below(n: int, tensors: list[Tensor]) -> Tensor:
-        (x,) = tensors
-        plain = bare(weight)
+        x, plain = as_multiplied(tensors[0]), bare(weight)
         out = F.linear(x, plain.mT if turned else plain, None if own is None else bare(own))
         return _tap(Multiplied(weight, turned, own, x.detach(), 0, n), out, x)
 
