@@ -115,14 +115,18 @@ def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bo
     for part in (few, whole):
         part, last = part.to(device), part is whole
         try:
-            trial.prepare(part)
+            trial.told_apart(part, lambda part=part: trial.prepare(part))
         except Exception as error:
             if isinstance(error, validate.InvalidInput) and last:
                 raise
             continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
-        trial.exchange(part, values)
-        if alone:
-            trial.alone(part)
+
+        def examine(part: Batch = part) -> None:
+            trial.exchange(part, values)
+            if alone:
+                trial.alone(part)
+
+        trial.told_apart(part, examine)
         return True
     return False
 
@@ -247,6 +251,24 @@ class _Trial:
             self._base = self._pass(batch, learning=not last)
             if before == self._learnt():
                 return
+
+    def told_apart(self, batch: Batch, look: Callable[[], None]) -> None:
+        """A look at a batch; where it refuses, another once a batch of another size has told what holds no examples.
+
+        A table that all examples share may have as many rows as there are examples: of one fewer it has not.
+        """
+        try:
+            look()
+        except validate.InvalidInput:
+            before = self._learnt()
+            try:
+                self._pass(batch.take(torch.arange(batch.n - 1)), learning=True)
+            except Exception:  # so many cannot be run
+                before = self._learnt()
+            if before == self._learnt():
+                raise
+            self.prepare(batch)
+            look()
 
     def _learnt(self) -> tuple[int, int, int]:
         """How much is known of the module's own code."""
