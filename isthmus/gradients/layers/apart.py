@@ -20,6 +20,7 @@ import gc
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -115,18 +116,12 @@ def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bo
     for part in (few, whole):
         part, last = part.to(device), part is whole
         try:
-            trial.told_apart(part, lambda part=part: trial.prepare(part))
+            trial.told_apart(part, partial(trial.prepare, part))
         except Exception as error:
             if isinstance(error, validate.InvalidInput) and last:
                 raise
             continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
-
-        def examine(part: Batch = part) -> None:
-            trial.exchange(part, values)
-            if alone:
-                trial.alone(part)
-
-        trial.told_apart(part, examine)
+        trial.told_apart(part, partial(trial.examine, part, values, alone))
         return True
     return False
 
@@ -251,6 +246,12 @@ class _Trial:
             self._base = self._pass(batch, learning=not last)
             if before == self._learnt():
                 return
+
+    def examine(self, batch: Batch, values: Values, alone: bool) -> None:
+        """Examples exchanged for others and, if `alone`, among copies of themselves."""
+        self.exchange(batch, values)
+        if alone:
+            self.alone(batch)
 
     def told_apart(self, batch: Batch, look: Callable[[], None]) -> None:
         """A look at a batch; where it refuses, another once a batch of another size has told what holds no examples.
