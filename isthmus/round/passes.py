@@ -255,12 +255,12 @@ class Guard:
             check_public_draws(found)
         return found
 
-    def enter(self, layer: nn.Module) -> None:
-        """A pass begins: of the whole, or of a layer inside one that has begun."""
+    def enter(self, layer: nn.Module, found: Things | None = None) -> None:
+        """A pass begins: of the whole, or of a layer inside one that has begun; `found` is what `check` has found."""
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        found = self.check()
+        found = self.check() if found is None else found
         self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
         self._looks += 1
         if self.secret and not hidden():

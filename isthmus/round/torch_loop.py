@@ -245,13 +245,12 @@ class TorchDriver:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
         if not module.training:
             return
-        if torch.is_grad_enabled():
-            self._admit(args, kwargs)
+        found = self._admit(args, kwargs) if torch.is_grad_enabled() else None
         if self.pipe.private:
-            self.guard.enter(module)
+            self.guard.enter(module, found)
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let a private batch in, or refuse it."""
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
+        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
         self.layers.check_apart()
         if self._adrift:
             raise validate.InvalidInput(
@@ -273,9 +272,11 @@ class TorchDriver:
                 "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
                 "module.eval() for other data"
             )
-        if self.pipe.private:  # examples that meet are found before their gradients are
-            self.guard.check()
-            look(self.layers, args, kwargs, self.layers.batch)
+        if not self.pipe.private:
+            return None
+        found = self.guard.check()
+        look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        return found
 
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
