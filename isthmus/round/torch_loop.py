@@ -32,9 +32,10 @@ from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
-from isthmus.problems.objectives.module import Layers, captured, merged
+from isthmus.problems.objectives.module import Layers, captured, merged, unused
 from isthmus.round import passes
 from isthmus.round.averages import Last
+from isthmus.round.copies import plain_copies
 from isthmus.round.pipeline import Pipeline, Release, slots
 from isthmus.round.sources import current
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
@@ -105,6 +106,9 @@ class TorchDriver:
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
+        self._unused: set[str] = set()
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._rows: dict[str, list[Rows]] = {}
@@ -121,6 +125,7 @@ class TorchDriver:
         self.layers.listener = self._push
         self.layers.reduced = reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
+        self.handles += plain_copies(module)
 
     # ------------------------------------------------------------ what a loop calls
 
@@ -292,8 +297,9 @@ class TorchDriver:
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        if self.reduction == "mean":  # before the sketch: what overflows must not depend on the size of the batch
-            rows = rows.scaled(float(self._batch))
+        if self.reduction == "mean" or self.loss_scale != 1.0:
+            # before the sketch: what overflows must not depend on the size of the batch
+            rows = rows.scaled((float(self._batch) if self.reduction == "mean" else 1.0) / self.loss_scale)
         keep = False
         for _, release, slot in slots([self.stage]):
             if _encodes_rows(release, round.sketches[slot]):
@@ -309,6 +315,7 @@ class TorchDriver:
         if self._round is None or not (self._rows or self._codes):
             return
         round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
+        self._fill(names)
         groups = None if self._ticket is None else self._ticket.groups
 
         def grouped(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
@@ -327,6 +334,14 @@ class TorchDriver:
         message = fragment(round, self.stage, rows, codes, rounding)
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
+
+    def _fill(self, names: Sequence[str]) -> None:
+        """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
+        tables = [self._rows, *self._codes.values()]
+        sizes = [piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None]
+        idle = [name for name in names if not any(name in table for table in tables)]
+        for name, rows in unused(self.layers, idle, sizes[0] if sizes else self._batch, self._unused):
+            self._push(name, rows)
 
     def _spend(self) -> None:
         """The examples of the ticket have been summed: no other pass may add them again."""
