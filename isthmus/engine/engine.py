@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from isthmus.engine.optimizer import (
     restore_steps,
     unwrapped,
 )
-from isthmus.engine.scaler import fix_scale
+from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
@@ -57,7 +57,7 @@ class Training:
     attached: bool = True
     bare: bool = False
     """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
-    free: Any = None
+    free: Callable[[], None] = lambda: None
     """Gives the loop's `GradScaler` back."""
 
 
@@ -159,6 +159,7 @@ class PrivacyEngine:
         validate.non_negative(noise_multiplier=noise_multiplier)
         given, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
         options.check_loss(criterion, loss_reduction)
+        scale = scale_of(grad_scaler, loss_reduction)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
         check_fresh(module, optimizer)
@@ -177,9 +178,8 @@ class PrivacyEngine:
         told = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
-        scale, free = fix_scale(grad_scaler, optimizer, loss_reduction)
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
-        driver.loss_scale = scale
+        driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         terms = checkpoint.terms(
             stage.event(ledger.adjacency), sampler, sketch, noise_multiplier=noise_multiplier, **numbers
@@ -248,8 +248,7 @@ class PrivacyEngine:
                 training.driver.forget()  # what was not released yet, or was refused, never is
                 training.driver.detach()
                 restore_steps(training.driver.optimizer)
-                if training.free is not None:
-                    training.free()
+                training.free()
             training.attached = False
 
     # ------------------------------------------------------------ what was spent

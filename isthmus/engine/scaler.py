@@ -54,7 +54,8 @@ class _Fixed(torch.amp.GradScaler):
         validate.check(known, "optimizer", type(optimizer).__name__, remedy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _bare, (self._plain,), self.__getstate__()
+        state = {name: value for name, value in self.__getstate__().items() if name not in ("_private", "_plain")}
+        return _bare, (self._plain,), state
 
 
 def _bare(kind: type[torch.amp.GradScaler]) -> torch.amp.GradScaler:
@@ -62,37 +63,44 @@ def _bare(kind: type[torch.amp.GradScaler]) -> torch.amp.GradScaler:
     return kind.__new__(kind)
 
 
-def fix_scale(
-    scaler: Any, optimizer: torch.optim.Optimizer, reduction: str
-) -> tuple[float, Callable[[], None] | None]:
-    """The scale of a user's scaler, fixed from now on, and what makes it the user's own again.
+def scale_of(scaler: Any, reduction: str) -> float:
+    """The scale that a loop multiplies its loss by: 1 without a scaler, or with one that is switched off.
 
-    >>> weights = [torch.nn.Parameter(torch.zeros(1))]
-    >>> scaler, sgd = torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD(weights, lr=0.1)
-    >>> scale, free = fix_scale(scaler, sgd, "mean")
-    >>> scale, scaler.update(), scaler.get_scale()
-    (8.0, None, 8.0)
-    >>> free()
+    >>> scale_of(None, "mean"), scale_of(torch.amp.GradScaler("cpu", init_scale=8.0), "mean")
+    (1.0, 8.0)
     """
     if scaler is None:
-        return 1.0, None
+        return 1.0
     known = isinstance(scaler, torch.amp.GradScaler)
     validate.check(known, "grad_scaler", type(scaler).__name__, "give the torch.amp.GradScaler of the loop")
-    if not scaler.is_enabled():
-        return 1.0, None
     scale = float(scaler.get_scale())
     validate.positive(**{"grad_scaler.get_scale()": scale})
     if scale > LARGE and reduction == "sum":
         warnings.warn(
             f"the loss is a sum and the scale of the GradScaler {scale:g}, which stays: float16 gradients of 1 overflow "
             "with it, and examples that overflow count as zero; give it init_scale=2.0**8 or so",
-            stacklevel=4,
+            stacklevel=3,
         )
+    return scale
+
+
+def fix_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Let the scale of a user's scaler stay from now on; returns what makes the scaler the user's own again.
+
+    >>> weights = [torch.nn.Parameter(torch.zeros(1))]
+    >>> scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    >>> free = fix_scale(scaler, torch.optim.SGD(weights, lr=0.1))
+    >>> scaler.update(), scaler.get_scale()
+    (None, 8.0)
+    >>> free()
+    """
+    if scaler is None or not scaler.is_enabled():
+        return lambda: None
     if isinstance(scaler, _Fixed):
         scaler._private.add(id(optimizer))
     else:
         kind = type(scaler)
-        scaler._private, scaler._plain = {id(optimizer)}, kind  # type: ignore[attr-defined]
+        scaler._private, scaler._plain = {id(optimizer)}, kind
         scaler.__class__ = type(kind.__name__, (_Fixed, kind), {"__module__": kind.__module__})
 
     def free() -> None:
@@ -101,4 +109,4 @@ def fix_scale(
             scaler.__class__ = scaler._plain
             del scaler._private, scaler._plain
 
-    return scale, free
+    return free
