@@ -53,12 +53,12 @@ class Training:
     noise: Any
     terms: dict[str, Any]
     sampler: str
+    free: Callable[[], None]
+    """Gives the loop's `GradScaler` back."""
     planned: int | None = None
     attached: bool = True
     bare: bool = False
     """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
-    free: Callable[[], None] = lambda: None
-    """Gives the loop's `GradScaler` back."""
 
 
 class PrivacyEngine:
@@ -186,7 +186,7 @@ class PrivacyEngine:
         )
         order = data_loader.batch_sampler if bare and not poisson_sampling else None
         words = sampler.describe() if order is None else "the batches of the user's own loader"
-        self._trainings.append(Training(driver, noise, terms, words, bare=bare, free=free))
+        self._trainings.append(Training(driver, noise, terms, words, free, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order)
@@ -379,9 +379,8 @@ class PrivacyEngine:
     ) -> TorchDriver:
         """The driver of a training; only batches of the private loader go through the module from now on."""
         pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
-        charged = ledger.run(
-            {stage.name: stage.event(promise.adjacency)}, seeded=getattr(own["noise"], "seeded", False), limit=self._limit
-        )
+        seeded = own["noise"] is not None and own["noise"].seeded
+        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=self._limit)
         same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
         self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
         self.driver.begin(Ticket(0))

@@ -77,8 +77,8 @@ def scale_of(scaler: Any, reduction: str) -> float:
     validate.positive(**{"grad_scaler.get_scale()": scale})
     if scale > LARGE and reduction == "sum":
         warnings.warn(
-            f"the loss is a sum and the scale of the GradScaler {scale:g}, which stays: float16 gradients of 1 overflow "
-            "with it, and examples that overflow count as zero; give it init_scale=2.0**8 or so",
+            f"the loss is a sum, and the scale of the GradScaler is {scale:g} and stays: gradients of 1 overflow in "
+            "float16, and examples that overflow count as zero; give it init_scale=2.0**8 or so",
             stacklevel=3,
         )
     return scale

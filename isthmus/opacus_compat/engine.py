@@ -45,7 +45,7 @@ class OpacusEngine(PrivacyEngine):
     def __init__(self, *, accountant: str = "prv", secure_mode: bool = False, **rest: Any) -> None:
         super().__init__(accountant=accountant, secure_mode=secure_mode, **rest)
 
-    def make_private(  # type: ignore[override]
+    def make_private(
         self,
         *,
         module: nn.Module,
@@ -115,7 +115,7 @@ class OpacusEngine(PrivacyEngine):
         """Raise `UnsupportedModuleError` with everything that is wrong with a module."""
         ModuleValidator.validate(module, strict=True)
 
-    def save_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> None:  # type: ignore[override]
+    def save_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> None:
         """To a path or a file that is open for writing; without pickle, and whole or not at all at a path."""
         rest = _without_schedulers(rest)
         if not hasattr(path, "write"):
@@ -125,7 +125,7 @@ class OpacusEngine(PrivacyEngine):
             super().save_checkpoint(path=Path(folder) / "checkpoint", module=module, **rest)
             path.write((Path(folder) / "checkpoint").read_bytes())
 
-    def load_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> dict[str, Any]:  # type: ignore[override]
+    def load_checkpoint(self, *, path: Any, module: nn.Module, **rest: Any) -> dict[str, Any]:
         """From a path or a file that is open for reading, on the terms it was written with."""
         rest = _without_schedulers(rest)
         if not hasattr(path, "read"):

@@ -46,7 +46,7 @@ class GradSampleModule:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""
         own, plain = type(self), self._plain
-        found = plain.__reduce_ex__(self, protocol)  # type: ignore[arg-type]
+        found = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
 
         def named(part: Any) -> Any:
             return tuple(map(named, part)) if isinstance(part, tuple) else plain if part is own else part
@@ -72,5 +72,5 @@ def put_on(module: nn.Module) -> nn.Module:
 def take_off(module: nn.Module) -> nn.Module:
     """The same module, of its own class again."""
     if isinstance(module, GradSampleModule):
-        module.__class__ = module._plain
+        module.__class__ = module._plain  # type: ignore[assignment]
     return module

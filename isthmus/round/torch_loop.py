@@ -16,7 +16,7 @@ used before the next one is read: a loop that reads ahead would carry a record i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -337,7 +337,7 @@ class TorchDriver:
 
     def _fill(self, names: Sequence[str]) -> None:
         """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
-        tables = [self._rows, *self._codes.values()]
+        tables: list[Mapping[str, Sequence[Rows | None]]] = [self._rows, *self._codes.values()]
         sizes = [piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None]
         idle = [name for name in names if not any(name in table for table in tables)]
         for name, rows in unused(self.layers, idle, sizes[0] if sizes else self._batch, self._unused):

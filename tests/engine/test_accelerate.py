@@ -113,3 +113,28 @@ def test_an_optimiser_with_a_scaler_inside_is_prepared_after() -> None:
         PrivacyEngine().make_private(
             module=module, optimizer=wrapped, data_loader=loader(data()), noise_multiplier=1.0, max_grad_norm=1.0
         )
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_mixed_precision(when: str) -> None:
+    """Autocast around the module: gradients of bfloat16 are taken of losses that are sums."""
+    accelerator, module, engine = (
+        accelerate.Accelerator(cpu=True, mixed_precision="bf16"),
+        mlp().float(),
+        PrivacyEngine(),
+    )
+    records = data(dtype=torch.float32)
+    parts: tuple[Any, ...] = (module, SGD(module.parameters(), lr=0.01), loader(records))
+    if when == "before":
+        parts = accelerator.prepare(*parts)
+    given = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "loss_reduction": "sum", "poisson_sampling": False}
+    made = engine.make_private(module=parts[0], optimizer=parts[1], data_loader=parts[2], **given)
+    net, optimizer, batches = made if when == "before" else accelerator.prepare(*made)
+    for _ in range(20):
+        for _, x, y in batches:
+            accelerator.backward(F.cross_entropy(net(x), y, reduction="sum"))
+            optimizer.step()
+    net.eval()
+    after = float(F.cross_entropy(net(records.x), records.y))
+    start = float(F.cross_entropy(mlp().float()(records.x), records.y))
+    assert after < start - 0.02 and len(engine.accountant) == 80

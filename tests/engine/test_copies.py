@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_cases import CLASSES, N, Indexed, data, mlp, private, train
+from engine_cases import CLASSES, N, data, mlp, private, train
 from torch import Tensor, nn
 from torch.optim import Adam
 
@@ -138,4 +138,3 @@ def test_module_and_optimiser_in_one_file_go_on_without_privacy() -> None:
     F.cross_entropy(module(data().x), data().y).backward()
     optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(before, run.module.parameters(), strict=True))
-    assert isinstance(data(), Indexed)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
+from isthmus.opacus_compat.utils.batch_memory_manager import wrap_data_loader
+
 lightning = pytest.importorskip("lightning")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own advice
 
@@ -126,4 +128,14 @@ def test_a_scaler_of_the_trainer(tmp_path: Any) -> None:
     plugin.autocast_context_manager = lambda: torch.autocast("cpu", enabled=False)  # type: ignore[method-assign]
     fit(lit(run), run.loader, tmp_path, plugins=[plugin])
     assert amp.get_scale() == 2.0**10 and len(run.rounds) == 8
+    assert_same(run.module, plain.module, 1e-12)
+
+
+def test_pieces_are_counted_by_the_loader_that_a_trainer_is_given(tmp_path: Any) -> None:
+    """A trainer stops after len(loader) batches: that of the memory manager counts pieces."""
+    plain, run = (private(mlp(), data(), optimizer=adam, poisson_sampling=False) for _ in range(2))
+    train(plain)
+    pieces = wrap_data_loader(data_loader=run.loader, max_batch_size=3, optimizer=run.optimizer)
+    fit(lit(run), pieces, tmp_path)
+    assert len(run.rounds) == 8 and len(run.batches) == 2 * len(pieces) == 32
     assert_same(run.module, plain.module, 1e-12)

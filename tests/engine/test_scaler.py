@@ -80,9 +80,7 @@ def half_sums(scale: float, weight: float, huge: bool = False) -> list[torch.Ten
     if huge:
         records.x[3] = 3e4
     amp = scaler(scale)
-    run = private(
-        Half(), records, noise_multiplier=0.0, loss_reduction="sum", grad_scaler=amp, poisson_sampling=False
-    )
+    run = private(Half(), records, noise_multiplier=0.0, loss_reduction="sum", grad_scaler=amp, poisson_sampling=False)
     for _, x, y in run.loader:
         loss = weight * F.cross_entropy(run.module(x).float(), y, reduction="sum")
         amp.scale(loss).backward()

@@ -88,7 +88,7 @@ def test_through_a_sketch(sketch: Any) -> None:
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_record_moves_the_sum_by_no_more_than_its_bound(skip: bool) -> None:
-    """Full batches that differ in one record, whose gradients are huge in one of them, whether the block runs or not."""
+    """Full batches that differ in one record with huge gradients, whether the block runs or not."""
     sums = []
     for size in (1e4, -1e4):
         module, records = Deep(), data()
@@ -125,3 +125,23 @@ def test_a_weight_that_is_used_elsewhere_does_not_count_as_idle() -> None:
                 (F.cross_entropy(module(x), y) + module.block.weight.square().sum()).backward()
             break
     assert run.engine.ledger.rounds() == {}
+
+
+def test_depth_by_chance() -> None:
+    """Stochastic depth: what is left out is drawn in secret, for the whole batch or example by example."""
+
+    class Chance(Deep):
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.first(x))
+            if self.training and float(torch.rand(())) < 0.5:
+                return self.last(h)
+            keep = torch.rand(len(x), 1, dtype=x.dtype) < 0.5 if self.training else 1.0
+            return self.last(h + keep * self.block(h))
+
+    module = Chance()
+    run = private(module, data(), noise_generator=None)
+    for _ in range(4):
+        for _, x, y in run.loader:
+            F.cross_entropy(module(x), y).backward()
+            run.optimizer.step()
+    assert len(run.rounds) == 16 and run.engine.statement(1e-5).private

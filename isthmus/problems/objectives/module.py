@@ -116,8 +116,8 @@ def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None =
     if new:
         told.update(new)
         warnings.warn(
-            f"the layers {new} took no part in a batch: their gradients count as zero there, and noise is added to them "
-            "all the same; freeze (requires_grad_(False)) what is never used",
+            f"the layers {new} took no part in a batch: their gradients are zero there, and noise is added to them all "
+            "the same; freeze (requires_grad_(False)) what is never used",
             stacklevel=4,
         )
     like, shapes = next(layers.parameters()), {name: layers.bindings[name].shape for name in names}
