@@ -28,7 +28,7 @@ def test_it_says_not_private_whatever_was_asked() -> None:
     assert not statement.private and statement.epsilon == statement.nominal == math.inf
     words = statement.words()
     assert "NOT private" in words and "noise_multiplier=0" in words and "secret" not in words.split("Noise:")[1][:60]
-    assert engine.ledger.rounds() == {"main": 4} and len(engine.accountant) == 4
+    assert engine.ledger.rounds() == {"main": 4} and engine.accountant.history == [(0.0, 1.0, 4)]
 
 
 def test_it_is_never_forgotten(tmp_path: Any) -> None:
