@@ -16,7 +16,7 @@ from isthmus.base import validate
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, modules, options
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, KEPT, claims
+from isthmus.engine.claims import FIXED, KEPT, PIECES, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
@@ -53,6 +53,7 @@ class Training:
     noise: Any
     terms: dict[str, Any]
     sampler: str
+    draws: Draws
     free: Callable[[], None]
     """Gives the loop's `GradScaler` back."""
     planned: int | None = None
@@ -186,10 +187,10 @@ class PrivacyEngine:
         )
         order = data_loader.batch_sampler if bare and not poisson_sampling else None
         words = sampler.describe() if order is None else "the batches of the user's own loader"
-        self._trainings.append(Training(driver, noise, terms, words, free, bare=bare))
-        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order)
+        self._trainings.append(Training(driver, noise, terms, words, draws, free, bare=bare))
+        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)
         return module, given, PrivateLoader(data_loader, draws, driver)
 
@@ -299,6 +300,7 @@ class PrivacyEngine:
         for training in self._trainings:
             driver, planned, done = training.driver, training.planned, training.driver.state.t
             told += [FIXED] if planned is None else stopped(planned, done)
+            told += [PIECES] if training.draws.was_cut else []
             if planned is not None and done < planned:
                 events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
         return compose(events), list(dict.fromkeys(told))

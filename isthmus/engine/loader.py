@@ -33,6 +33,8 @@ class Draws(Sampler[list[int]]):
     ) -> None:
         self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
         self.order = order
+        self.was_cut = False
+        """Whether logical batches were ever to be cut into physical ones."""
         self.tickets: deque[Ticket] = deque()
         """Those of the latest epoch that was begun, in the order of its batches."""
 
@@ -45,6 +47,7 @@ class Draws(Sampler[list[int]]):
 
     def _cut(self, tickets: deque[Ticket]) -> Iterator[list[int]]:
         for index in self._drawn():
+            self.was_cut |= self.physical is not None
             groups = self._groups(len(index))
             parts = [index] if self.physical is None or len(index) == 0 else list(index.split(self.physical))
             for number, part in enumerate(parts):

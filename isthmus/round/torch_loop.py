@@ -109,6 +109,7 @@ class TorchDriver:
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self._unused: set[str] = set()
+        self._left_out: list[str] = []
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._rows: dict[str, list[Rows]] = {}
@@ -340,6 +341,14 @@ class TorchDriver:
         tables: list[Mapping[str, Sequence[Rows | None]]] = [self._rows, *self._codes.values()]
         sizes = [piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None]
         idle = [name for name in names if not any(name in table for table in tables)]
+        if self._parts and idle != self._left_out and self.pipe.private:
+            some = sorted(set(idle) ^ set(self._left_out))
+            raise validate.InvalidInput(
+                f"the layers {some} took part in some physical batches of one logical batch and not in others: one "
+                "record more would move the others to other physical batches, and change what they add; leave layers "
+                "out example by example, or train with whole batches (no physical limit)"
+            )
+        self._left_out = idle
         for name, rows in unused(self.layers, idle, sizes[0] if sizes else self._batch, self._unused):
             self._push(name, rows)
 

@@ -101,6 +101,31 @@ def test_a_record_moves_the_sum_by_no_more_than_its_bound(skip: bool) -> None:
     assert C < float((sums[0] - sums[1]).norm()) <= 2 * C * (1 + KAPPA)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_pieces_of_a_batch_leave_out_the_same_layers(alike: bool) -> None:
+    """A record more moves others into other pieces: where those differ, it moves the sum by more than C."""
+    module = Deep()
+    run = private(module, data(), max_physical_batch_size=3)
+
+    def loop() -> None:
+        piece, t = 0, 0
+        for _, x, y in run.loader:
+            piece = piece + 1 if run.engine.driver.state.t == t else 0
+            t = run.engine.driver.state.t
+            module.skip = (t if alike else piece) % 2 == 0
+            F.cross_entropy(module(x), y).backward()
+            run.optimizer.step()
+
+    if alike:
+        loop()
+        assert len(run.rounds) == 4
+    else:
+        with pytest.raises(InvalidInput, match="some physical batches of one logical batch"):
+            loop()
+        assert run.engine.ledger.rounds() == {}
+    assert any("physical batch that it is in" in each for each in run.engine.statement(1e-5).assumptions)
+
+
 def test_it_is_said_once_and_names_the_layer() -> None:
     module = Deep()
     module.skip = True
