@@ -6,6 +6,7 @@ forty times faster on a CPU than torch's own sparse products.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -364,21 +365,62 @@ class Total:
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
     """Matrix products in the dtype of their factors: no autocast, no TF32, no bfloat16 passes."""
+    if device.type in _exact():
+        yield
+        return
     legacy = torch.get_float32_matmul_precision()
     held = [switch.fp32_precision for switch in _switches()]
     general = getattr(torch.backends, "fp32_precision", "none")
     reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*held, general])
     with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
-        if not reduced:
-            yield
-            return
-        torch.set_float32_matmul_precision("highest")
-        _set_precision(["ieee", "ieee"])
+        before, _SETTING.exact = _exact(), _exact() | {device.type}
+        if reduced:
+            _set_all(("highest", ["ieee", "ieee"]))
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(legacy)
-            _set_precision(held)
+            _SETTING.exact = before
+            if reduced:
+                _set_all((legacy, held))
+
+
+_SETTING = threading.local()
+
+
+def _exact() -> frozenset[str]:
+    """The kinds of devices whose products are exact in this thread already."""
+    found: frozenset[str] = getattr(_SETTING, "exact", frozenset())
+    return found
+
+
+Precision = tuple[str, list[str]]
+"""How float32 factors are multiplied: torch's overall setting, and those of the two back ends."""
+
+
+def precision() -> Precision:
+    """The present setting of float32 products."""
+    return torch.get_float32_matmul_precision(), [switch.fp32_precision for switch in _switches()]
+
+
+@contextmanager
+def with_precision(wanted: Precision, device: torch.device) -> Iterator[None]:
+    """Float32 products as they were when `precision` was asked, meanwhile; no autocast."""
+    before, exact = precision(), _exact()
+    with nullcontext() if exact else torch.autocast(device.type, enabled=False):  # an exact one has none already
+        _SETTING.exact = frozenset()
+        if before != wanted:
+            _set_all(wanted)
+        try:
+            yield
+        finally:
+            _SETTING.exact = exact
+            if before != wanted:
+                _set_all(before)
+
+
+def _set_all(wanted: Precision) -> None:
+    torch.set_float32_matmul_precision(wanted[0])
+    _set_precision(wanted[1])
 
 
 class _Switch(Protocol):

@@ -134,6 +134,7 @@ class PrivacyEngine:
         max_physical_batch_size: int | None = None,
         micro_batch_size: int = 1,
         grad_scaler: Any = None,
+        precision: str = "network",
         **more: Any,
     ) -> Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
@@ -149,6 +150,8 @@ class PrivacyEngine:
         micro_batch_size   clip means of this many records; a record moves the sum by up to 2C, and is accounted so
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
         grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
+        precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
+                     bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
 
         `poisson_sampling=False` draws batches of a fixed size without replacement, under replace-one adjacency.
         `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
@@ -161,6 +164,7 @@ class PrivacyEngine:
         given, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
         options.check_loss(criterion, loss_reduction)
         scale = scale_of(grad_scaler, loss_reduction)
+        validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
         check_fresh(module, optimizer)
@@ -179,6 +183,7 @@ class PrivacyEngine:
         told = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
+        own["fast"] = precision == "network"
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
         driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}

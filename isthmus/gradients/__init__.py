@@ -10,6 +10,7 @@
 | `Grouped(rows, size)` | means of consecutive rows | factors where it can |
 | `Lookup(index, values, V)` | vec(sum_t e_k c') | places and gradients |
 | `BlockOuter(a, b)` | blocks sum_t b a' | factors |
+| `Computed(pieces)` | the products as a device computes them | the pieces |
 | `Sum(pieces)` | sums of kinds | the pieces |
 | `ResidualRows(rows, codes, sketch)` | g_i - Phi^+ Phi g_i | rows and codes |
 | `Counts(bins, n, blocks, width)` | ones at bins | a function of rows |
@@ -18,6 +19,7 @@
 
 from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
 from isthmus.gradients.block_outer import BlockOuter
+from isthmus.gradients.computed import Computed
 from isthmus.gradients.counts import Counts
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Glm, Outer
@@ -27,6 +29,7 @@ from isthmus.gradients.tied import Sum
 
 __all__ = [
     "BlockOuter",
+    "Computed",
     "Counts",
     "Dense",
     "Difference",

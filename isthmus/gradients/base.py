@@ -111,8 +111,12 @@ class Rows(ABC):
 
         Above them rounding is relative, and `norms` has a reserve for it; a number below them may be taken for 0.
         """
-        lost = self.d * torch.finfo(self.dtype).tiny
-        return torch.full((self.n,), lost, dtype=torch.float64, device=self.device)
+        return torch.full((self.n,), self.lost, dtype=torch.float64, device=self.device)
+
+    @property
+    def lost(self) -> float:
+        """What all entries of a weighted row may lose below the normal numbers."""
+        return self.d * torch.finfo(self.dtype).tiny
 
     def leaves(self) -> list[tuple[str, Rows]]:
         """The named pieces these rows are made of, side by side."""
@@ -203,6 +207,14 @@ class Rows(ABC):
         """Every row times a number."""
         return self._chunkwise(lambda lo, hi: self.part(lo, hi).dense() * factor)
 
+    def compact(self) -> Rows:
+        """The same rows in less room, where that is known."""
+        return self
+
+    def computed(self) -> Rows:
+        """Rows of several terms as the products that the device computes (see `isthmus.gradients.computed`)."""
+        return KINDS["computed"](self)
+
     def residual(self, codes: Rows, sketch: Sketch) -> Rows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""
         return KINDS["residual"](self, codes, sketch)
@@ -216,6 +228,11 @@ class Rows(ABC):
     def with_factors(a: Tensor, b: Tensor) -> Rows:
         """Rows vec(sum_t b_t a_t') from their factors, or the products where these are smaller."""
         return KINDS["factors"](a, b)
+
+    @staticmethod
+    def of(values: Tensor) -> Rows:
+        """Rows held as an n x d tensor."""
+        return Dense(values)
 
     def spans(self) -> list[tuple[int, int]]:
         """Row ranges whose dense form stays near `CHUNK_BYTES`."""

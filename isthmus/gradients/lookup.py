@@ -35,19 +35,20 @@ class Lookup(Rows):
         index: (n, T) integers in [0, V).
         values: (n, T, D) tensor, the c_it; its dtype, raised to float32 at least, is that of the results.
         vocabulary: V.
+        apart: no example has values other than zero at two equal places (`distinct` makes it so).
 
     >>> rows = Lookup(torch.tensor([[0, 2, 0]]), torch.tensor([[[1.0], [4.0], [2.0]]]), vocabulary=3)
     >>> rows.sum(), rows.norms()
     (tensor([3., 0., 4.]), tensor([5.0000]))
     """
 
-    def __init__(self, index: Tensor, values: Tensor, vocabulary: int) -> None:
+    def __init__(self, index: Tensor, values: Tensor, vocabulary: int, apart: bool = False) -> None:
         validate.positive_int(vocabulary=vocabulary)
         validate.check(index.ndim == 2, "index.shape", tuple(index.shape), "give (n, T) integers")
         same = values.ndim == 3 and values.shape[:2] == index.shape
         remedy = f"give {(*index.shape, 'D')} to match index of shape {tuple(index.shape)}"
         validate.check(same, "values.shape", tuple(values.shape), remedy)
-        self.index, self.values, self.vocabulary = index.long(), values.detach(), vocabulary
+        self.index, self.values, self.vocabulary, self.apart = index.long(), values.detach(), vocabulary, apart
         self.n, self.positions, self.width = values.shape
         self.d = vocabulary * self.width
         self.dtype, self.device = rounding.working(values.dtype), values.device
@@ -55,6 +56,8 @@ class Lookup(Rows):
     def norm_bounds(self, ord: float = 2) -> Bounds:
         """Sums of at most T numbers in the dtype of `sum` are off by gamma_T times their absolute sums: added."""
         rounding.check_ord(ord)
+        if self.apart:
+            return rounding.matrix_bounds(self.values.flatten(1), ord)
         spans = row_spans(self.n, 16 * self.positions * self.width)
         return join_bounds([self._bounds(lo, hi, ord) for lo, hi in spans], self.device)
 
@@ -66,16 +69,50 @@ class Lookup(Rows):
         total.view(self.vocabulary, self.width).index_add_(0, self.index.flatten(), values.flatten(0, 1))
         return total
 
-    def mass(self, ord: float = 2) -> Tensor:
+    def distinct(self) -> Lookup:
+        """The same rows with the values of equal places added up, in float64, at one of them: no terms that cancel.
+
+        The sum of such rows is one of n terms a place, and their norm is that of the values.
+
+        >>> rows = Lookup(torch.tensor([[7, 4, 7]]), torch.tensor([[[1.0], [2.0], [3.0]]]), vocabulary=9).distinct()
+        >>> rows.values.flatten().tolist(), rows.norms()
+        ([4.0, 2.0, 0.0], tensor([4.4721]))
+        """
+        if self.apart:
+            return self
+        places, order = self.index.sort(dim=1, stable=True)
+        first = torch.ones_like(places, dtype=torch.bool)
+        first[:, 1:] = places[:, 1:] != places[:, :-1]
+        ids = torch.arange(self.positions, device=self.device).expand_as(order)
+        start = torch.where(first, ids, 0).cummax(1).values  # the first of equal places, in sorted order
+        slot = torch.empty_like(order).scatter_(1, order, order.gather(1, start))
+        slot = slot + torch.arange(self.n, device=self.device)[:, None] * self.positions
+        total = torch.zeros(self.n * self.positions, self.width, dtype=torch.float64, device=self.device)
+        total.index_add_(0, slot.flatten(), self.values.flatten(0, 1).to(torch.float64))
+        return Lookup(self.index, total.to(self.dtype).view_as(self.values), self.vocabulary, apart=True)
+
+    def add_to(self, matrices: Tensor, lo: int, hi: int) -> None:
+        """Add rows lo, ..., hi - 1 of every example's table to (n, hi - lo, D) matrices: no value meets another."""
+        inside = (self.index >= lo) & (self.index < hi)
+        slot = (self.index - lo).clamp(0, hi - lo - 1)
+        slot = slot + torch.arange(self.n, device=self.device)[:, None] * (hi - lo)
+        zero = torch.zeros((), dtype=matrices.dtype, device=self.device)
+        values = torch.where(inside[:, :, None], self.values.to(matrices.dtype), zero)
+        matrices.view(-1, self.width).index_add_(0, slot.flatten(), values.flatten(0, 1))
+
+    def mass(self, ord: float = 2) -> Tensor | None:
         """sum_t ||c_t||: the values of equal places may cancel."""
+        if self.apart:
+            return None
         sizes = rounding.matrix_bounds(self.values.flatten(0, 1), ord)[1]
         return sizes.view(self.n, self.positions).sum(1) * (1 + 2.0**-20)
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         """Only the places that were read are added up in float64; the table is written once."""
         room = self._room(rho, out)
-        if self.n * self.positions <= adding.roundings(rho, self.dtype) - adding.SPARE:
-            return room.copy_(self.sum(weights))
+        terms = self.n * (1 if self.apart else self.positions)
+        if terms <= adding.roundings(rho, self.dtype) - adding.SPARE:
+            return self.sum(weights, room) if room.dtype == self.dtype else room.copy_(self.sum(weights))
         places, slots = torch.unique(self.index, return_inverse=True)
         c, shape = self._weights(weights).to(torch.float64)[:, None, None], (len(places), self.width)
 
@@ -90,7 +127,7 @@ class Lookup(Rows):
         return room
 
     def part(self, lo: int, hi: int) -> Lookup:
-        return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary)
+        return Lookup(self.index[lo:hi], self.values[lo:hi], self.vocabulary, self.apart)
 
     def dense(self) -> Tensor:
         whole = self._zeros(self.n * self.vocabulary, self.width)
@@ -105,7 +142,7 @@ class Lookup(Rows):
     def take(self, index: Tensor, factors: Tensor) -> Lookup:
         index, factors = index.to(self.device), factors.to(self.device, self.dtype)
         values = self.values.to(self.dtype)[index] * factors[:, None, None]
-        return Lookup(self.index[index], values, self.vocabulary)
+        return Lookup(self.index[index], values, self.vocabulary, self.apart)
 
     def scaled(self, factor: float) -> Lookup:
         return self._with(self.values.to(self.dtype) * factor)
@@ -167,7 +204,7 @@ class Lookup(Rows):
         return (low - error).clamp_min(0), high + error
 
     def _with(self, values: Tensor) -> Lookup:
-        return Lookup(self.index, values, self.vocabulary)
+        return Lookup(self.index, values, self.vocabulary, self.apart)
 
 
 def _merged(index: Tensor, values: Tensor) -> Tensor:

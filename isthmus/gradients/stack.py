@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,8 +11,11 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.gradients import rounding
-from isthmus.gradients.base import KINDS, Rows
+from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.rounding import Bounds
+
+SMALL = 1 << 20
+"""Numbers of a leaf that is joined with other small ones: fewer and larger steps."""
 
 
 class Stack(Rows):
@@ -23,30 +27,58 @@ class Stack(Rows):
     (3, tensor([5.0000]), tensor([3., 0., 4.]))
     """
 
-    def __init__(self, items: Sequence[tuple[str, Rows]]) -> None:
+    def __init__(self, items: Sequence[tuple[str, Rows]], factor: float = 1.0) -> None:
         validate.check(len(items) > 0, "items", items, "give at least one (name, rows)")
-        self.items = list(items)
+        self.items, self.factor = list(items), factor
+        """The leaves, and what all of them are multiplied by."""
         self.n, self.d = self.items[0][1].n, sum(piece.d for _, piece in self.items)
         for name, piece in self.items:
             validate.check(piece.n == self.n, f"items[{name!r}].n", piece.n, f"give {self.n} rows in every leaf")
         self.dtype = rounding.working(*(piece.dtype for _, piece in self.items))
         self.device = self.items[0][1].device
 
+    @cached_property
+    def _pieces(self) -> list[tuple[Rows, list[tuple[int, int]]]]:
+        """The leaves with their places among the d columns; small ones that are matrices together, as one matrix."""
+        found: list[tuple[Rows, list[tuple[int, int]]]] = []
+        small: list[tuple[Dense, tuple[int, int]]] = []
+        lo = 0
+        for _, piece in self.items:
+            place = (lo, lo + piece.d)
+            if isinstance(piece, Dense) and piece.values.dtype == self.dtype and self.n * piece.d <= SMALL:
+                small.append((piece, place))
+            else:
+                found.append((piece, [place]))
+            lo += piece.d
+        if small:
+            whole = small[0][0] if len(small) == 1 else Dense(torch.cat([piece.values for piece, _ in small], 1))
+            found.append((whole, [place for _, place in small]))
+        return found
+
     def norm_bounds(self, ord: float = 2) -> Bounds:
-        return rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
+        low, high = rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
+        if self.factor == 1.0:
+            return low, high
+        size = torch.full_like(low, abs(self.factor))
+        return rounding.product((low, high), (size, size))
 
     def norm_upper(self, ord: float = 2) -> Tensor:
         if self.device.type != "cuda" and self.dtype == torch.float64:  # whose squares may leave the range
             return super().norm_upper(ord)
-        pieces = torch.stack([piece.norm_upper(ord) for _, piece in self.items])
-        norms: Tensor = torch.linalg.vector_norm(pieces, ord, dim=0)
-        return norms * (1 + 2 * len(pieces) * 2.0**-52)
+        pieces = [piece.norm_upper(ord) for piece, _ in self._pieces]
+        norms = pieces[0] if len(pieces) == 1 else torch.linalg.vector_norm(torch.stack(pieces), ord, dim=0)
+        return norms * (abs(self.factor) * (1 + 2 * (len(pieces) + 2) * 2.0**-52))
 
     def underflow(self) -> Tensor:
-        return torch.stack([piece.underflow() for _, piece in self.items]).sum(0)
+        lost = [piece.underflow() for piece, _ in self._pieces if type(piece).underflow is not Rows.underflow]
+        same = sum(piece.lost for piece, _ in self._pieces if type(piece).underflow is Rows.underflow)
+        total = torch.full((self.n,), same, dtype=torch.float64, device=self.device)
+        return (torch.stack([total, *lost]).sum(0) if lost else total) * max(1.0, abs(self.factor))
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         total, lo = self._empty(self.d) if out is None else out, 0
+        if self.factor != 1.0:
+            weights = self._weights(weights) * self.factor
         for _, piece in self.items:
             place = total[lo : lo + piece.d]
             piece.sum(weights, place) if piece.dtype == self.dtype else place.copy_(piece.sum(weights))
@@ -55,18 +87,33 @@ class Stack(Rows):
 
     def mass(self, ord: float = 2) -> Tensor | None:
         """That of the leaves whose rows are several terms; the others are no longer than the rows."""
-        sizes = [size for _, piece in self.items if (size := piece.mass(ord)) is not None]
-        return torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0) * (1 + 2.0**-40) if sizes else None
+        sizes = [size for piece, _ in self._pieces if (size := piece.mass(ord)) is not None]
+        if not sizes:
+            return None
+        whole: Tensor = torch.linalg.vector_norm(torch.stack(sizes), ord, dim=0)
+        return whole * (abs(self.factor) * (1 + 2.0**-40))
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room, lo = self._room(rho, out), 0
-        for _, piece in self.items:
-            piece.sum_to(weights, rho, room[lo : lo + piece.d])
-            lo += piece.d
+        room = self._room(rho, out)
+        if self.factor != 1.0:
+            weights = self._weights(weights) * self.factor
+        for piece, places in self._pieces:
+            if len(places) == 1:
+                piece.sum_to(weights, rho, room[slice(*places[0])])
+                continue
+            parts = piece.sum_to(weights, rho, room.new_empty(piece.d)).split([hi - lo for lo, hi in places])
+            for (lo, hi), part in zip(places, parts, strict=True):
+                room[lo:hi] = part
         return room
 
     def finite(self) -> Stack:
         return self._each(lambda piece: piece.finite())
+
+    def scaled(self, factor: float) -> Stack:
+        """Norms and weights take the factor: the leaves stay as they are."""
+        made = Stack(self.items, self.factor * factor)
+        made.__dict__["_pieces"] = self._pieces
+        return made
 
     def masked(self, keep: Tensor) -> Stack:
         return self._each(lambda piece: piece.masked(keep))
@@ -75,14 +122,17 @@ class Stack(Rows):
         return self._each(lambda piece: piece.part(lo, hi))
 
     def dense(self) -> Tensor:
-        return torch.cat([piece.dense().to(self.dtype) for _, piece in self.items], dim=1)
+        whole = torch.cat([piece.dense().to(self.dtype) for _, piece in self.items], dim=1)
+        return whole if self.factor == 1.0 else whole * self.factor
 
     def leaves(self) -> list[tuple[str, Rows]]:
-        return list(self.items)
+        if self.factor == 1.0:
+            return list(self.items)
+        return [(name, piece.scaled(self.factor)) for name, piece in self.items]
 
     def through(self, sketch: Sketch, lo: int = 0) -> Rows:
         codes = []
-        for _, piece in self.items:
+        for _, piece in self.leaves():
             codes.append(piece.through(sketch, lo))
             lo += piece.d
         return codes[0].plus(codes[1:]) if len(codes) > 1 else codes[0]
@@ -92,14 +142,14 @@ class Stack(Rows):
         theirs = dict(other.leaves())
         if {name: piece.d for name, piece in self.items} != {name: piece.d for name, piece in theirs.items()}:
             return super().inner(other)
-        first, *rest = (piece.inner(theirs[name]) for name, piece in self.items)
+        first, *rest = (piece.inner(theirs[name]) for name, piece in self.leaves())
         return sum(rest, first)
 
     def minus(self, other: Rows) -> Rows:
         self._check_alike(other)
         if not isinstance(other, Stack) or [(k, r.d) for k, r in self.items] != [(k, r.d) for k, r in other.items]:
             return super().minus(other)
-        pairs = zip(self.items, other.items, strict=True)
+        pairs = zip(self.leaves(), other.leaves(), strict=True)
         return Stack([(name, mine.minus(theirs)) for (name, mine), (_, theirs) in pairs])
 
     def grouped(self, size: int) -> Stack:
@@ -108,11 +158,8 @@ class Stack(Rows):
     def take(self, index: Tensor, factors: Tensor) -> Stack:
         return self._each(lambda piece: piece.take(index, factors))
 
-    def scaled(self, factor: float) -> Stack:
-        return self._each(lambda piece: piece.scaled(factor))
-
     def _each(self, change: Callable[[Rows], Rows]) -> Stack:
-        return Stack([(name, change(piece)) for name, piece in self.items])
+        return Stack([(name, change(piece)) for name, piece in self.items], self.factor)
 
 
 KINDS["stack"] = Stack

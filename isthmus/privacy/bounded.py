@@ -107,21 +107,27 @@ def encoded_sum(
 
 
 def weighted_sum(
-    rows: Rows, weights: Tensor | Mapping[str, Tensor], bound: float | Mapping[str, float], kappa: float, ord: float = 2
+    rows: Rows,
+    weights: Tensor | Mapping[str, Tensor],
+    bound: float | Mapping[str, float],
+    kappa: float,
+    ord: float = 2,
+    wait: bool = True,
 ) -> Tensor:
     """sum_i c_i v_i, computed to within kappa / 2 of the bound: with one weight a record or one a record and leaf.
 
     Every c_i v_i has norm at most `bound` (of its leaf).  A record whose value is not finite has weight 0 and is left
     out: it cannot spoil the sum of the others.  One whose terms cancel so much that their absolute sum is more than
-    `RATIO` times the bound is shortened: it could not be added up.
+    `RATIO` times the bound is shortened: it could not be added up.  On a device the host waits once, to know whether
+    anybody is left out; with `wait=False` it does not, and rows are masked in any case.
     """
     if isinstance(weights, Mapping):
         assert isinstance(bound, Mapping)
         sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord) for name, leaf in rows.leaves()]
         return torch.cat(sums)
     assert isinstance(bound, float)
-    if weights.is_cuda:  # never look at the sum: the host would wait for the device
-        rows = rows.finite()
+    if weights.is_cuda:  # never look at the sum; whether somebody is left out is all the host waits for
+        rows = rows.masked(weights > 0) if not wait or bool((weights == 0).any()) else rows
     weights, rho = _shortened(rows, weights, bound, kappa / 2 * bound, ord)
     total = rows.sum_to(weights, rho)
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it

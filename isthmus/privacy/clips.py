@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.gradients import Rows
 
-_SPAN = 1e6
+SPAN = 1e6
+"""An adaptive bound stays within this factor of its start."""
 SMALLEST, LARGEST = 1e-24, 1e30
 """Bounds between which the rounding of float32 numbers is relative, sums of 10^8 records included."""
 
@@ -27,6 +28,11 @@ class Clipping(Protocol):
     A clip of one's own brings `init`, and of the rest what differs from one bound for whole rows that never changes.
     """
 
+    moves: ClassVar[bool] = False
+    """Whether the bound follows what was released."""
+    by_leaf: ClassVar[bool] = False
+    """Whether every leaf is clipped by itself: `leaf_weights` then needs no other."""
+
     @property
     def ord(self) -> float: ...
     @property
@@ -39,6 +45,10 @@ class Clipping(Protocol):
     def weights(self, rows: Rows, bound: float) -> Tensor | Mapping[str, Tensor]:
         """The weight of each row; norms are rounded up, so `||c_i v_i|| <= bound` holds after rounding."""
         return _weights(rows, self.ord, bound)
+
+    def leaf_weights(self, name: str, rows: Rows, bound: float) -> tuple[Tensor, float]:
+        """The weights of one leaf's rows and their bound, where leaves are clipped by themselves."""
+        return _weights(rows, self.ord, bound), bound
 
     def each(self, bound: float) -> float | Mapping[str, float]:
         """The bound of every weighted row."""
@@ -93,6 +103,8 @@ class PerLeafClip(Clipping):
     5.0
     """
 
+    by_leaf: ClassVar[bool] = True
+
     bounds: Mapping[str, float]
     ord: float = 2
     before: bool = False
@@ -113,6 +125,11 @@ class PerLeafClip(Clipping):
         names = [name for name, _ in leaves]
         validate.check(set(names) == set(self.bounds), "bounds", sorted(self.bounds), f"name the leaves {names}")
         return {name: _weights(leaf, self.ord, self.bounds[name] * bound) for name, leaf in leaves}
+
+    def leaf_weights(self, name: str, rows: Rows, bound: float) -> tuple[Tensor, float]:
+        """The weights of one leaf's rows, and C_l."""
+        own = self.bounds[name] * bound
+        return _weights(rows, self.ord, own), own
 
     def each(self, bound: float) -> dict[str, float]:
         """The bound of every weighted leaf of a row."""
@@ -152,6 +169,8 @@ class AdaptiveClip(Clipping):
     1.6487212707001282
     """
 
+    moves: ClassVar[bool] = True
+
     initial: float
     quantile: float = 0.5
     rate: float = 0.2
@@ -174,7 +193,7 @@ class AdaptiveClip(Clipping):
         validate.check(self.release in released, "release", self.release, f"the stage releases {sorted(released)}")
         below = min(1.0, max(0.0, float(released[self.release].reshape(-1)[0]) + 0.5))
         moved = bound * math.exp(min(700.0, max(-700.0, -self.rate * (below - self.quantile))))
-        low, high = max(self.initial / _SPAN, SMALLEST), min(self.initial * _SPAN, LARGEST)
+        low, high = max(self.initial / SPAN, SMALLEST), min(self.initial * SPAN, LARGEST)
         return min(high, max(low, moved))
 
 

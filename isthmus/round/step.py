@@ -19,6 +19,7 @@ from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import Encoder, Sketch
 from isthmus.gradients import Rows
+from isthmus.gradients.adding import kappa
 from isthmus.privacy.bounded import Bounded, Rounding, encoded_sum, part_of_error, weighted_sum
 from isthmus.privacy.clips import Clipping
 from isthmus.privacy.ledger import Purse
@@ -45,6 +46,7 @@ class RoundContext:
         self._bound: dict[int, Sketch] = {}
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
+        self.device = round.device
 
     @property
     def w(self) -> Tensor:
@@ -95,6 +97,7 @@ class Round:
     read: Callable[[], Tensor]
     public_rows: Callable[[Tensor, Any], Rows]
     held: dict[str, Held]
+    device: torch.device | None = None
     sketches: dict[str, Sketch] = field(default_factory=dict)
     bounds: dict[str, float] = field(default_factory=dict)
     released: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -156,6 +159,22 @@ def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding:
     return Bounded(value, clip.ord, share, dtype=rows.dtype)
 
 
+def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> Tensor:
+    """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
+    with exact_products(rows.device):
+        weights, own = clip.leaf_weights(name, rows, bound)
+        return weighted_sum(
+            rows, weights, own, rounding.kappa(rows, encoded=False) * rounding.share, clip.ord, wait=False
+        )
+
+
+def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Tensor], rounding: Rounding) -> Bounded:
+    """The sums of all leaves, in their order, as one that is bounded as `measure` says."""
+    dtype = min((value.dtype for value in sums), key=lambda each: each.itemsize)
+    extra = kappa(rounding.batch, dtype, encoded=False)
+    return Bounded(torch.cat(list(sums)), clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
+
+
 def open_round(
     pipe: Pipeline,
     state: State,
@@ -167,10 +186,11 @@ def open_round(
     public_rows: Callable[[Tensor, Any], Rows],
     eta: float | Tensor | None = None,
     kept: Kept | None = None,
+    device: torch.device | None = None,
 ) -> Round:
     """A new round: its step size and what its encoders may look at.  Public things only."""
     step = pipe.step(state.t) if eta is None else eta
-    round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held))
+    round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held), device)
     round.context = RoundContext(round, pipe.encoders, state.parts, {} if kept is None else kept)
     return round
 
@@ -366,11 +386,14 @@ def fragment(
     rows: Rows | Query | None,
     codes: Mapping[str, Rows] | None = None,
     rounding: Rounding | None = None,
+    ready: Mapping[str, Bounded] | None = None,
 ) -> Message:
-    """The message of one physical batch; its divisor is set once for the whole stage."""
+    """The message of one physical batch; its divisor is set once for the whole stage.  What is `ready` was measured."""
     values = {}
     for _, release, slot in slots([stage]):
-        if round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+        if ready is not None and release.name in ready:
+            values[release.name] = ready[release.name]
+        elif round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:

@@ -15,6 +15,7 @@ used before the next one is read: a loop that reads ahead would carry a record i
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,22 +26,27 @@ from torch import Tensor, nn
 
 from isthmus.base import validate
 from isthmus.geometry.lifts import Lifted
-from isthmus.geometry.sketches import Sketch
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
+from isthmus.privacy.clips import SPAN
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
-from isthmus.problems.objectives.module import Layers, captured, merged, unused
+from isthmus.problems.objectives.module import Layers, captured, unused
 from isthmus.round import passes
 from isthmus.round.averages import Last
 from isthmus.round.copies import plain_copies
-from isthmus.round.pipeline import Pipeline, Release, slots
+from isthmus.round.gather import Gathering
+from isthmus.round.means import Undo, reduced
+from isthmus.round.pipeline import Pipeline, slots
 from isthmus.round.sources import current
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
 from isthmus.round.updates import Delegate
 from isthmus.round.wire import Keys, Message
+
+LEAST = 1e-9
+"""Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +90,7 @@ class TorchDriver:
         noise: Noise | None = None,
         ledger: Purse | None = None,
         layers: Layers | None = None,
+        fast: bool = True,
         reduce: Callable[[Message], Message] = lambda message: message,
     ) -> None:
         _check_drivable(pipe)
@@ -97,6 +104,8 @@ class TorchDriver:
         self.state = start(self.pipe, torch.empty(0), seed)
         self.observers: list[Callable[[Round], None]] = []
         """Called with every round when it is closed: they see what was released."""
+        where = next(self.layers.parameters()).device
+        self._device = None if where.type == "cpu" else where
         self._move = optimizer.step
         self._round: Round | None = None
         self._sum: Message | None = None
@@ -106,14 +115,14 @@ class TorchDriver:
         """The pass over the loader that batches are taken from."""
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
+        self._undo = Undo()
         self.loss_scale = 1.0
         """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
         self._unused: set[str] = set()
         self._left_out: list[str] = []
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
-        self._rows: dict[str, list[Rows]] = {}
-        self._codes: dict[str, dict[str, list[Rows | None]]] = {}
+        self._gathered = Gathering(self.stage, fast and _bounds(pipe) >= LEAST)
         before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
@@ -124,7 +133,7 @@ class TorchDriver:
         ]
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
-        self.layers.reduced = reduction == "sum" or not pipe.private
+        self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
         self.handles += plain_copies(module)
 
@@ -150,7 +159,9 @@ class TorchDriver:
                     stacklevel=3,
                 )
         self._ticket, self._idle = ticket, True
+        self._undo.reset()
         self.layers.batch, self.layers.token = ticket.size, object()
+        self.layers.uses.clear()
         self._batch = ticket.size
 
     def rest(self) -> object:
@@ -162,7 +173,8 @@ class TorchDriver:
         self._finish_backward()
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
-        self._rows, self._codes, self._sum, self._parts, self._idle = {}, {}, None, 0, False
+        self._gathered.clear()
+        self._sum, self._parts, self._idle = None, 0, False
         if self._ticket is not None:
             self._ticket = Ticket(0)
             self._spend()
@@ -171,7 +183,8 @@ class TorchDriver:
 
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
-        self._rows, self._codes, self._sum, self._round, self._directions = {}, {}, None, None, []
+        self._gathered.clear()
+        self._sum, self._round, self._directions = None, None, []
         self._parts, self._idle = 0, False
 
     def detach(self) -> None:
@@ -224,6 +237,7 @@ class TorchDriver:
                     public_rows=self._public_rows,
                     eta=self.optimizer.param_groups[0]["lr"],
                     kept=self._kept,
+                    device=self._device,
                 )
                 bind_stage(self._round, self.stage, self.state)
             finally:
@@ -255,6 +269,8 @@ class TorchDriver:
         sizes = _batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
             self._finish_backward()
+            self._undo.reset()
+            self.layers.uses.clear()
             self._batch, self.layers.token = (sizes[0] if sizes else self._batch), object()
             self.layers.batch = sizes[0] if sizes else None
         elif sizes and self._ticket.size not in sizes:  # a mask or a table may stand beside the examples
@@ -267,10 +283,14 @@ class TorchDriver:
             self.guard.check()
             look(self.layers, args, kwargs, self.layers.batch)
 
-    def _after_forward(self, module: nn.Module, output: Any) -> None:
+    def _after_forward(self, module: nn.Module, output: Any) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
         self.guard.leave(module, output)
+        first = next(self.layers.parameters())
+        if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
+            return output
+        return self._undo.outputs(output, self._batch) if reduced(module, first.device) else output
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""
@@ -298,49 +318,35 @@ class TorchDriver:
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        if self.reduction == "mean" or self.loss_scale != 1.0:
-            # before the sketch: what overflows must not depend on the size of the batch
-            rows = rows.scaled((float(self._batch) if self.reduction == "mean" else 1.0) / self.loss_scale)
-        keep = False
-        for _, release, slot in slots([self.stage]):
-            if _encodes_rows(release, round.sketches[slot]):
-                pieces = self._codes.setdefault(release.name, {})
-                pieces.setdefault(name, []).append(round.sketches[slot].leaf(name, rows))
-            else:
-                keep = True
-        if keep:
-            self._rows.setdefault(name, []).append(rows)
+        self._undo.check()
+        self._gathered.take(round, name, rows, self.layers.uses[name], self._factor, self._rounding(round))
+
+    @property
+    def _factor(self) -> float:
+        """What makes the rows those of the examples' own losses: a mean has divided them, a scaler multiplied them."""
+        return (float(self._batch) if self.reduction == "mean" and not self._undo.on else 1.0) / self.loss_scale
+
+    def _rounding(self, round: Round) -> Rounding:
+        """How exactly the physical batch at hand is added up."""
+        last = self._ticket is not None and self._ticket.last
+        return Rounding(self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last))
 
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""
-        if self._round is None or not (self._rows or self._codes):
+        if self._round is None or not self._gathered:
             return
         round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
-        self._fill(names)
+        self._fill(round, names)
         groups = None if self._ticket is None else self._ticket.groups
-
-        def grouped(rows: Rows) -> Rows:  # when all of a record is known: what overflows anywhere counts as zero
-            return rows if groups is None else rows.regrouped(groups)
-
-        stack = [(name, merged(name, self._rows.get(name, []))) for name in names] if self._rows else []
-        rows, codes = grouped(Stack(stack)) if stack else None, {}
-        for _, release, slot in slots([self.stage]):
-            if _encodes_rows(release, round.sketches[slot]):
-                pieces = {name: merged(name, self._codes[release.name].get(name, [])) for name in names}
-                codes[release.name] = grouped(round.sketches[slot].join(pieces))
-        self._rows, self._codes = {}, {}
+        message = self._gathered.message(round, names, self._rounding(round), self._factor, groups)
+        self._gathered.clear()
         self._parts += 1
-        share = part_of_error(self._parts, self._ticket is not None and self._ticket.last)
-        rounding = Rounding(self.stage.sampler.divisor(self.n, round.t), share)
-        message = fragment(round, self.stage, rows, codes, rounding)
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
 
-    def _fill(self, names: Sequence[str]) -> None:
+    def _fill(self, round: Round, names: Sequence[str]) -> None:
         """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
-        tables: list[Mapping[str, Sequence[Rows | None]]] = [self._rows, *self._codes.values()]
-        sizes = [piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None]
-        idle = [name for name in names if not any(name in table for table in tables)]
+        idle = self._gathered.missing(names)
         if self._parts and idle != self._left_out and self.pipe.private:
             some = sorted(set(idle) ^ set(self._left_out))
             raise validate.InvalidInput(
@@ -349,8 +355,9 @@ class TorchDriver:
                 "out example by example, or train with whole batches (no physical limit)"
             )
         self._left_out = idle
-        for name, rows in unused(self.layers, idle, sizes[0] if sizes else self._batch, self._unused):
-            self._push(name, rows)
+        size = self._gathered.size(self._batch)
+        for name, rows in unused(self.layers, idle, size, self._unused):
+            self._gathered.take(round, name, rows, 0, self._factor, self._rounding(round))
 
     def _spend(self) -> None:
         """The examples of the ticket have been summed: no other pass may add them again."""
@@ -431,9 +438,8 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
         if module is driver.module:
             driver._before_forward(module, args, kwargs)
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        if module is driver.module and not driver._busy:
-            driver._after_forward(module, output)
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
+        return driver._after_forward(module, output) if module is driver.module and not driver._busy else output
 
     before.driver = driver  # type: ignore[attr-defined]
     return before, after
@@ -459,9 +465,12 @@ def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
     return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
 
 
-def _encodes_rows(release: Release, sketch: Sketch) -> bool:
-    """Whether a release needs only the codes of the rows, leaf by leaf, and never the rows themselves."""
-    return sketch.leafwise and release.clip is not None and not release.clip.before
+def _bounds(pipe: Pipeline) -> float:
+    """The least bound that rows of a pipeline may be clipped to."""
+    clips = [release.clip for _, release, _ in slots(pipe.stages) if release.clip is not None]
+    given = [clip.each(clip.init()) for clip in clips]
+    least = [min(each.values()) if isinstance(each, Mapping) else each for each in given]
+    return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
 
 
 def _counted(message: Message) -> Message:

@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import torch
 from reference import DenseSketch, orthonormal, outer_rows, wide
 
-from isthmus.gradients import Dense, Difference, Glm, Grouped, Lazy, Outer, Stack
+from isthmus.gradients import Computed, Dense, Difference, Glm, Grouped, Lazy, Outer, Stack
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
@@ -155,6 +155,27 @@ def tied_direct(n, dtype):
     return Sum([one, two]), first + second
 
 
+def computed(n, dtype):
+    rows, truth = outer_ghost(n, dtype)
+    return Computed([rows]), truth
+
+
+def computed_bias(n, dtype):
+    a, b = draw(n, T, P, dtype=dtype, seed=1), draw(n, T, Q, dtype=dtype, seed=2)
+    ones = torch.cat([a, torch.ones(n, T, 1, dtype=dtype)], 2)
+    return Computed([Outer(a, b, ones=True)], factor=-0.5), -0.5 * outer_rows(ones, b)
+
+
+def computed_tied(n, dtype):
+    (one, first), (two, second) = outer_direct(n, dtype), lookup(n, dtype)
+    return Computed([one, two]), first + second
+
+
+def lookup_distinct(n, dtype):
+    rows, truth = lookup(n, dtype)
+    return rows.distinct(), truth
+
+
 def scaled(n, dtype):
     rows, truth = stack(n, dtype)
     return rows.scaled(-0.25), truth * -0.25
@@ -189,5 +210,9 @@ DERIVED = [
     grouped_stack,
     grouped_lazy,
     scaled,
+    computed,
+    computed_bias,
+    computed_tied,
+    lookup_distinct,
 ]
 """Kinds made from others by one or two roundings in float32 or better."""

@@ -99,6 +99,7 @@ class CodeRows(Protocol):
     def residual(self, codes: Self, sketch: Sketch) -> Self: ...
     def stack(self, items: Sequence[tuple[str, Self]]) -> Self: ...
     def with_factors(self, a: Tensor, b: Tensor) -> Self: ...
+    def of(self, values: Tensor) -> Self: ...
     def outer_form(self) -> OuterForm | None: ...
     def table_form(self) -> TableForm | None: ...
 
@@ -131,6 +132,8 @@ class Context(Protocol):
     t: int
     epoch: int
     seed: int
+    device: torch.device | None
+    """Where the parameters are, if that is not the CPU."""
 
     @property
     def w(self) -> Tensor: ...
@@ -380,8 +383,11 @@ class Random(Encoder):
         whole = isinstance(seed, Integral) and not isinstance(seed, bool)
         validate.check(whole, "seed", seed, "give an integer")
         validate.non_negative_int(t=t)
-        first = t - t % self.refresh
-        return self.build(as_space(space), randomness.key(seed, first // self.refresh, type(self).__name__), first)
+        return self.build(as_space(space), self._key(seed, t), t - t % self.refresh)
+
+    def _key(self, seed: int, t: int) -> int:
+        """The key of the map that serves round t."""
+        return randomness.key(seed, t // self.refresh, type(self).__name__)
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round."""
@@ -424,14 +430,16 @@ def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
 
 def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     """A clear error for a vector of the wrong length."""
-    validate.check(v.shape == (size,), f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
+    if v.shape != (size,):
+        validate.refuse(f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
 
 
 def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
     """The end lo + k of an n x k block of columns, which must lie inside [0, d]."""
     validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
     hi = lo + x.shape[1]
-    validate.check(0 <= lo and hi <= sketch.d, "columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
+    if lo < 0 or hi > sketch.d:
+        validate.refuse("columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
     return hi
 
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isthmus.base import randomness, validate
+from isthmus.base import validate
 from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
-from isthmus.geometry.sketches.base import OuterForm, R, Random, Sketch, check_block, check_vector, round_up, spread
+from isthmus.geometry.sketches.base import (
+    Context,
+    OuterForm,
+    R,
+    Random,
+    Sketch,
+    State,
+    check_block,
+    check_vector,
+    round_up,
+    spread,
+)
 from isthmus.geometry.sketches.identity import stack
-from isthmus.geometry.sketches.orthonormal import random_rows
+from isthmus.geometry.sketches.orthonormal import frames
 
 ALIGN = 32
 """Columns of a factor in memory are a multiple of this."""
@@ -47,17 +59,21 @@ class Kronecker(Random):
         super().__post_init__()
         check_ranks(self.rank_in, self.rank_out, self.ranks)
 
-    def build(self, space: Space, key: int, t: int) -> Sketch:
-        """The map of a key."""
-        factors = {}
+    def build(self, space: Space, key: int, t: int, device: torch.device | None = None) -> Sketch:
+        """The map of a key; its factors of one shape are drawn together, on the device where they are used."""
+        places: dict[tuple[int, int, int], list[str]] = {}
         for leaf in space.leaves:
             (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
-            factors[leaf.name] = (
-                random_rows(r_out, q, randomness.key(key, leaf.name, "out")),
-                random_rows(r_in, p, randomness.key(key, leaf.name, "in")),
-            )
-        m = sum(len(left) * len(right) for left, right in factors.values())
-        return RandomKroneckerMap(space, factors, math.sqrt(space.d / m))
+            places.setdefault((r_out, q, 0), []).append(leaf.name)
+            places.setdefault((r_in, p, 1), []).append(leaf.name)
+        drawn = frames([(rank, size, len(names)) for (rank, size, _), names in places.items()], key, device)
+        sides = [Side(names, side, whole) for ((_, _, side), names), whole in zip(places.items(), drawn, strict=True)]
+        return RandomKroneckerMap(space, sides)
+
+    def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
+        """Draw the map of the context's round, where its parameters are."""
+        t, device = context.t, context.device
+        return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, device), None
 
 
 class KroneckerMap(Sketch):
@@ -73,6 +89,7 @@ class KroneckerMap(Sketch):
         eps = max(torch.finfo(f.dtype).eps for pair in self.factors.values() for f in pair)
         self.norm = round_up(scale) * (1 + 64 * eps)
         self._singles: dict[str, KroneckerMap] = {}
+        self._sides: dict[tuple[torch.device, torch.dtype], dict[str, tuple[Tensor, Tensor]]] = {}
 
     def forward(self, v: Tensor) -> Tensor:
         """P_out V P_in' for each leaf V."""
@@ -105,15 +122,23 @@ class KroneckerMap(Sketch):
 
     def sides(self, name: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """scale P_out and P_in of a leaf, in the dtype and on the device of `like`."""
-        left, right = self.factors[name]
         where = like.device, like.dtype
-        extra = -right.shape[1] % ALIGN  # a bias makes odd widths, whose rows would not be aligned
-        wide = self.once((name, 1), lambda: torch.nn.functional.pad(right, (0, extra)), *where)
-        return self.once((name, 0), lambda: self.scale * left, *where), wide[:, : right.shape[1]]
+        if where not in self._sides:
+            self._sides[where] = self.moved(*where)
+        return self._sides[where][name]
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+        """All factors, scale P_out and P_in, in a dtype and on a device."""
+        return {
+            name: ((self.scale * left).to(device, dtype), aligned(right, device, dtype))
+            for name, (left, right) in self.factors.items()
+        }
 
     def rows(self, x: Stored, lo: int = 0) -> Tensor:
         """Codes of rows; a leaf that the block covers in part is completed with zeros."""
         hi = check_block(self, x, lo)
+        if len(self.factors) == 1 and hi - lo == self.d and isinstance(x, Tensor):
+            return self._leaf_rows(self.space.leaves[0], x, x)
         code = code_room(x, self.m)
         for leaf, left, right in self.space.overlaps(lo, hi):
             part = _padded(columns(x, left - lo, right - lo), left - leaf.start, leaf.size)
@@ -131,7 +156,11 @@ class KroneckerMap(Sketch):
         if form is None:
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
-        return rows.with_factors(_inputs(form, right), form.b @ left.T)
+        outputs, inputs = form.b @ left.T, _inputs(form, right)
+        if outputs.ndim == 2:
+            return rows.with_factors(inputs, outputs)
+        wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
+        return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
 
     def sides_of_leaf(self) -> tuple[Tensor, Tensor, float] | None:
         """The two factors of the only leaf."""
@@ -162,8 +191,27 @@ class KroneckerMap(Sketch):
         return f"Kronecker codes of {len(self.factors)} leaves, at most {widest[0]} x {widest[1]} each: {size}"
 
 
+class Side(NamedTuple):
+    """Factors of one shape, of the named leaves, as one tensor (count, rank, size); side 0 is P_out, 1 is P_in."""
+
+    names: list[str]
+    side: int
+    whole: Tensor
+
+
 class RandomKroneckerMap(KroneckerMap):
     """A drawn Kronecker map: every leaf is covered with its own share of ranks."""
+
+    def __init__(self, space: Space, drawn: Sequence[Side]) -> None:
+        self._drawn = drawn
+        pairs = _pairs(space, drawn)
+        m = sum(len(left) * len(right) for left, right in pairs.values())
+        super().__init__(space, pairs, math.sqrt(space.d / m))
+
+    def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+        """All factors of one shape at once."""
+        sides = (each._replace(whole=each.whole if each.side else self.scale * each.whole) for each in self._drawn)
+        return _pairs(self.space, [each._replace(whole=aligned(each.whole, device, dtype)) for each in sides])
 
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
@@ -172,11 +220,27 @@ class RandomKroneckerMap(KroneckerMap):
         return spread(self.space, [code.size / leaf.size for code, leaf in codes])
 
 
+def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
+    """(P_out, P_in) of every leaf."""
+    found = {
+        (name, each.side): part for each in drawn for name, part in zip(each.names, each.whole.unbind(), strict=True)
+    }
+    return {leaf.name: (found[leaf.name, 0], found[leaf.name, 1]) for leaf in space.leaves}
+
+
+def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A factor whose rows begin at multiples of `ALIGN` numbers: a bias makes odd widths."""
+    size = factor.shape[-1]
+    return torch.nn.functional.pad(factor.to(device, dtype), (0, -size % ALIGN))[..., :size]
+
+
 def _inputs(form: OuterForm, right: Tensor) -> Tensor:
     """P_in a_t for all positions, in the dtype of P_in; rows with `ones` have a last input that is always 1."""
     last = right[:, -1] if form.ones else None
     right = right[:, :-1] if form.ones else right
-    a = matmul(form.a, right.T) if is_sparse(form.a) else form.a.to(right.dtype) @ right.T
+    if not is_sparse(form.a):
+        return torch.nn.functional.linear(form.a.to(right.dtype), right, last)
+    a = matmul(form.a, right.T)
     return a if last is None else a + last
 
 

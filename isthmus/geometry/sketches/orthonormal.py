@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
 
 from isthmus.base import randomness
+from isthmus.base.matrix import exact_products
 from isthmus.geometry.sketches import base
 
 SMALL = 1 << 15
@@ -14,7 +18,7 @@ SAFE = 1e-10
 """Smallest pivot (relative, squared) for which two Cholesky passes are orthonormal to rounding."""
 GOOD = 0.2
 """Smallest pivot for which one pass is."""
-SIGNS_FROM = 1024
+SIGNS_FROM = 256
 """From this length on, drawn rows are whitened signs, which cost a quarter of normals and a QR."""
 SLIM = 16
 """Signs are used for at most a 1/16 of their length in rows: those are always well conditioned."""
@@ -58,21 +62,72 @@ def random_rows(rank: int, size: int, key: int) -> Tensor:
     >>> bool(torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64)))
     True
     """
-    if size < SIGNS_FROM or SLIM * rank > size:
-        return orthonormal(torch.from_numpy(randomness.generator(key).standard_normal((size, rank)))).T
-    attempt = 0
-    while True:
-        bits = torch.from_numpy(randomness.bit_range(randomness.key(key, attempt), 0, size * rank)).view(size, rank)
-        signs = bits.to(torch.float32).mul_(-2).add_(1)  # products of signs are exact in float32 below 2^24 rows
-        inverse, pivot = _whitening((signs.T @ signs).double())
-        if pivot >= GOOD:
-            return (signs.double() @ inverse).T
-        attempt += 1
+    return frames([(rank, size, 1)], key)[0][0]
+
+
+def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.device | None = None) -> list[Tensor]:
+    """For each (rank, size, count) as many such matrices, independent of one another: a tensor (count, rank, size).
+
+    All signs are drawn together and all matrices of one shape are whitened together: some ten launches a shape on a
+    device, where they are float32 (elsewhere float64).  Signs are the same on every machine, whitened up to rounding.
+
+    >>> [tuple(x.shape) for x in frames([(2, 300, 3), (2, 2, 1)], key=1)]
+    [(3, 2, 300), (1, 2, 2)]
+    """
+    where = torch.device("cpu") if device is None else device
+    long = [each for each in shapes if _long(*each[:2])]
+    ends = [0, *accumulate(rank * size * count for rank, size, count in long)]
+    drawn = randomness.sign_range(key, 0, ends[-1], where) if long else torch.empty(0)
+    signs, found = iter([drawn[lo:hi] for lo, hi in pairwise(ends)]), []
+    dtype = torch.float64 if device is None else torch.float32
+    for number, (rank, size, count) in enumerate(shapes):
+        if _long(rank, size):
+            found.append(_whitened(next(signs).view(count, rank, size)))
+        else:
+            normals = randomness.generator(key, number).standard_normal((count, size, rank))
+            found.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
+    return found
+
+
+def _long(rank: int, size: int) -> bool:
+    return size >= SIGNS_FROM and SLIM * rank <= size
+
+
+def _whitened(signs: Tensor) -> Tensor:
+    """Orthonormal rows with the span of rows of signs, at least `SLIM` times as long as they are many.
+
+    Their Gram matrices, size times the identity up to some sqrt(rank / size), are exact in float32 below 2^24 columns
+    and never near singular (a pivot below a fifth has a probability below 2^-100).  On a device the inverse root comes
+    from products alone.
+    """
+    x = signs.to(torch.float32)
+    with exact_products(x.device):
+        gram = (x @ x.mT).double()
+        if x.is_cuda:
+            return _inverse_root(gram / x.shape[-1]).float() @ (x * x.shape[-1] ** -0.5)
+        factor: Tensor = torch.linalg.cholesky(gram)
+        inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
+        return inverse @ x.double()
+
+
+def _inverse_root(y: Tensor, steps: int = 10) -> Tensor:
+    """y^(-1/2) by the coupled Newton-Schulz iteration, for matrices within a factor two of the identity.
+
+    >>> _inverse_root(torch.tensor([[[1.44]]], dtype=torch.float64)).item()
+    0.8333333333333334
+    """
+    eye = _eye(y)
+    z = eye.expand_as(y)
+    for _ in range(steps):
+        half = 1.5 * eye - 0.5 * (z @ y)
+        y, z = y @ half, half @ z
+    return z
 
 
 def _householder(columns: Tensor) -> Tensor:
     q, r = torch.linalg.qr(columns)
-    basis: Tensor = (q * torch.where(r.diagonal() < 0, -1.0, 1.0).to(q)).contiguous()
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q)
+    basis: Tensor = (q * signs[..., None, :]).contiguous()
     return basis
 
 
@@ -84,4 +139,4 @@ def _whitening(gram: Tensor) -> tuple[Tensor, float]:
 
 
 def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
+    return torch.eye(like.shape[-1], dtype=torch.float64, device=like.device)

@@ -46,7 +46,7 @@ class Layers:
             bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
-        self.reduced = True
+        self.reduced: Callable[[], bool] = lambda: True
         """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
         self.check_apart()
         self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
@@ -58,6 +58,8 @@ class Layers:
         """Whose pass it is: a gradient that arrives when another has begun is refused."""
         self.batch: int | None = None
         """The number of examples of the pass in progress, where it is known: layers that see another are refused."""
+        self.uses: Counter[str] = Counter()
+        """How often each leaf was used in the passes of a batch, gradients of which may come."""
         self.plain = False
         """Whether weights are left as they are, as without taps."""
         self.trusted: set[Hashable] = set()
@@ -78,7 +80,7 @@ class Layers:
         """Send the rows of every backward pass to `listener` meanwhile."""
         before = self.listener, self.batch, self.token, self.reduced
         self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
-        self.reduced = True
+        self.reduced = lambda: True
         try:
             yield
         finally:
@@ -153,6 +155,7 @@ class Layers:
         if not self.listens():
             return output
         kept = site.rule.keep(site.layer, args, kwargs)
+        self.uses.update(site.leaves.values())
         token = self.token
         seen = [(x, x._version) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
@@ -162,10 +165,11 @@ class Layers:
                     f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
                     "loss of a batch before optimizer.step() and before the next batch"
                 )
-            if b.dtype.itemsize < 4 and not self.reduced:
+            if b.dtype.itemsize < 4 and not self.reduced():
                 raise validate.InvalidInput(
                     f"the gradient of layer {site.name!r} is {b.dtype} and the loss a mean: its rounding depends on "
-                    "the size of the batch, and with it every record's share; use a sum, loss_reduction='sum'"
+                    "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts "
+                    "from the module, or use a sum, loss_reduction='sum'"
                 )
             if any(x._version != version for x, version in seen):
                 raise validate.InvalidInput(

@@ -153,12 +153,19 @@ class LinearRule(LayerRule[nn.Linear, Tensor]):
 
     kinds = (nn.Linear,)
 
+    def prepare(self, layer: nn.Linear, args: Args, batch: int | None) -> Args | None:
+        """The input as autocast rounds it: kept so, it takes half the room."""
+        x = args[0] if args else None
+        if x is None or not torch.is_autocast_enabled(x.device.type) or x.dtype not in (torch.float32, torch.float16):
+            return None
+        return (x.to(torch.get_autocast_dtype(x.device.type)), *args[1:])
+
     def keep(self, layer: nn.Linear, args: Args, kwargs: Kwargs) -> Tensor:
         """The input."""
         return self.first(args[0] if args else kwargs["input"])
 
     def rows(self, layer: nn.Linear, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
-        """Outer products, or their sums where these are smaller; a bias alone is the sum of b over positions."""
+        """Outer products; a bias alone is the sum of b over positions."""
         return factored(kept, self.first(b), wanted)
 
 
@@ -170,7 +177,7 @@ def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[st
         if suffix == "bias":
             found[suffix] = Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
         else:
-            found[suffix] = Outer(a, b, ones=binding.bias is not None).compact()
+            found[suffix] = Outer(a, b, ones=binding.bias is not None)
     return found
 
 

@@ -94,7 +94,7 @@ class ModuleObjective:
 def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Stack:
     """Forward and backward once; the per-example gradients of every layer as factors."""
     seen: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: seen[name].append(rows), len(x)), torch.enable_grad():
+    with layers.listening(lambda name, rows: seen[name].append(rows.compact()), len(x)), torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
     for name, rows in unused(layers, [name for name, pieces in seen.items() if not pieces], len(x)):

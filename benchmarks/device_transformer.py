@@ -1,0 +1,213 @@
+"""A private step of a GPT beside a plain one and Opacus' ghost clipping, on a GPU (or, small, on a CPU).
+
+12 layers, 768 wide, 50,257 words, 512 tokens, batch 16 (d = 162 million).  Each column runs in its own process, all in
+the same precision: median milliseconds a step, of a loop that waits after every step and of one that does not, the peak
+of the allocator, kernel launches and the CPU time of the host a step.
+
+    python benchmarks/device_transformer.py [--columns plain ghost none per_layer kronecker] [--precision tf32 bf16]
+        [--batch 16] [--tokens 512] [--json FILE]
+
+The loss is the mean over examples of the mean over tokens: `loss(model(x), y).backward()` as users write it.  The
+column "ghost" needs opacus; folders of pure-Python wheels can be put on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+COLUMNS = ("plain", "ghost", "none", "per_layer", "kronecker", "exact")
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, normalised before."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, width = x.shape
+        shape = (n, t, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(n, t, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """Words and positions, blocks, a head over the words."""
+
+    def __init__(self, words: int, width: int, layers: int, tokens: int, heads: int) -> None:
+        super().__init__()
+        self.word, self.place = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, index: Tensor) -> Tensor:
+        places = torch.arange(index.shape[1], device=index.device).expand_as(index).contiguous()
+        x = self.word(index) + self.place(places)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over examples of the mean over tokens, which is one over all tokens."""
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def private(name: str, options: argparse.Namespace, module: nn.Module, optimizer: Any, loader: Any) -> tuple[Any, Any]:
+    """The module's optimiser made private by us, and what hands out a ticket for a batch."""
+    import isthmus
+    from isthmus.round.torch_loop import Ticket
+
+    engine = isthmus.PrivacyEngine()
+    sketch = isthmus.Kronecker(options.rank, options.rank) if name == "kronecker" else None
+    more: dict[str, Any] = {"precision": "exact"} if name == "exact" else {}
+    more |= {"clipping": "per_layer"} if name == "per_layer" else {}
+    _, optimizer, _ = engine.make_private(
+        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0, sketch=sketch,
+        **more,
+    )  # fmt: skip
+    return optimizer, lambda: engine.driver.begin(Ticket(options.batch))
+
+
+def column(name: str, precision: str, options: argparse.Namespace) -> dict[str, float]:
+    """One column's figures."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    module = Gpt(options.words, options.width, options.layers, options.tokens, max(1, options.width // 64)).to(device)
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.01)
+    shape = (options.batch, options.tokens)
+    x, y = (torch.randint(0, options.words, shape, device=device) for _ in range(2))
+    data = TensorDataset(torch.zeros(64 * options.batch, 1), torch.zeros(64 * options.batch))
+    loader = DataLoader(data, batch_size=options.batch)
+    begin, loss = (lambda: None), loss_of
+    if name == "ghost":
+        import opacus
+
+        criterion = nn.CrossEntropyLoss(reduction="mean")
+        module, optimizer, criterion, _ = opacus.PrivacyEngine().make_private(
+            module=module, optimizer=optimizer, criterion=criterion, data_loader=loader, noise_multiplier=1.0,
+            max_grad_norm=1.0, poisson_sampling=False, grad_sample_mode="ghost",
+        )  # fmt: skip
+
+        def loss(output: Tensor, target: Tensor) -> Any:
+            return criterion(output.reshape(-1, options.words), target.reshape(-1), shape=shape)
+
+    elif name != "plain":
+        optimizer, begin = private(name, options, module, optimizer, loader)
+
+    def step() -> None:
+        begin()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext():
+            value = loss(module(x), y)
+        value.backward()
+        optimizer.step()
+
+    return measured(step, device, options.steps)
+
+
+def measured(step: Any, device: torch.device, steps: int) -> dict[str, float]:
+    """Milliseconds, memory, launches."""
+    cuda = device.type == "cuda"
+    sync = torch.cuda.synchronize if cuda else (lambda: None)
+    for _ in range(4):
+        step()
+    sync()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        sync()
+        times.append(time.perf_counter() - start)
+    began, used = time.perf_counter(), time.process_time()
+    for _ in range(steps):  # as a training loop runs: the host does not wait after every step
+        step()
+    host = (time.process_time() - used) / steps
+    sync()
+    found = {
+        "median_ms": 1e3 * sorted(times)[len(times) // 2],
+        "free_ms": 1e3 * (time.perf_counter() - began) / steps,
+        "host_ms": 1e3 * host,
+    }
+    return found | ({"peak_gib": torch.cuda.max_memory_allocated() / 2**30} | launches(step) if cuda else {})
+
+
+def launches(step: Any) -> dict[str, float]:
+    """Kernel launches of a step and the GPU's own milliseconds."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        step()
+        torch.cuda.synchronize()
+    found = profile.key_averages()
+    count = sum(event.count for event in found if event.key.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
+    waits = sum(event.count for event in found if event.key in ("cudaStreamSynchronize", "cudaMemcpy"))
+    busy = sum(event.self_device_time_total for event in found) / 1e3
+    if os.environ.get("PROFILE"):
+        print(found.table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), file=sys.stderr)
+    return {"launches": count, "waits": waits, "gpu_ms": busy}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--columns", nargs="*", default=COLUMNS[:-1])
+    parser.add_argument("--only", choices=COLUMNS)
+    parser.add_argument("--precision", nargs="*", default=["tf32", "bf16"])
+    sizes = {"batch": 16, "tokens": 512, "words": 50257, "width": 768, "layers": 12, "rank": 16, "steps": 20}
+    for key, value in sizes.items():
+        parser.add_argument(f"--{key}", type=int, default=value)
+    parser.add_argument("--json", help="append the figures to this file")
+    options = parser.parse_args()
+    if options.only:
+        faulthandler.dump_traceback_later(100, exit=True)  # a column that hangs says where
+        print(json.dumps(column(options.only, options.precision[0], options)))
+        return
+    for precision in options.precision:
+        table(precision, options, {key: getattr(options, key) for key in sizes})
+
+
+def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) -> None:
+    """All columns in one precision."""
+    found: dict[str, dict[str, float]] = {}
+    print(f"{precision}, {sizes}")
+    for name in options.columns:
+        same = [f"--{key}={value}" for key, value in sizes.items()]
+        command = [sys.executable, __file__, "--only", name, "--precision", precision, *same]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+        if os.environ.get("PROFILE"):
+            print(done.stderr[-6000:])
+        if done.returncode:
+            print(f"{name}: " + "\n".join(done.stderr.strip().splitlines()[-12:]))
+            continue
+        found[name] = json.loads(done.stdout.strip().splitlines()[-1])
+        base = found.get("plain", found[name])["free_ms"]
+        shown = "  ".join(f"{key} {value:.2f}" for key, value in found[name].items())
+        print(f"{name:10} {found[name]['free_ms'] / base:6.3f} x plain   {shown}", flush=True)
+    if options.json:
+        with open(options.json, "a") as file:
+            file.write(json.dumps({"precision": precision, **sizes, "columns": found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Rows that are the products a device computes, in the precision the network trains in.
+
+A record's gradient sum_t b_t a_t' may be ANY function of the record: the guarantee asks that what is added of it is no
+longer than C, not that it is an exact derivative.  So the row of a record is taken to be the q x p matrix that one
+batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or in float32, and
+
+  * its norm is measured on that matrix itself, a slab of rows of it at a time: no bound of the product's own rounding
+    is needed, however much its terms cancel, only that of adding squares (gamma_p / 2, relative);
+  * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
+
+Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
+get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared in
+every step, of one leaf after the other): where they are not the same, the sum becomes NaN and nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from isthmus.base.matrix import precision, with_precision
+from isthmus.geometry.sketches.base import OuterForm, Sketch
+from isthmus.gradients import adding, rounding
+from isthmus.gradients.base import KINDS, Dense, Rows
+from isthmus.gradients.lookup import Lookup
+from isthmus.gradients.outer import Outer
+from isthmus.gradients.rounding import Bounds
+from isthmus.gradients.tied import Sum
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+SLAB_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
+"""The matrices of all examples that are held at once: rows lo, ..., hi - 1 of each."""
+FAINT = 2.0**-60
+"""Entries whose squares may be lost add up to less than this times sqrt(d)."""
+
+
+PROBE = 4
+"""Rows of the first slab that are compared between the two passes."""
+
+
+class Computed(Rows):
+    """Rows g_i = sum_k (matrix of piece k), as computed: pieces are `Outer` of several terms, or a `Lookup`.
+
+    factor   every row is multiplied by it (a mean loss divided the rows by the size of the batch)
+
+    >>> a, b = torch.ones(1, 2, 3), torch.tensor([[[1.0], [1.0]]])
+    >>> rows = Computed([Outer(a, b)])
+    >>> rows.norms(), rows.sum()
+    (tensor([3.4641]), tensor([2., 2., 2.]))
+    """
+
+    def __init__(self, pieces: Sequence[Outer | Lookup], factor: float = 1.0) -> None:
+        self.pieces = [piece.distinct() if isinstance(piece, Lookup) else piece for piece in pieces]
+        self.factor, first = factor, pieces[0]
+        self.n, self.d, self.device = first.n, first.d, first.device
+        self.dtype = rounding.working(*(piece.dtype for piece in pieces))
+        self.ones = isinstance(first, Outer) and first.ones
+        self.q, p = (first.q, first.p) if isinstance(first, Outer) else (first.vocabulary, first.width)
+        self.width = p - self.ones
+        self._precision = precision()
+        self.hold = False
+        """Whether the matrices are kept from the measuring of their norms to their sum, where one slab holds them."""
+        self._held: Tensor | None = None
+        self.watched = False
+        """Whether the two passes over the matrices are compared."""
+        self._bias: Tensor | None = None
+        self._out: Tensor | None = None
+        """Which rows are zero, whatever their factors hold."""
+        self._seen: Tensor | None = None
+        """A few rows of all matrices as their norms were measured."""
+
+    # ------------------------------------------------------------ the matrices
+
+    def slabs(self) -> Iterator[tuple[int, int]]:
+        """Ranges of output rows whose matrices fit in `SLAB_BYTES`, for all examples together."""
+        limit = SLAB_BYTES.get(self.device.type, SLAB_BYTES["cpu"])
+        step = max(1, limit // (self.dtype.itemsize * max(1, self.n * self.width)))
+        step = min(self.q, step if step < 16 else step - step % 16)
+        return ((lo, min(lo + step, self.q)) for lo in range(0, self.q, step))
+
+    def slab(self, lo: int, hi: int) -> Tensor:
+        """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias; inside `_as_trained`."""
+        parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
+        total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
+        for piece in parts[1:]:
+            total += _product(piece, lo, hi, self.dtype)
+        for table in self.pieces:
+            if isinstance(table, Lookup):
+                table.add_to(total, lo, hi)
+        return total if self._out is None else total.masked_fill_(self._out[:, None, None], 0.0)
+
+    def bias(self) -> Tensor:
+        """(n, q): the last column, sum_t b_t."""
+        if self._bias is None:
+            parts = [piece.b.sum(1, dtype=self.dtype) for piece in self.pieces if isinstance(piece, Outer)]
+            self._bias = sum(parts[1:], parts[0])
+            if self._out is not None:
+                self._bias.masked_fill_(self._out[:, None], 0.0)
+        return self._bias
+
+    def _as_trained(self) -> AbstractContextManager[None]:
+        """Products as precise as the network's own."""
+        return with_precision(self._precision, self.device)
+
+    # ------------------------------------------------------------ what clips and sums ask
+
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        if ord != 2:
+            return self.plain().norm_upper(ord)
+        sizes = [self.bias()] if self.ones else []
+        with self._as_trained():
+            for lo, hi in self.slabs():
+                g = self.slab(lo, hi)
+                sizes.append(torch.linalg.vector_norm(g, dim=2))
+                if self.hold and hi - lo == self.q:
+                    self._held = g
+                elif lo == 0 and self.watched:
+                    self._seen = g[:, :PROBE].clone()
+        lengths: Tensor = torch.linalg.vector_norm(torch.cat(sizes, 1), dim=1, dtype=torch.float64)
+        lengths *= abs(self.factor) * (1 + 2 * rounding.gamma(self.width + 8, self.dtype))
+        return lengths.add_(FAINT * abs(self.factor) * self.d**0.5)
+
+    def norm_bounds(self, ord: float = 2) -> Bounds:
+        if ord != 2:
+            return self.plain().norm_bounds(ord)
+        upper = self.norm_upper(ord)
+        slack = 5 * rounding.gamma(self.width + 8, self.dtype)
+        return (upper * (1 - slack) - 2 * FAINT * abs(self.factor) * self.d**0.5).clamp_min(0), upper
+
+    def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        c = self._weights(weights)
+        total = self.sum_to(c, 1.0)
+        return self._into(out, total.to(self.dtype))
+
+    def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
+        room = self._room(rho, out)
+        matrix, c = room.view(self.q, -1), self._weights(weights)[:, None]
+        c = c if self.factor == 1.0 else c * self.factor
+        for lo, hi in self.slabs():
+            if self._held is None:
+                with self._as_trained():
+                    g = self.slab(lo, hi)
+            else:
+                g, self._held = self._held, None
+            same = None if lo or self._seen is None else (g[:, :PROBE] == self._seen).all()
+            g = g.flatten(1)
+            place = matrix[lo:hi, : self.width]
+            flat = place.view(1, -1) if not self.ones else room.new_empty(1, g.shape[1])
+            adding.outer_sum(g, c, rho, flat)
+            if self.ones:
+                place.copy_(flat.view(place.shape))
+            if same is not None:
+                place[:1] += torch.where(same, 0.0, torch.nan)
+        if self.ones:
+            column = room.new_empty(1, self.q)
+            adding.outer_sum(self.bias(), c, rho, column)
+            matrix[:, -1] = column[0]
+        return room
+
+    def masked(self, keep: Tensor) -> Computed:
+        """The matrices are blanked when they have been computed: factors are not copied."""
+        if self._held is not None:
+            self._held.masked_fill_(~keep[:, None, None], 0.0)
+        return self._but(_out=~keep if self._out is None else self._out | ~keep, _seen=None, _bias=None)
+
+    def scaled(self, factor: float) -> Computed:
+        return self._but(factor=self.factor * factor)
+
+    def _but(self, **changed: object) -> Computed:
+        made = copy(self)
+        vars(made).update(changed)
+        return made
+
+    def dense(self) -> Tensor:
+        with self._as_trained():
+            whole = self.slab(0, self.q)
+        if self.ones:
+            whole = torch.cat([whole, self.bias()[:, :, None]], 2)
+        return whole.flatten(1) if self.factor == 1.0 else whole.flatten(1) * self.factor
+
+    # ------------------------------------------------------------ everything else is asked of the pieces
+
+    def plain(self) -> Rows:
+        """The same rows as sums of exact terms."""
+        first, *rest = self.pieces if self._out is None else [piece.masked(~self._out) for piece in self.pieces]
+        rows: Rows = first.plus(rest) if rest else first
+        return rows if self.factor == 1.0 else rows.scaled(self.factor)
+
+    def part(self, lo: int, hi: int) -> Rows:
+        return self.plain().part(lo, hi)
+
+    def take(self, index: Tensor, factors: Tensor) -> Rows:
+        return self.plain().take(index, factors)
+
+    def minus(self, other: Rows) -> Rows:
+        return self.plain().minus(other)
+
+    def plus(self, others: Sequence[Rows]) -> Rows:
+        return self.plain().plus([other.plain() if isinstance(other, Computed) else other for other in others])
+
+    def grouped(self, size: int) -> Rows:
+        return self.plain().grouped(size)
+
+    def through(self, sketch: Sketch, lo: int = 0) -> Rows:
+        return self.plain().through(sketch, lo)
+
+    def outer_form(self) -> OuterForm | None:
+        return self.plain().outer_form()
+
+
+def as_computed(rows: Rows) -> Rows:
+    """Rows of several terms as the products of a device; where these are smaller than their factors, made at once.
+
+    >>> as_computed(Outer(torch.ones(1, 8, 2), torch.ones(1, 8, 2)))
+    Dense(n=1, d=4, float32)
+    """
+    if isinstance(rows, Lookup):
+        return rows.distinct()
+    pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
+    if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
+        return rows
+    made = Computed(pieces)
+    return Dense(made.dense()) if made.d * made.dtype.itemsize <= sum(_bytes(piece) for piece in pieces) else made
+
+
+def _fits(piece: Rows) -> TypeIs[Outer | Lookup]:
+    many = isinstance(piece, Outer) and isinstance(piece.a, Tensor) and piece.positions > 1
+    return many or isinstance(piece, Lookup)
+
+
+def _bytes(piece: Outer | Lookup) -> int:
+    """What the factors of one row take."""
+    if isinstance(piece, Lookup):
+        return piece.positions * piece.width * piece.values.element_size()
+    return piece.positions * (piece.p + piece.q) * piece.b.element_size()
+
+
+def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
+    """sum_t b_t[lo:hi] a_t' of every example, with sums in `dtype`."""
+    a, b = piece.a, piece.b if (lo, hi) == (0, piece.q) else piece.b[..., lo:hi]
+    assert isinstance(a, Tensor)
+    if b.is_cuda and b.stride(1) * b.element_size() % 16:  # rows that begin nowhere in particular are slow to read
+        b = b.contiguous() if b.shape[2] < piece.q else torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
+    b = b.mT
+    if a.dtype == b.dtype and a.dtype.itemsize < 4 and a.is_cuda:
+        return torch.bmm(b, a, out_dtype=dtype)
+    return torch.bmm(b.to(dtype), a.to(dtype))
+
+
+KINDS["computed"] = as_computed

@@ -1,0 +1,78 @@
+"""Undoing the division of a mean loss, before anything is rounded to fewer than 32 bits.
+
+A mean over n examples divides every example's gradient by n.  In float32 the rows are multiplied by n when all of them
+are known.  In bfloat16 that is too late: what rounding left of g / n is another number for every n, and one record more
+would change every record's share.  So the outputs of the module are handed on in float32 (nothing is lost by that), and
+the gradient that comes back is multiplied by n there, in float32, before the network's own backward pass rounds it.
+What a later rounding sees is the gradient of the example's own loss, up to the last of 24 bits, whatever n is; for a
+loss that the module computes itself, a number, it is exact (n / n is 1).
+
+That last bit is the assumption which every mean loss rests on (see docs/privacy.md); a sum has no division to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from isthmus.base import validate
+
+
+class _Undone(torch.autograd.Function):
+    """The identity, in float32 at least; its gradient is multiplied by n."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n: int, fired: Callable[[], None]) -> Tensor:
+        """The same numbers."""
+        ctx.n, ctx.dtype, ctx.fired = n, x.dtype, fired
+        return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """n g, rounded to the output's dtype last."""
+        ctx.fired()
+        return (gradients[0] * ctx.n).to(ctx.dtype), None, None
+
+
+class Undo:
+    """The state of one batch: whether its outputs were handed on, and whether a gradient has come back through them."""
+
+    def __init__(self) -> None:
+        self.on, self._fired = False, False
+
+    def reset(self) -> None:
+        """Another batch."""
+        self.on, self._fired = False, False
+
+    def outputs(self, output: Any, n: int) -> Any:
+        """The outputs of a pass with the division undone behind them; as they are where they hold no such tensor."""
+
+        def fired() -> None:
+            self._fired = True
+
+        def tapped(x: Tensor) -> Tensor:
+            if not (x.requires_grad and x.is_floating_point()):
+                return x
+            self.on = True
+            made: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
+            return made
+
+        return tree_map_only(Tensor, tapped, output)
+
+    def check(self) -> None:
+        """Refuse gradients that came another way, and are divided by n still."""
+        if self.on and not self._fired:
+            raise validate.InvalidInput(
+                "a gradient reached a layer without passing the module's own output (through a tensor that a hook or "
+                "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
+                "that tensor too, or use a sum, loss_reduction='sum'"
+            )
+
+
+def reduced(module: nn.Module, device: torch.device) -> bool:
+    """Whether gradients of a pass may have fewer than 32 bits."""
+    return torch.is_autocast_enabled(device.type) or any(p.dtype.itemsize < 4 for p in module.parameters())
