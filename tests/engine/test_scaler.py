@@ -150,3 +150,24 @@ def test_wrong_scalers() -> None:
         private(mlp(), data(), grad_scaler=1024.0)
     with pytest.warns(UserWarning, match="count as zero"):
         private(mlp(), data(), grad_scaler=scaler(2.0**16), loss_reduction="sum")
+
+
+def autocast_sum(reduction: str, scale: float) -> torch.Tensor:
+    """The clipped sum of the first batch, under autocast to float16."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    amp, options = scaler(scale), {"noise_multiplier": 0.0, "poisson_sampling": False, "max_grad_norm": 0.1}
+    run = private(net, data(dtype=torch.float32), loss_reduction=reduction, grad_scaler=amp, **options)
+    _, x, y = next(iter(run.loader))
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(run.module(x), y, reduction=reduction)
+    amp.scale(loss).backward()
+    amp.step(run.optimizer)
+    return run.rounds[0].released["main"]["gradient"]
+
+
+def test_means_and_sums_under_autocast_have_the_same_rows() -> None:
+    whole = autocast_sum("sum", 2.0**8)
+    assert float(whole.norm()) > 0
+    for reduction, scale in (("mean", 2.0**8), ("mean", 2.0**4)):
+        torch.testing.assert_close(autocast_sum(reduction, scale), whole, rtol=2e-3, atol=1e-6)  # float16 has 11 bits
