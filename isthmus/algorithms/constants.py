@@ -35,8 +35,8 @@ class Constants:
     """Histograms of the columns where b^2 / (d + 1) is at least this (one output, several),"""
     shapes_levels: tuple[float, ...] = (4.6e4, 7e4, 1.1e5, 1.8e5)
     """on a finer grid from each of these on,"""
-    shapes_statistics_b: float = 0.25
-    """X'X of smooth features where b is at least this times the square of their number,"""
+    shapes_statistics_b: tuple[float, float] = (0.5, 0.25)
+    """X'X of smooth features where b is at least these times the squares of the numbers of columns and of features,"""
     copied: int = 2 << 30
     """Bytes that features, which are a copy of the rows, may take where nobody asked for them."""
     functions: int = 6

@@ -298,8 +298,14 @@ class Facts:
         if self.features == "linear":
             return self.d
         wanted = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
-        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.shapes_statistics_b))
+        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.shapes_statistics_b[1]))
         return max(self.d, min(int(wanted), CONSTANTS.functions * self.d))
+
+    @property
+    def smooth_statistics(self) -> float:
+        """The least b for which X'X of the features stands out of its noise: words have little of it each."""
+        columns, features = CONSTANTS.shapes_statistics_b
+        return max(columns * self.d**2, features * self.smooth_features**2)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the set by its words, long vectors by their range."""

@@ -131,7 +131,7 @@ def _preconditioned(facts: Facts, scale: str) -> Choice | Refusal:
     columns = facts.smooth_features if scale == "shapes" else facts.d
     if columns + 1 > SMALL:
         return Refusal(f"noisy X'X is for fewer than {SMALL} columns")
-    least = (CONSTANTS.shapes_statistics_b if scale == "shapes" else CONSTANTS.statistics_b) * columns**2
+    least = facts.smooth_statistics if scale == "shapes" else CONSTANTS.statistics_b * columns**2
     if facts.b < least:
         return Refusal(f"noise would drown X'X: n mu = {facts.b:.3g} is less than {least:.3g}")
     if facts.step is not None:
@@ -208,7 +208,7 @@ def preferred(facts: Facts) -> str:
     """Which preparation of DP-GD the facts ask for."""
     one = facts.of_loss.curvature is not None and facts.outputs == 1
     if facts.free and shaped(facts):
-        few = facts.smooth_features < SMALL and facts.b >= CONSTANTS.shapes_statistics_b * facts.smooth_features**2
+        few = facts.smooth_features < SMALL and facts.b >= facts.smooth_statistics
         return "shapes and statistics bought" if one and few and facts.step is None else "shapes and step bought"
     if not facts.free and facts.scale in ("auto", "none"):
         return "step bought"

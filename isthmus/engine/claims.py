@@ -22,7 +22,7 @@ MEAN = (
 )
 SHAPES = (
     "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
-    "how the tensor library multiplies matrices"
+    "how the tensor library multiplies matrices; the same product of the same numbers gives the same bits twice"
 )
 PIECES = (
     "what a pass does to an example does not depend on the physical batch that it is in, whose borders one record more "

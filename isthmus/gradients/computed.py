@@ -26,10 +26,12 @@ from torch import Tensor
 from isthmus.base.matrix import precision, with_precision
 from isthmus.geometry.sketches.base import OuterForm, Sketch
 from isthmus.gradients import adding, rounding
+from isthmus.gradients._products import cheaper_ghost
 from isthmus.gradients.base import KINDS, Dense, Rows
+from isthmus.gradients.grids import gridded
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
-from isthmus.gradients.rounding import Bounds
+from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 from isthmus.gradients.tied import Sum
 
 if TYPE_CHECKING:
@@ -114,6 +116,10 @@ class Computed(Rows):
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
             return self.plain().norm_upper(ord)
+        return self._gram_upper() if self._by_gram() else self._measured_upper()
+
+    def _measured_upper(self) -> Tensor:
+        """The norms of the matrices themselves."""
         sizes = [self.bias()] if self.ones else []
         with self._as_trained():
             for lo, hi in self.slabs():
@@ -127,9 +133,38 @@ class Computed(Rows):
         lengths *= abs(self.factor) * (1 + 2 * rounding.gamma(self.width + 8, self.dtype))
         return lengths.add_(FAINT * abs(self.factor) * self.d**0.5)
 
+    def _by_gram(self) -> bool:
+        """Whether norms come from T x T products of the factors: on the host, where these are much fewer.
+
+        On a device products are cheap and what they write is not: there the matrices are measured themselves.
+        """
+        (first, *rest), exact = self.pieces, self._precision[0] == "highest" and self.dtype != torch.float64
+        short = isinstance(first, Outer) and cheaper_ghost(2 * first.positions, first.p, first.q)
+        return short and not rest and exact and self.device.type == "cpu" and self._out is None
+
+    def _gram_upper(self) -> Tensor:
+        """The norm of the exact sum of terms, and what T roundings of each entry may add to it: gamma_T M.
+
+        Where that and the rounding of the products cost more than a percent, the matrices are measured themselves.
+        """
+        (outer,) = self.pieces
+        assert isinstance(outer, Outer) and isinstance(outer.a, Tensor)
+        step = max(1, CHUNK_BYTES // (2 * self.dtype.itemsize * outer.positions**2))
+        parts = [
+            gram_upper(outer.a[lo : lo + step].to(self.dtype), outer.b[lo : lo + step].to(self.dtype), self.ones)
+            for lo in range(0, self.n, step)
+        ] or [(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool))]
+        upper, sure = (torch.cat([part[side] for part in parts]) for side in (0, 1))
+        again = (~sure).nonzero()[:, 0]
+        if len(again):
+            upper[again] = Computed([Outer(outer.a[again], outer.b[again], outer.ones)])._measured_upper()
+        return upper.mul_(abs(self.factor)).add_(FAINT * abs(self.factor) * self.d**0.5)
+
     def norm_bounds(self, ord: float = 2) -> Bounds:
         if ord != 2:
             return self.plain().norm_bounds(ord)
+        if self._by_gram():
+            return self.plain().norm_bounds(ord)[0] * (1 - 2.0**-12), self.norm_upper(ord)
         upper = self.norm_upper(ord)
         slack = 5 * rounding.gamma(self.width + 8, self.dtype)
         return (upper * (1 - slack) - 2 * FAINT * abs(self.factor) * self.d**0.5).clamp_min(0), upper
@@ -215,7 +250,7 @@ class Computed(Rows):
         return self.plain().outer_form()
 
 
-def as_computed(rows: Rows) -> Rows:
+def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     """Rows of several terms as the products of a device; where these are smaller than their factors, made at once.
 
     >>> as_computed(Outer(torch.ones(1, 8, 2), torch.ones(1, 8, 2)))
@@ -223,11 +258,33 @@ def as_computed(rows: Rows) -> Rows:
     """
     if isinstance(rows, Lookup):
         return rows.distinct()
+    rows = gridded(rows, bound)
     pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
     if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
         return rows
     made = Computed(pieces)
     return Dense(made.dense()) if made.d * made.dtype.itemsize <= sum(_bytes(piece) for piece in pieces) else made
+
+
+def gram_upper(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
+    """Upper bounds of the norms of sums b_t a_t' as computed, by Gram matrices, and which cost a percent at most.
+
+    ||g||^2 = sum_{s,t} (a_s'a_t)(b_s'b_t) is off by gamma_{p+q} M^2, M = sum_t ||a_t|| ||b_t||, and by what underflows.
+
+    >>> upper, sure = gram_upper(torch.ones(1, 2, 3), torch.ones(1, 2, 1), False)
+    >>> bool(12**0.5 <= upper <= 12**0.5 * 1.001), bool(sure)
+    (True, True)
+    """
+    t, k = a.shape[1], a.shape[2] + b.shape[2] + 8
+    left, right = torch.bmm(a, a.mT), torch.bmm(b, b.mT)
+    left = left.add_(1.0) if ones else left
+    one, two = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
+    mass = (one * two).sqrt().sum(1) * (1 + 2 * rounding.gamma(k, a.dtype))
+    square = left.mul_(right).sum((1, 2), dtype=torch.float64)
+    lost = 64.0 * t * t * k * torch.finfo(a.dtype).tiny * (1 + one.amax(1) + two.amax(1))
+    guard = (rounding.gamma(k, a.dtype) + rounding.gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
+    upper = (square.clamp_min(0) + guard).sqrt() + rounding.gamma(t + 2, a.dtype) * mass
+    return upper * (1 + 2.0**-20), (guard <= 0.02 * square) & (mass < 2.0**60)  # NaN is not
 
 
 def _fits(piece: Rows) -> TypeIs[Outer | Lookup]:

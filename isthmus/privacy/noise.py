@@ -3,7 +3,7 @@
 | source | normals from | for |
 |---|---|---|
 | `SecretSource` | the kernel's cryptographic generator | the default: its noise cannot be guessed or inverted |
-| `FastSource` | fast generators, started afresh by the kernel | 10^6 coordinates a round and more |
+| `FastSource` | fast generators under keys that are used once; on a GPU ChaCha20 | 10^6 coordinates a round and more |
 | `SeededSource`, `GeneratorSource` | a seed | tests: not private |
 
 Every secret draw starts from the kernel's cryptographic generator and becomes a float64 uniform with 53 bits.
@@ -15,6 +15,8 @@ solve for four unknowns of 53 bits at once.  Noise is drawn and added in float64
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 import os
 import secrets
@@ -32,10 +34,12 @@ from isthmus.base import validate
 
 Shape = int | Sequence[int]
 Device = torch.device | str | None
+Adds = Callable[[Tensor, float, bytes], None]
+"""Adds scale times the normals of a 32-byte key to a tensor, in place."""
 SECRET = "secret noise from the operating system's generator"
 FAST = (
-    "fast noise of generators that the operating system starts afresh again and again: "
-    "neither cryptographic nor proof against attacks on floating-point rounding"
+    "fast noise of generators that the operating system keys afresh again and again: cryptographic (ChaCha20) on GPUs "
+    "where Triton runs, not elsewhere, and nowhere proof against attacks on floating-point rounding"
 )
 SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16
@@ -47,6 +51,12 @@ CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
 _BUFFER = 1 << 16
+KNOWN_KEY = bytes(range(32))
+KNOWN_NORMALS = (
+    -0.30008795403628297, 1.2928748160919075, -0.6054132183873209, -0.2889656753624945,
+    -0.7006590119467667, 0.5607932611343496, 1.7737066131332784, 0.5502080102878408,
+)  # fmt: skip
+"""The normals of the first block of ChaCha20 under that key: every device must give them before its noise is used."""
 
 
 class Noise(Protocol):
@@ -187,18 +197,19 @@ class SecretSource(Source):
 
 
 class FastSource(SecretSource):
-    """Normals for large models, about ten times as fast as those of `SecretSource`; every other draw is its own.
+    """Normals for large models, many times as fast as those of `SecretSource`; every other draw is its own.
 
-    On the CPU the normals are float64 polar pairs of uniforms of SFC64, started from 192 fresh bits of the kernel's
-    generator for every 2^18 of them.  On another device they are float64 draws
-    of torch's generator there, with 64 fresh bits as its seed at every call and without waiting for the device.
-    Nothing is kept between calls: a seed found out would expose the draws of one call only, there is none to give,
+    On an NVIDIA GPU with Triton (it comes with torch there) they are float64 polar pairs of ChaCha20, a cryptographic
+    generator, under 256 fresh bits of the kernel's generator for every call: drawn on the device and added in the same
+    pass, without a second tensor and without waiting for the device (`isthmus.privacy.chacha`).  On another
+    device, or without Triton, each is `(z1 + z2) / sqrt(2)` of torch's generator there under two keys of 64 fresh bits
+    for every 2^24 of them.  On the CPU they are float64 polar pairs of SFC64, under 192 fresh bits for every 2^18.
+    Nothing is kept between calls: a key found out would expose the draws of one call only, there is none to give,
     and copies and forked processes draw their own.
 
-    What it is not: these generators pass statistical tests but are not cryptographic, a 64-bit seed is within reach
-    of an exhaustive search by the very strong, and single draws leave the gaps between floats through which released
-    values can be told apart (Mironov 2012).  `SecretSource` is built against all three, and batch membership, Laplace
-    and Gumbel noise are drawn as it draws them.
+    What it is not: SFC64 and torch's generator pass statistical tests but are not cryptographic, and single
+    draws leave gaps between floats through which released values can be told apart (Mironov 2012).  `SecretSource` is
+    built against both, and batch membership, Laplace and Gumbel noise are drawn as it draws them.
 
     >>> a = FastSource()
     >>> a.normal((2, 3)).shape, a.seeded, bool((a.normal(8) == a.normal(8)).any())
@@ -212,17 +223,17 @@ class FastSource(SecretSource):
     def normal(self, shape: Shape, dtype: torch.dtype = torch.float64, device: Device = None) -> Tensor:
         """Standard normal, drawn on the device it is for."""
         place = torch.device("cpu" if device is None else device)
-        if place.type != "cpu":
-            return _torch_normal(_keyed(place), shape).to(dtype)
-        if os.getpid() != _HOME:  # torch's threads do not survive a fork: numpy alone draws there
+        if place.type == "cpu" and os.getpid() != _HOME:  # torch's threads do not survive a fork: numpy alone draws
             return _tensor(_ziggurat, shape, dtype, place)
-        out = torch.zeros(_sizes(shape), dtype=torch.float64)
+        out = torch.zeros(_sizes(shape), dtype=torch.float64, device=place)
         self.add_normal(out, 1.0)
         return out.to(dtype)
 
     def add_normal(self, out: Tensor, scale: float) -> None:
         """As `Source.add_normal`; on the CPU by the polar pair `r cos`, `r sin` of uniforms, on torch's threads."""
-        if out.device.type != "cpu" or os.getpid() != _HOME:
+        if out.device.type != "cpu":
+            return _add_there(out, scale, _generator_of(out.device))
+        if os.getpid() != _HOME:
             return super().add_normal(out, scale)
         for part in torch.split(out.view(-1), _PAIRS):
             half = (len(part) + 1) // 2
@@ -284,6 +295,45 @@ class GeneratorSource(Source):
         return _torch_normal(self._generator, shape).to(dtype=dtype, device="cpu" if device is None else device)
 
 
+def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
+    """out += scale times normals on its own device: in place by `add`, or a chunk at a time by torch's generator."""
+    if add is not None and out.dtype in (torch.float32, torch.float64):
+        return add(out.view(-1), scale, secrets.token_bytes(32))
+    for part in pieces(out):
+        drawn = _two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
+        if add is not None:
+            add(drawn, 1.0, secrets.token_bytes(32))
+        part.copy_(drawn.mul_(scale).add_(part))
+
+
+def _generator_of(device: torch.device) -> Adds | None:
+    """What draws on a device; refused while a graph is recorded there, which would replay the noise with the key."""
+    if device.type != "cuda":
+        return None
+    remedy = "a graph would add the same noise at every replay: capture the passes of the model, not the release"
+    validate.check(not torch.cuda.is_current_stream_capturing(), "noise", "inside a CUDA graph", remedy)
+    return _chacha(device)
+
+
+@functools.cache
+def _chacha(device: torch.device) -> Adds | None:
+    """ChaCha20 on the device, once it has given the known normals there; None where Triton is missing or cannot."""
+    try:
+        add: Adds = importlib.import_module("isthmus.privacy.chacha").add_normals
+        drawn = torch.zeros(1024, dtype=torch.float64, device=device)
+        add(drawn, 1.0, KNOWN_KEY)
+    except Exception:  # no Triton, or no compiler for it: torch's generator needs neither
+        return None
+    want = torch.tensor(KNOWN_NORMALS, dtype=torch.float64)
+    return add if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14) else None
+
+
+def _two_keys(part: Tensor) -> Tensor:
+    """`(z1 + z2) / sqrt(2)` of two generators with keys of their own: one key of 64 bits can be searched for."""
+    first, second = (_torch_normal(_keyed(part.device), len(part)) for _ in range(2))
+    return first.add_(second).mul_(math.sqrt(0.5))
+
+
 def _keyed(device: torch.device) -> torch.Generator:
     """A generator on the device whose seed nobody knows: setting it does not wait for the device."""
     return torch.Generator(device).manual_seed(secrets.randbits(64))
@@ -294,6 +344,11 @@ def _torch_normal(generator: torch.Generator, shape: Shape) -> Tensor:
     return torch.randn(_sizes(shape), generator=generator, dtype=torch.float64, device=generator.device)
 
 
+def _sfc64() -> np.random.Generator:
+    """A generator whose 192 bits of state come from the kernel: a pool of the usual size would hold 128 of them."""
+    return np.random.Generator(np.random.SFC64(np.random.SeedSequence(secrets.randbits(256), pool_size=8)))
+
+
 def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """scale r, sin and cos of an angle under a key that is used once, in buffers of this thread (until its next call).
 
@@ -302,7 +357,7 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     if not hasattr(_BUFFERS, "uniform"):
         _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_PAIRS + 2), torch.empty(_PAIRS // 2 + 1, dtype=torch.float64)
     uniform = _BUFFERS.uniform[: 2 * size]
-    np.random.Generator(np.random.SFC64(secrets.randbits(192))).random(out=uniform)
+    _sfc64().random(out=uniform)
     radius, angle = torch.split(torch.from_numpy(uniform), size) if size else (torch.empty(0), torch.empty(0))
     radius.neg_().log1p_().mul_(-2).sqrt_().mul_(scale)  # the scale is never squared: its square may leave the range
     angle.mul_(2 * math.pi)
@@ -312,7 +367,7 @@ def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 def _ziggurat(size: int) -> NDArray[np.float64]:
     """Normals under a key that is used once, by numpy alone."""
-    return np.random.Generator(np.random.SFC64(secrets.randbits(192))).standard_normal(size)
+    return _sfc64().standard_normal(size)
 
 
 def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> None:

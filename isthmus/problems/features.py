@@ -102,27 +102,51 @@ def bins_of(edges: Tensor, x: Tensor) -> Tensor:
 
 
 def distribution(counts: Tensor, noise: float, n: float, edges: Tensor) -> Distribution:
-    """The distribution behind noisy counts (columns x bins) of n records: split from the whole down, in halves.
+    """The distribution behind noisy counts (columns x bins) of n records: points first, then in halves.
 
-    The mass of a node goes to its halves as their counts say, up to what noise allows: a half that does not stand out
-    of its noise gets nothing, and where neither does they share by their number of bins.  Without noise the counts.
+    A point (a bin of its own, see `grid`) has the records of its count where that stands out of its noise; the others
+    lie between the points, and are split in halves from the whole down.  The mass of a node goes to its halves as their
+    counts say, up to what noise allows: a half that does not stand out of its noise gets nothing, and where neither
+    does they share by their number of bins.  Without noise the counts.
 
     >>> edges = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
     >>> distribution(torch.tensor([[6.0, 0.0, 2.0, 2.0]]), 0.0, 10, edges).p
     tensor([[0.6000, 0.0000, 0.2000, 0.2000]], dtype=torch.float64)
     """
+    counts, point = counts.double(), edges.diff() < 3 * POINT
+    mass = torch.zeros_like(counts)
+    mass[:, point], between = _points(counts[:, point], noise, float(n))
+    mass[:, ~point] = _between(counts[:, ~point], between, noise)
+    return Distribution(edges, mass / mass.sum(1, keepdim=True))
+
+
+def _points(counts: Tensor, noise: float, n: float) -> tuple[Tensor, Tensor]:
+    """The mass of the points, and of all that lies between them: the records that are in none."""
+    least = STANDS * noise
+    found = torch.where(counts < least, 0.0, counts).clamp(min=0)
+    between = n - counts.sum(1)
+    between = torch.where(between < least * math.sqrt(counts.shape[1]), 0.0, n - found.sum(1)).clamp(min=0)
+    between = torch.where(between + found.sum(1) > 0, between, n)
+    # where all records are at points, what their noise adds up to is shared by these
+    kept = (found > 0) & (between == 0)[:, None]
+    missing = (n - found.sum(1) - between) / kept.sum(1).clamp(min=1)
+    return (found + missing[:, None] * kept).clamp(min=0), between
+
+
+def _between(counts: Tensor, mass: Tensor, noise: float) -> Tensor:
+    """The mass of columns, split over their bins in halves."""
     columns, width = counts.shape
     depth = max(1, math.ceil(math.log2(width)))
-    leaves = torch.nn.functional.pad(counts.double(), (0, 2**depth - width))
+    leaves = torch.nn.functional.pad(counts, (0, 2**depth - width))
     real = torch.nn.functional.pad(torch.ones(1, width, dtype=torch.float64), (0, 2**depth - width))
     sums, sizes = [leaves], [real]
     for _ in range(depth):
         sums.append(sums[-1].view(columns, -1, 2).sum(2))
         sizes.append(sizes[-1].view(1, -1, 2).sum(2))
-    mass = torch.full((columns, 1), float(n), dtype=torch.float64)
+    mass = mass[:, None]
     for total, size in zip(reversed(sums[:-1]), reversed(sizes[:-1]), strict=True):
         mass = _halved(mass, total.view(columns, -1, 2), size.view(1, -1, 2), noise).reshape(columns, -1)
-    return Distribution(edges, mass[:, :width] / mass[:, :width].sum(1, keepdim=True))
+    return mass[:, :width]
 
 
 def _halved(mass: Tensor, halves: Tensor, bins: Tensor, noise: float) -> Tensor:
@@ -131,8 +155,9 @@ def _halved(mass: Tensor, halves: Tensor, bins: Tensor, noise: float) -> Tensor:
     spread = noise * bins.sum(-1).sqrt() / 2  # of half the difference of two halves
     share = ((mass + left - right) / 2).clamp(min=0)
     share = torch.minimum(share, mass)
-    share = torch.where(share < STANDS * spread, 0.0, share)
-    share = torch.where(mass - share < STANDS * spread, mass, share)
+    least = torch.minimum(STANDS * spread, mass / 4)  # nearly half of the records are not nothing
+    share = torch.where(share < least, 0.0, share)
+    share = torch.where(mass - share < least, mass, share)
     even = bins[..., 0] / bins.sum(-1).clamp(min=1)
     share = torch.where(mass < 2 * STANDS * spread, mass * even, share)
     share = torch.where(bins[..., 1] == 0, mass, share)

@@ -1,4 +1,4 @@
-"""Rows as a device computes them: what is added of a record is no longer than its clip says, whatever its factors are."""
+"""Rows as a device computes them: what is added of a record is no longer than its clip, whatever its factors are."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
         # prepared descent, by n mu and the number of columns
         ({"n": 15_000, "d": 9, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
         ({"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared"}, "dp_gd (shapes and step bought)"),
+        ({"n": 32_000, "d": 89, "epsilon": 0.5, "loss": "squared"}, "dp_gd (shapes and statistics bought)"),
+        ({"n": 7300, "d": 106, "epsilon": 3.0, "loss": "squared"}, "dp_gd (shapes and step bought)"),
         (
             {"n": 32_000, "d": 89, "epsilon": 0.1, "loss": "squared", "ranged": False},
             "dp_gd (moments and step bought)",

@@ -61,6 +61,26 @@ def test_noisy_counts_tell_mean_and_spread(noise: float) -> None:
     np.testing.assert_allclose(found.variance.clamp(min=0).numpy(), x.var(0), atol=far)
 
 
+@pytest.mark.parametrize("noise", [10.0, 40.0, 80.0])
+def test_an_indicator_has_the_noise_of_its_own_bins(noise: float) -> None:
+    """A 0/1 column is in two bins: those between them, where nothing is, add no noise."""
+    for seed in range(5):
+        found, x = shapes(noise=noise, seed=seed), columns(seed=seed)
+        assert float(found.mean[2]) == pytest.approx(float(x[:, 2].mean()), abs=4 * noise / math.sqrt(2) / 2000)
+        assert float(found.variance[3]) < 1e-12
+
+
+def test_records_between_the_points_are_not_lost() -> None:
+    """A column of numbers alone keeps all of its mass between -1, 0 and 1; one with many zeros shares it."""
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.uniform(0.2, 0.8, 2000), np.where(rng.random(2000) < 0.5, 0, rng.uniform(0.2, 0.8, 2000))], 1)
+    noise = torch.randn(2, len(EDGES) - 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = distribution(counted(x) + 5 * noise, 5.0, 2000, EDGES)
+    zero = int(bins_of(EDGES, torch.zeros(1).double()))
+    assert float(found.p[0, zero]) == 0.0 and float(found.p[1, zero]) == pytest.approx(0.5, abs=0.05)
+    np.testing.assert_allclose(found.mean.numpy(), x.mean(0), atol=0.05)
+
+
 def test_noise_alone_is_no_tail() -> None:
     """An empty end of the range stays empty: its bins do not stand out of the noise."""
     low, high = shapes(noise=10.0).ends

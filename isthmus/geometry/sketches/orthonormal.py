@@ -104,7 +104,8 @@ def _whitened(signs: Tensor) -> Tensor:
     with exact_products(x.device):
         gram = (x @ x.mT).double()
         if x.is_cuda:
-            return _inverse_root(gram / x.shape[-1]).float() @ (x * x.shape[-1] ** -0.5)
+            whitened: Tensor = _inverse_root(gram / x.shape[-1]).float() @ (x * x.shape[-1] ** -0.5)
+            return whitened
         factor: Tensor = torch.linalg.cholesky(gram)
         inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
         return inverse @ x.double()

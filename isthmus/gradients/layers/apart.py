@@ -45,6 +45,14 @@ NUMBERS = 1 << 20
 SHAPES = 4
 """So many shapes of arguments are tried out when they are first seen; the others wait for chance."""
 
+LARGE = 1 << 24
+"""A module with more parameters is tried out on its own device, but for one extreme."""
+
+Values = tuple[float | None, ...]
+"""What examples are replaced by: NaN, huge numbers of either sign, or (None) other examples."""
+OTHERS: Values = (None,)
+EXTREMES: Values = (float("nan"), 1.0, -1.0, None)
+
 Run = Callable[[nn.Module, Args, Kwargs], Any]
 """What is run: the module on its arguments, and the loss of that where it is known."""
 
@@ -79,22 +87,38 @@ def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
-    """Few examples where the module takes them, else all; on an accelerator extremes only in a copy on the host."""
+    """Few examples where the module takes them, else all; on an accelerator extremes only in a copy on the host.
+
+    There an index that NaN made would stop the device for good.  A large module costs too much on the host for more
+    than two examples and one extreme: the rest of its trial is on the device.
+    """
+    large = sum(parameter.numel() for parameter in trial.module.parameters()) > LARGE
+    if not trial.remote:
+        _try_part(trial, batch, count, EXTREMES)
+    elif not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):
+        _try_part(trial, batch, count, OTHERS)
+    elif large or not _try_part(trial.on_host(), batch, count, EXTREMES):
+        _try_part(trial, batch, count, OTHERS)
+
+
+def _try_part(trial: _Trial, batch: Batch, count: int, values: Values, alone: bool = True) -> bool:
+    """Whether the module could be tried out on some of a batch's examples, or on all."""
     whole = replace(batch, only_first=True)
     few = whole if batch.n < 4 else batch.take(_drawn(batch.n)[: min(count, batch.n - 1)].sort().values)
-    for host in [True, False] if trial.remote and thorough else [False]:
-        there = trial.on_host() if host else trial
-        for part in (few, whole):
-            part = part.to("cpu") if host else part
-            try:
-                there.prepare(part)
-            except Exception as error:
-                if isinstance(error, validate.InvalidInput) and part is whole:
-                    raise
-                continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
-            there.exchange(part, extremes=host or not trial.remote)
-            there.alone(part)
-            return
+    device = str(next(trial.module.parameters()).device)
+    for part in (few, whole):
+        part, last = part.to(device), part is whole
+        try:
+            trial.prepare(part)
+        except Exception as error:
+            if isinstance(error, validate.InvalidInput) and last:
+                raise
+            continue  # it cannot be run so: as it is in use it may, and else says itself what is wrong
+        trial.exchange(part, values)
+        if alone:
+            trial.alone(part)
+        return True
+    return False
 
 
 def _some(leaves: list[tuple[str, int]]) -> list[str]:
@@ -291,9 +315,8 @@ class _Trial:
         """The pass that all others must equal."""
         self._base = self._pass(batch)
 
-    def exchange(self, batch: Batch, extremes: bool) -> None:
+    def exchange(self, batch: Batch, values: Values) -> None:
         """Half of the examples replaced, then the other half: whatever stays must give what it gave."""
-        values = (float("nan"), 1.0, -1.0, None) if extremes else (None,)
         for value in values:
             order = _drawn(batch.n)
             half = batch.n // 2
@@ -446,8 +469,8 @@ class _Trial:
         return pull.index_copy(cut, rows, other)
 
     def _drawn_like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        draws = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(self._key), dtype=torch.float64)
-        return draws.to(x.device, x.dtype)
+        source = torch.Generator(x.device).manual_seed(self._key)
+        return torch.randn(tuple(shape), generator=source, dtype=torch.float32, device=x.device).to(x.dtype)
 
 
 def _floats(x: object) -> TypeGuard[Tensor]:
