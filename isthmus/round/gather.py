@@ -7,7 +7,7 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -63,6 +63,17 @@ class Gathering:
             kept = self._smaller(rows)
             assert kept is not None
             self.rows.setdefault(name, []).append(kept)
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """The leaves of these that nothing has come of."""
+        tables: list[Collection[str]] = [self.rows, *self.codes.values(), *self.sums.values()]
+        return [name for name in names if not any(name in table for table in tables)]
+
+    def size(self, otherwise: int) -> int:
+        """The number of examples whose rows are held; `otherwise` where none are."""
+        tables: list[Mapping[str, Sequence[Rows | None]]] = [self.rows, *self.codes.values()]
+        held = (piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None)
+        return next(held, otherwise)
 
     def message(
         self, round: Round, names: Sequence[str], rounding: Rounding, factor: float = 1.0, groups: Tensor | None = None
