@@ -82,7 +82,8 @@ class Accountant:
             event = event_json.from_json(record)
             rate = getattr(event, "sampling_probability", 1.0)
             inner = getattr(event, "event", event)
-            found.append((float(getattr(inner, "noise_multiplier", float("nan"))), float(rate), int(count)))
+            none = 0.0 if isinstance(event, dpa.NonPrivateDpEvent) else float("nan")
+            found.append((float(getattr(inner, "noise_multiplier", none)), float(rate), int(count)))
         return found
 
     def __len__(self) -> int:

@@ -83,7 +83,7 @@ def load(
     validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
-    _charge_again(ledger, tree["spent"])
+    charge_again(ledger, tree["spent"])
     module.load_state_dict(tree["module"])
     if optimizer is not None:
         validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
@@ -107,7 +107,7 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
     return {run: dict(counts) for run, counts in found.items()}
 
 
-def _charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
+def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
     """Pay for every round the checkpoint knows of and the ledger does not show."""
     shown = spent_by_run(ledger)
     for run, counts in saved.items():

@@ -24,6 +24,10 @@ SHAPES = (
     "the last digits of a record's activations and gradients do not depend on the shape of its batch, which decides "
     "how the tensor library multiplies matrices; the same product of the same numbers gives the same bits twice"
 )
+PIECES = (
+    "what a pass does to an example does not depend on the physical batch that it is in, whose borders one record more "
+    "would move: random layers draw for every example apart (dropout does), and nothing counts the passes"
+)
 KEPT = "these buffers or attributes of the module were changed by private passes; what they keep is NOT protected"
 NORMALISER = "the number of records is public: it sets the sampling rate"
 PUBLIC = "the public examples are not private records, and were chosen without looking at those"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from isthmus.base import validate
 from isthmus.diagnostics import Tracker
 from isthmus.engine import checkpoint, modules, options
 from isthmus.engine.accountant import Accountant
-from isthmus.engine.claims import FIXED, KEPT, claims
-from isthmus.engine.filling import Filling, Norm, looks_at_public
+from isthmus.engine.claims import FIXED, KEPT, PIECES, claims
+from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
     check_fresh,
@@ -26,7 +26,9 @@ from isthmus.engine.optimizer import (
     make_steps_private,
     product_of,
     restore_steps,
+    unwrapped,
 )
+from isthmus.engine.scaler import fix_scale, scale_of
 from isthmus.gradients.layers import Layers
 from isthmus.privacy import FastSource, FixedSize, GeneratorSource, Ledger, Poisson, SecretSource, compose
 from isthmus.privacy.adjacency import Adjacency
@@ -51,8 +53,13 @@ class Training:
     noise: Any
     terms: dict[str, Any]
     sampler: str
+    draws: Draws
+    free: Callable[[], None]
+    """Gives the loop's `GradScaler` back."""
     planned: int | None = None
     attached: bool = True
+    bare: bool = False
+    """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
 
 
 class PrivacyEngine:
@@ -126,6 +133,7 @@ class PrivacyEngine:
         constraint: Any = None,
         max_physical_batch_size: int | None = None,
         micro_batch_size: int = 1,
+        grad_scaler: Any = None,
         precision: str = "network",
         **more: Any,
     ) -> Triple:
@@ -141,16 +149,21 @@ class PrivacyEngine:
         max_physical_batch_size   the loader yields pieces of this size; `step()` waits for the last piece
         micro_batch_size   clip means of this many records; a record moves the sum by up to 2C, and is accounted so
         clipping     "flat", "per_layer" (one bound, or one for each layer), "adaptive"
+        grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
         precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
                      bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
 
         `poisson_sampling=False` draws batches of a fixed size without replacement, under replace-one adjacency.
+        `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
+        infinite.  Everything else stays but for `poisson_sampling=False`, which takes the loader's own batches then.
         """
         extra = options.check(
             grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
         )
-        validate.positive(noise_multiplier=noise_multiplier)
+        validate.non_negative(noise_multiplier=noise_multiplier)
+        given, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
         options.check_loss(criterion, loss_reduction)
+        scale = scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
         n, batch = check_loader(data_loader)
         check_physical(max_physical_batch_size, micro_batch_size)
@@ -165,21 +178,26 @@ class PrivacyEngine:
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = _stage(sampler, filling.releases(noise_multiplier, layers.space), layers)
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
+        options.check_budget(noise_multiplier, ledger.budget)
         looked = public is not None or looks_at_public(sketch)
-        told = claims(seeded=noise.seeded, mean=loss_reduction == "mean", public=looked)
+        told = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
-        own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": noise}
+        own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
         own["fast"] = precision == "network"
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
+        driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
         terms = checkpoint.terms(
             stage.event(ledger.adjacency), sampler, sketch, noise_multiplier=noise_multiplier, **numbers
         )
-        self._trainings.append(Training(driver, noise, terms, sampler.describe()))
-        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
+        order = data_loader.batch_sampler if bare and not poisson_sampling else None
+        words = sampler.describe() if order is None else "the batches of the user's own loader"
         secret = noise if noise.seeded else SecretSource()
-        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size)
-        return module, make_steps_private(optimizer, driver, sets), PrivateLoader(data_loader, draws, driver)
+        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order)
+        self._trainings.append(Training(driver, noise, terms, words, draws, free, bare=bare))
+        optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
+        make_steps_private(optimizer, driver, sets)
+        return module, given, PrivateLoader(data_loader, draws, driver)
 
     def make_private_with_epsilon(
         self,
@@ -236,6 +254,7 @@ class PrivacyEngine:
                 training.driver.forget()  # what was not released yet, or was refused, never is
                 training.driver.detach()
                 restore_steps(training.driver.optimizer)
+                training.free()
             training.attached = False
 
     # ------------------------------------------------------------ what was spent
@@ -276,7 +295,7 @@ class PrivacyEngine:
         rests = (*promise.assumptions, *others_parts([each.driver.stage for each in self._trainings]), *told)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [each.sampler for each in self._trainings]
-        account.sources = [each.noise.describe() for each in self._trainings]
+        account.sources = [Unnoised.source if each.bare else each.noise.describe() for each in self._trainings]
         account.add(event)
         return account.statement()
 
@@ -286,6 +305,7 @@ class PrivacyEngine:
         for training in self._trainings:
             driver, planned, done = training.driver, training.planned, training.driver.state.t
             told += [FIXED] if planned is None else stopped(planned, done)
+            told += [PIECES] if training.draws.was_cut else []
             if planned is not None and done < planned:
                 events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
         return compose(events), list(dict.fromkeys(told))
@@ -366,9 +386,8 @@ class PrivacyEngine:
     ) -> TorchDriver:
         """The driver of a training; only batches of the private loader go through the module from now on."""
         pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
-        charged = ledger.run(
-            {stage.name: stage.event(promise.adjacency)}, seeded=own["noise"].seeded, limit=self._limit
-        )
+        seeded = own["noise"] is not None and own["noise"].seeded
+        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=self._limit)
         same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
         self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
         self.driver.begin(Ticket(0))
@@ -415,7 +434,8 @@ class PrivacyEngine:
     @property
     def _seeded(self) -> bool:
         """Whether any noise can be subtracted: of this engine, or of anything else that its ledger holds."""
-        return any(training.noise.seeded for training in self._trainings) or self.ledger.seeded
+        own = any(training.noise.seeded and not training.bare for training in self._trainings)
+        return own or self.ledger.seeded
 
     def _training_of(self, module: nn.Module) -> Training:
         self._require_driver()
@@ -434,5 +454,6 @@ def _stage(sampler: Poisson | FixedSize, releases: Sequence[Release], layers: La
     stage = Stage(sampler, releases)
     for release in stage.releases:
         scale = release.mechanism.number * release.clipped.total(release.clipped.init())
-        check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
+        if scale:
+            check_scale(scale, torch.promote_types(next(layers.parameters()).dtype, torch.float32))
     return stage

@@ -16,13 +16,50 @@ from isthmus.engine.embedding import GradientEmbedding
 from isthmus.geometry.lifts import Lifted, ProjectAndLift, adjoint, discard, pinv, unbiased
 from isthmus.geometry.sets import ConvexSet
 from isthmus.geometry.sketches import Encoder, Identity, Residual, Sketch
-from isthmus.privacy import AdaptiveClip, Clip, Gaussian, PerLeafClip
+from isthmus.privacy import AdaptiveClip, Clip, Gaussian, Mechanism, PerLeafClip
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.budget import split
 from isthmus.privacy.clips import GroupClip
+from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.noise import Noise
 from isthmus.round.pipeline import Release
 
 CLIPPINGS = ("flat", "per_layer", "adaptive")
 Norm = float | Sequence[float] | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Unnoised(Mechanism):
+    """No noise, to look for mistakes with (`noise_multiplier=0`): NOT private, and charged as what has no epsilon.
+
+    Everything else of a private round stays, so that what is tried is what will run: tickets, clips, guards, ledger.
+
+    >>> import torch
+    >>> Unnoised().release(Bounded(torch.ones(2), 2, 1.0), None).tolist(), Unnoised().event()
+    ([1.0, 1.0], NonPrivateDpEvent())
+    """
+
+    multiplier: ClassVar[float] = 0.0
+    source = "no noise at all (noise_multiplier=0, to look for mistakes with)"
+    guarantee = "nothing: no noise was added (noise_multiplier=0)"
+
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+        """The clipped sum itself."""
+        return bounded.value
+
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
+        """A release without any guarantee."""
+        return dpa.NonPrivateDpEvent()
+
+    def describe(self) -> str:
+        """The release in words."""
+        return "a clipped sum without noise"
+
+
+def noise_of(z: float) -> Mechanism:
+    """Gaussian noise of z times the bound of one record, or none where z is 0."""
+    return Gaussian(z) if z > 0 else Unnoised()
 
 
 @dataclass(frozen=True)
@@ -77,14 +114,14 @@ class Filling:
 
     def releases(self, z: float, space: Space) -> list[Release]:
         """The releases of a round whose noise, taken together, has the multiplier z."""
-        validate.positive(noise_multiplier=z)
+        validate.non_negative(noise_multiplier=z)
         if isinstance(self.sketch, GradientEmbedding):
             return self._embedding(self.sketch, z)
         encode = Identity() if self.sketch is None else self.sketch
         lift = ModuleLift() if self.constraint is None or self.sketch is None else LiftIntoSet(self.constraint)
         if self.clipping == "adaptive":
             return self._adaptive(encode, z, lift)
-        return [Release(encode=encode, clip=self._clip(encode, space), mechanism=Gaussian(z), lift=lift)]
+        return [Release(encode=encode, clip=self._clip(encode, space), mechanism=noise_of(z), lift=lift)]
 
     def _clip(self, encode: Encoder, space: Space) -> Any:
         if self.clipping == "per_layer":
@@ -102,8 +139,8 @@ class Filling:
         count = Below(encode, clip, "main/gradient")
         first, second = split(z, 1 - COUNT_SHARE, COUNT_SHARE)
         return [
-            Release(encode=encode, clip=clip, mechanism=Gaussian(first), lift=lift),
-            Release(clip.release, count, Clip(0.5), mechanism=Gaussian(second), lift=discard),
+            Release(encode=encode, clip=clip, mechanism=noise_of(first), lift=lift),
+            Release(clip.release, count, Clip(0.5), mechanism=noise_of(second), lift=discard),
         ]
 
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
@@ -113,8 +150,8 @@ class Filling:
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip
         return [
-            Release("code", sketch.encoder, clip(float(self.max_grad_norm)), mechanism=Gaussian(first), lift=pinv),  # type: ignore[arg-type]
-            Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=Gaussian(second), lift=pinv),
+            Release("code", sketch.encoder, clip(float(self.max_grad_norm)), mechanism=noise_of(first), lift=pinv),  # type: ignore[arg-type]
+            Release("rest", Residual(sketch.encoder), clip(sketch.clip_rest), mechanism=noise_of(second), lift=pinv),
         ]
 
 

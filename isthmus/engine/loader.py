@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
@@ -24,28 +25,41 @@ class Draws(Sampler[list[int]]):
 
     micro     the size of micro-batches: every drawn record is put into one of `divisor / micro` of them, independently
               of every other record, so that one record moves one micro-batch only
+    order     index lists that are taken as they are, where nothing is private (`noise_multiplier=0`)
     """
 
-    def __init__(self, sampler: Any, n: int, noise: Any, physical: int | None, micro: int = 1) -> None:
+    def __init__(
+        self, sampler: Any, n: int, noise: Any, physical: int | None, micro: int = 1, order: Any = None
+    ) -> None:
         self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
+        self.order = order
+        self.was_cut = False
+        """Whether logical batches were ever to be cut into physical ones."""
         self.tickets: deque[Ticket] = deque()
         """Those of the latest epoch that was begun, in the order of its batches."""
 
     def __len__(self) -> int:
-        return self.draw.rounds(self.n)
+        return self.draw.rounds(self.n) if self.order is None else len(self.order)
 
     def __iter__(self) -> Iterator[list[int]]:
         self.tickets = deque()  # an epoch that is still being read keeps its own
         return self._cut(self.tickets)
 
     def _cut(self, tickets: deque[Ticket]) -> Iterator[list[int]]:
-        for t in range(len(self)):
-            index = self.draw.draw(self.n, t, self.keys, "0")
+        for index in self._drawn():
+            self.was_cut |= self.physical is not None
             groups = self._groups(len(index))
             parts = [index] if self.physical is None or len(index) == 0 else list(index.split(self.physical))
             for number, part in enumerate(parts):
                 tickets.append(Ticket(len(part), number == len(parts) - 1, groups))
                 yield part.tolist()
+
+    def _drawn(self) -> Iterator[Tensor]:
+        if self.order is not None:
+            yield from map(torch.tensor, self.order)
+            return
+        for t in range(len(self)):
+            yield self.draw.draw(self.n, t, self.keys, "0")
 
     def _groups(self, count: int) -> Tensor | None:
         if self.micro == 1:
@@ -58,8 +72,12 @@ class Draws(Sampler[list[int]]):
 class PrivateLoader(DataLoader):
     """A DataLoader over secret batches that tells the driver which batch it hands out.
 
-    `len()` counts logical batches; with a physical limit it yields more than that.
+    `len()` counts logical batches; with a physical limit it yields more than that.  `sample_rate` is the probability
+    of a record to be in a batch.  Of a module that `accelerate` has prepared batches come on its device.
     """
+
+    _is_accelerate_prepared = True
+    """To `accelerate`, which would read a batch ahead and leave the tickets behind: the loader is used as it is."""
 
     def __init__(self, loader: DataLoader, draws: Draws, driver: TorchDriver) -> None:
         self._draws, self._driver = draws, driver
@@ -86,7 +104,34 @@ class PrivateLoader(DataLoader):
             if batch is self:
                 return
             self._driver.begin(tickets.popleft(), turn)
-            yield batch
+            yield self._placed(batch)
+
+    @property
+    def sample_rate(self) -> float:
+        """The probability of a record to be in a batch: public, as the size of the batches is."""
+        return float(self._draws.draw.rate)
+
+    def _placed(self, batch: Any) -> Any:
+        if not getattr(self._driver.module, "_is_accelerate_prepared", False):
+            return batch
+        device = next(self._driver.layers.parameters()).device
+        return moved(batch, device)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on a device, its structure as it was.
+
+    >>> moved({"x": [torch.ones(1)], "n": 3}, torch.device("cpu"))
+    {'x': [tensor([1.])], 'n': 3}
+    """
+    if hasattr(batch, "to") and callable(batch.to):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: moved(item, device) for key, item in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, (tuple, list)):
+        items = [moved(item, device) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch
 
 
 class Collate:

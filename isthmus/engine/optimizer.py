@@ -45,6 +45,7 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
 
     class Private(kind):  # type: ignore[valid-type,misc]
         _plain = kind
+        _step_supports_amp_scaling = True  # a GradScaler that nobody has told us of shows itself in `step`
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in LOCKED:
@@ -70,19 +71,24 @@ def make_steps_private(
 ) -> torch.optim.Optimizer:
     """The same object; its `step()` releases the round, sets `.grad`, moves, and projects layers onto their sets.
 
-    While more physical batches of a logical one are to come, `step()` does nothing.  Schedulers, state dicts and step
+    While more physical batches of a logical one are to come, `step()` releases nothing.  A closure is called once, its
+    loss returned: forward and backward of the batch, then the release.  Schedulers, state dicts and step
     hooks see the optimiser they know; an assignment that would be ignored, and more parameters, are refused.
     """
     before = optimizer.step
     private = {id(parameter) for parameter in driver.layers.parameters()}
 
-    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> None:
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
         if closure is not None:
-            validate.refuse("closure", closure, "a private round is released once: call step() without a closure")
+            with torch.enable_grad():
+                loss = closure()
+        _refuse_scaler(self)
         _refuse_raw(self, private)
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
         if driver.step():
             project(driver.layers, sets)
+        return loss
 
     if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
@@ -126,6 +132,29 @@ def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
     )
 
 
+def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
+    """A `GradScaler` leaves its scale and what it found on an optimiser before it asks it to move."""
+    known = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    for name in known:
+        delattr(optimizer, name)
+    validate.check(
+        not known,
+        "optimizer",
+        type(optimizer).__name__,
+        "a GradScaler scales its gradients: give it to make_private(grad_scaler=), so that rows are divided by its "
+        "scale before they are clipped and no step is skipped for what overflows",
+    )
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser inside the wrappers of a trainer, such as `accelerate`'s: it is the one that moves."""
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        remedy = "it keeps a step of its own for its GradScaler: prepare the optimiser after make_private"
+        validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def project(layers: Layers, sets: Mapping[str, ConvexSet]) -> None:
     """Every constrained leaf onto its set: post-processing."""
     for name, constraint in sets.items():
@@ -167,9 +196,16 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in layers.parameters()}
     validate.check(
+        bool(trained & held),
+        "optimizer",
+        f"{len(held)} trainable parameters, none of them the module's",
+        "it was made for another module: give it exactly those of the module that is made private "
+        "(get_compatible_module returns a copy with parameters of its own: make the optimiser after it)",
+    )
+    validate.check(
         trained == held,
         "optimizer",
         f"{len(held)} trainable parameters",
-        f"the module trains {len(trained)}: give the optimiser exactly those, and freeze the others first "
-        "(requires_grad_(False))",
+        f"the module trains {len(trained)}, {len(trained & held)} of them the same: give the optimiser exactly those, "
+        "and freeze the others first (requires_grad_(False))",
     )

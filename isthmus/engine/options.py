@@ -40,6 +40,12 @@ def check_loss(criterion: Any, reduction: str) -> None:
     validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
 
 
+def check_budget(noise_multiplier: float, budget: tuple[float, float] | None) -> None:
+    """What has no noise has no finite epsilon: no budget pays for it."""
+    remedy = "0 adds no noise, for which no budget is enough: use a ledger without a budget to look for mistakes"
+    validate.check(noise_multiplier > 0 or budget is None, "noise_multiplier", noise_multiplier, remedy)
+
+
 def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: dict[str, Any]) -> dict[str, Any]:
     """The options of adaptive clipping; everything else unknown or unsupported is refused by its name.
 

@@ -11,6 +11,7 @@
 | `Lookup(index, values, V)` | vec(sum_t e_k c') | places and gradients |
 | `BlockOuter(a, b)` | blocks sum_t b a' | factors |
 | `Computed(pieces)` | the products as a device computes them | the pieces |
+| `Gridded(outer, bound)` | b a' of one term, summed in whole numbers | the factors |
 | `Sum(pieces)` | sums of kinds | the pieces |
 | `ResidualRows(rows, codes, sketch)` | g_i - Phi^+ Phi g_i | rows and codes |
 | `Counts(bins, n, blocks, width)` | ones at bins | a function of rows |
@@ -21,6 +22,7 @@ from isthmus.gradients.base import Dense, Difference, Grouped, Lazy, Rows
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.counts import Counts
+from isthmus.gradients.grids import Gridded
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Glm, Outer
 from isthmus.gradients.residual import ResidualRows
@@ -34,6 +36,7 @@ __all__ = [
     "Dense",
     "Difference",
     "Glm",
+    "Gridded",
     "Grouped",
     "Lazy",
     "Lookup",

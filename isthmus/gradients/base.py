@@ -211,9 +211,12 @@ class Rows(ABC):
         """The same rows in less room, where that is known."""
         return self
 
-    def computed(self) -> Rows:
-        """Rows of several terms as the products that the device computes (see `isthmus.gradients.computed`)."""
-        return KINDS["computed"](self)
+    def computed(self, bound: float | None = None) -> Rows:
+        """The rows as a device adds them up fastest (see `isthmus.gradients.computed` and `grids`).
+
+        Sums of several terms are the products that it computes; single terms, clipped to `bound`, whole numbers.
+        """
+        return KINDS["computed"](self, bound)
 
     def residual(self, codes: Rows, sketch: Sketch) -> Rows:
         """g_i - Phi^+ c_i, what a tight sketch loses, given the codes c_i = Phi g_i."""

@@ -28,6 +28,7 @@ from isthmus.geometry.sketches.base import OuterForm, Sketch
 from isthmus.gradients import adding, rounding
 from isthmus.gradients._products import cheaper_ghost
 from isthmus.gradients.base import KINDS, Dense, Rows
+from isthmus.gradients.grids import gridded
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
@@ -249,7 +250,7 @@ class Computed(Rows):
         return self.plain().outer_form()
 
 
-def as_computed(rows: Rows) -> Rows:
+def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     """Rows of several terms as the products of a device; where these are smaller than their factors, made at once.
 
     >>> as_computed(Outer(torch.ones(1, 8, 2), torch.ones(1, 8, 2)))
@@ -257,6 +258,7 @@ def as_computed(rows: Rows) -> Rows:
     """
     if isinstance(rows, Lookup):
         return rows.distinct()
+    rows = gridded(rows, bound)
     pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
     if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
         return rows

@@ -83,7 +83,7 @@ class Outer(Rows):
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.positions > 1 or self.ones or not isinstance(self.a, Tensor):
+        if self.positions > 1 or not isinstance(self.a, Tensor):
             return super().norm_upper(ord)
         if self.device.type != "cuda" and not rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)
@@ -261,8 +261,10 @@ class Outer(Rows):
     def _sizes(self, ord: float) -> Tensor:
         """Upper bounds of the norms of all a_t, computed once."""
         if ord not in self._known:
-            quick = isinstance(self.a, Tensor) and not self.ones and (self.a.is_cuda or rounding.narrow(self.a))
+            quick = isinstance(self.a, Tensor) and (self.a.is_cuda or rounding.narrow(self.a))
             upper = rounding.device_upper(_flat(self._dense_a()), ord) if quick else self._factor_bounds(ord)[1]
+            if quick and self.ones:
+                upper = rounding.with_one(upper, ord)
             self._known[ord] = upper
         return self._known[ord]
 

@@ -205,6 +205,17 @@ def device_upper(x: Tensor, ord: float) -> Tensor:
     return norms * (1 + 2 * gamma(x.shape[1] + 8, torch.float64))
 
 
+def with_one(upper: Tensor, ord: float) -> Tensor:
+    """Upper bounds of norms when one more entry is 1: that of a bias.
+
+    >>> with_one(torch.tensor([3**0.5], dtype=torch.float64), 2).round(decimals=3)
+    tensor([2.], dtype=torch.float64)
+    """
+    if ord == 1:
+        return (upper + 1) * (1 + 2.0**-50)
+    return torch.hypot(upper, torch.ones_like(upper)) * (1 + 2.0**-50) if ord == 2 else upper.clamp_min(1.0)
+
+
 def _extreme(value: Tensor, k: int, work: torch.dtype) -> Tensor:
     """Which rows have squares outside the range of `work` (or are not finite)."""
     info = torch.finfo(work)

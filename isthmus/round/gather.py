@@ -7,7 +7,7 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -64,6 +64,17 @@ class Gathering:
             assert kept is not None
             self.rows.setdefault(name, []).append(kept)
 
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """The leaves of these that nothing has come of."""
+        tables: list[Collection[str]] = [self.rows, *self.codes.values(), *self.sums.values()]
+        return [name for name in names if not any(name in table for table in tables)]
+
+    def size(self, otherwise: int) -> int:
+        """The number of examples whose rows are held; `otherwise` where none are."""
+        tables: list[Mapping[str, Sequence[Rows | None]]] = [self.rows, *self.codes.values()]
+        held = (piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None)
+        return next(held, otherwise)
+
     def message(
         self, round: Round, names: Sequence[str], rounding: Rounding, factor: float = 1.0, groups: Tensor | None = None
     ) -> Message:
@@ -86,7 +97,9 @@ class Gathering:
                 sums = [self.sums[release.name][name] for name in names]
                 ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
                 continue
-            pieces = {name: self._joined(name, self.codes[release.name].get(name, [])) for name in names}
+            each = release.clipped.each(round.bounds[slot])
+            kept = self.codes[release.name]
+            pieces = {name: self._joined(name, kept.get(name, []), _of_leaf(each, name)) for name in names}
             codes[release.name] = whole(sketch.join(pieces))
         return fragment(round, self.stage, rows, codes, rounding, ready)
 
@@ -95,7 +108,7 @@ class Gathering:
     def _close(self, round: Round, release: Release, slot: str, name: str, factor: float, rounding: Rounding) -> None:
         """Sum a leaf that is clipped by itself, and forget its rows."""
         pieces = self.codes.get(release.name, {}).pop(name, [])
-        rows = self._joined(name, pieces)
+        rows = self._joined(name, pieces, _of_leaf(release.clipped.each(round.bounds[slot]), name))
         assert rows is not None
         if isinstance(rows, Computed):
             rows.hold = True
@@ -121,10 +134,10 @@ class Gathering:
         made = rows.computed()
         return made if isinstance(made, Dense) else rows
 
-    def _joined(self, name: str, pieces: Sequence[Rows | None]) -> Rows | None:
-        """All that a leaf's rows are the sum of, as they are added up."""
+    def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
+        """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
         rows = merged(name, pieces)
-        made = rows.computed() if self.fast and rows is not None else rows
+        made = rows.computed(bound) if self.fast and rows is not None else rows
         if isinstance(made, Computed):
             made.watched = name == self._watched
         return made
@@ -132,6 +145,10 @@ class Gathering:
 
 def _all(items: Sequence[tuple[str, Rows | None]]) -> list[tuple[str, Rows]]:
     return [(name, rows) for name, rows in items if rows is not None]
+
+
+def _of_leaf(bounds: float | Mapping[str, float], name: str) -> float:
+    return bounds[name] if isinstance(bounds, Mapping) else bounds
 
 
 def encodes_rows(release: Release, sketch: Sketch) -> bool:

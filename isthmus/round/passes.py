@@ -13,6 +13,9 @@ noise with M at random, what is released about D' that of S(M) + c(r, m) + noise
 places in the batch the records have.  For every (M, m) the two are as close as the accountant says, and a mixture of
 pairs that close is that close (the divergences behind (epsilon, delta) and zCDP are jointly convex).  With draws that
 someone knows the argument fails: the two sides are then compared for fixed draws by position, and these are shifted.
+It also fails for draws that the records of one *physical* batch share (a layer left out of a whole pass): r moves the
+borders of the physical batches after it, and with them which records share a draw.  Layers that are left out of some
+physical batches of a logical one are refused; the statement names the rest as an assumption where batches are cut.
 
 **Raw gradients.**  No tensor of a private module may ask for a gradient of its own, but for the parameters that are
 watched for one: backward would write an unprotected sum of the data into its `.grad`.
@@ -255,12 +258,12 @@ class Guard:
             check_public_draws(found)
         return found
 
-    def enter(self, layer: nn.Module) -> None:
-        """A pass begins: of the whole, or of a layer inside one that has begun."""
+    def enter(self, layer: nn.Module, found: Things | None = None) -> None:
+        """A pass begins: of the whole, or of a layer inside one that has begun; `found` is what `check` has found."""
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        found = self.check()
+        found = self.check() if found is None else found
         self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
         self._looks += 1
         if self.secret and not hidden():

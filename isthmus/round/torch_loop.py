@@ -33,9 +33,10 @@ from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.clips import SPAN
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
-from isthmus.problems.objectives.module import Layers, captured
+from isthmus.problems.objectives.module import Layers, captured, unused
 from isthmus.round import passes
 from isthmus.round.averages import Last
+from isthmus.round.copies import plain_copies
 from isthmus.round.gather import Gathering
 from isthmus.round.means import Undo, reduced
 from isthmus.round.pipeline import Pipeline, slots
@@ -115,6 +116,10 @@ class TorchDriver:
         secret = pipe.private and not getattr(noise, "seeded", True)
         self.guard = passes.Guard(module, secret, watched=self.layers.parameters())
         self._undo = Undo()
+        self.loss_scale = 1.0
+        """What the loss is multiplied by before its backward pass, as a `GradScaler` does: rows are divided by it."""
+        self._unused: set[str] = set()
+        self._left_out: list[str] = []
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._gathered = Gathering(self.stage, fast and _bounds(pipe) >= LEAST)
@@ -130,6 +135,7 @@ class TorchDriver:
         self.layers.listener = self._push
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
+        self.handles += plain_copies(module)
 
     # ------------------------------------------------------------ what a loop calls
 
@@ -245,13 +251,12 @@ class TorchDriver:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
         if not module.training:
             return
-        if torch.is_grad_enabled():
-            self._admit(args, kwargs)
+        found = self._admit(args, kwargs) if torch.is_grad_enabled() else None
         if self.pipe.private:
-            self.guard.enter(module)
+            self.guard.enter(module, found)
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let a private batch in, or refuse it."""
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
+        """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
         self.layers.check_apart()
         if self._adrift:
             raise validate.InvalidInput(
@@ -273,9 +278,11 @@ class TorchDriver:
                 "pass whole batches of the loader through it (max_physical_batch_size= makes them smaller); call "
                 "module.eval() for other data"
             )
-        if self.pipe.private:  # examples that meet are found before their gradients are
-            self.guard.check()
-            look(self.layers, args, kwargs, self.layers.batch)
+        if not self.pipe.private:
+            return None
+        found = self.guard.check()
+        look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
+        return found
 
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
@@ -317,8 +324,8 @@ class TorchDriver:
 
     @property
     def _factor(self) -> float:
-        """What makes the rows those of the examples' own losses: a mean has divided them by the size of the batch."""
-        return float(self._batch) if self.reduction == "mean" and not self._undo.on else 1.0
+        """What makes the rows those of the examples' own losses: a mean has divided them, a scaler multiplied them."""
+        return (float(self._batch) if self.reduction == "mean" and not self._undo.on else 1.0) / self.loss_scale
 
     def _rounding(self, round: Round) -> Rounding:
         """How exactly the physical batch at hand is added up."""
@@ -330,12 +337,28 @@ class TorchDriver:
         if self._round is None or not self._gathered:
             return
         round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
+        self._fill(round, names)
         groups = None if self._ticket is None else self._ticket.groups
         message = self._gathered.message(round, names, self._rounding(round), self._factor, groups)
         self._gathered.clear()
         self._parts += 1
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
+
+    def _fill(self, round: Round, names: Sequence[str]) -> None:
+        """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
+        idle = self._gathered.missing(names)
+        if self._parts and idle != self._left_out and self.pipe.private:
+            some = sorted(set(idle) ^ set(self._left_out))
+            raise validate.InvalidInput(
+                f"the layers {some} took part in some physical batches of one logical batch and not in others: one "
+                "record more would move the others to other physical batches, and change what they add; leave layers "
+                "out example by example, or train with whole batches (no physical limit)"
+            )
+        self._left_out = idle
+        size = self._gathered.size(self._batch)
+        for name, rows in unused(self.layers, idle, size, self._unused):
+            self._gathered.take(round, name, rows, 0, self._factor, self._rounding(round))
 
     def _spend(self) -> None:
         """The examples of the ticket have been summed: no other pass may add them again."""

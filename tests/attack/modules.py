@@ -76,6 +76,20 @@ class Bare(nn.Module):
         return torch.relu(x @ self.a.T) @ self.b.T
 
 
+class Idle(nn.Module):
+    """A layer that takes no part, one that does for some batches, by a count that the data do not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.block, self.never = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        self.last, self.passes = nn.Linear(5, CLASSES), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        self.passes += self.training
+        return self.last(h + self.block(h) if self.passes % 2 else h)
+
+
 def _flat() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES))
 
@@ -98,6 +112,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "gru": (lambda: nn.Sequential(First(GRU(3, 4, batch_first=True)), Mean(), nn.Linear(4, CLASSES)), (STEPS, 3)),
     "lstm": (lambda: nn.Sequential(First(LSTM(3, 4, batch_first=True)), Mean(), nn.Linear(4, CLASSES)), (STEPS, 3)),
     "custom": (Bare, (6,)),
+    "idle": (Idle, (6,)),
 }
 SKETCHES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
@@ -162,6 +177,8 @@ def _options(rng: Rng, n: int) -> dict[str, Any]:
         options["micro_batch_size"] = int(rng.integers(2, 6))
     elif kind == 3:
         options["max_physical_batch_size"] = max(1, n // int(rng.integers(2, 5)))
+    elif kind == 4:
+        options["scale"] = float(rng.choice([2.0**-3, 3.0, 2.0**10]))  # of a GradScaler
     return options
 
 
@@ -205,7 +222,8 @@ def _loop(
     real = x.is_floating_point()
     public = torch.randn(6, *x.shape[1:], generator=generator).to(dtype) if real else x.new_zeros(6, 2)
     target = torch.zeros(6, 1, dtype=dtype) if regression else torch.arange(6) % CLASSES
-    engine = PrivacyEngine(seed=3)
+    engine, scale = PrivacyEngine(seed=3), options.pop("scale", None)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=scale or 1.0, enabled=scale is not None)
     module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
@@ -215,14 +233,15 @@ def _loop(
         noise_generator=torch.Generator().manual_seed(2),
         public=(public.to(DEVICE), target.to(DEVICE)),
         normaliser=10.0,
+        grad_scaler=scaler,
         **options,
     )
     try:
         taken = 0
         while taken < rounds:
             for inputs, targets in loader:
-                loss(module(inputs.to(DEVICE)), targets.to(DEVICE)).backward()
-                optimizer.step()
+                scaler.scale(loss(module(inputs.to(DEVICE)), targets.to(DEVICE))).backward()
+                scaler.step(optimizer)
                 taken += engine.driver.state.t > taken  # type: ignore[union-attr]
                 if taken >= rounds:
                     break

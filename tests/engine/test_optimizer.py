@@ -257,12 +257,6 @@ def test_a_parameter_with_a_gradient_of_its_own_is_refused() -> None:
     assert len(run.optimizer.param_groups) == 1
 
 
-def test_a_closure_is_refused() -> None:
-    run = private(mlp(), data())
-    with pytest.raises(InvalidInput, match="closure"):
-        run.optimizer.step(lambda: torch.zeros(()))
-
-
 def test_a_skipped_batch_is_named() -> None:
     run = private(mlp(), data())
     with pytest.warns(UserWarning, match="no step was taken"):

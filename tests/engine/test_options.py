@@ -48,7 +48,7 @@ def refused(match: str, **options: Any) -> None:
     assert engine.ledger.rounds() == {}
 
 
-@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("value", [value for value in BAD if value != 0.0])  # 0 is a run without noise, and says so
 def test_noise_multipliers(value: Any) -> None:
     refused("noise_multiplier", noise_multiplier=value)
 

@@ -255,3 +255,21 @@ def test_identity_is_the_plain_case() -> None:
     """DP-SGD without its noise is an identity sketch and a clip: no second code path."""
     got = drive(pipeline(Release(encode=Identity(), clip=Clip(0.4))), mlp())
     torch.testing.assert_close(got, reference(lambda t, w, g: clipped(g, 0.4) / BATCH), rtol=0, atol=1e-10)
+
+
+def test_a_layer_without_a_part_in_the_loss_has_rows_of_zeros() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.idle = mlp(), nn.Linear(7, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    module, (x, y) = Idle(), data(5, 1)
+    objective = ModuleObjective(module, nn.functional.cross_entropy, (x, y))
+    plain = ModuleObjective(mlp(), nn.functional.cross_entropy, (x, y))
+    with pytest.warns(UserWarning, match=r"\['idle'\] took no part"):
+        rows = objective.rows(objective.start()).dense()
+    torch.testing.assert_close(rows[:, : plain.d], plain.rows(plain.start()).dense())
+    assert rows.shape == (5, plain.d + 16) and bool((rows[:, plain.d :] == 0).all())

@@ -7,7 +7,8 @@ gradient, so that the weight-gradient product is never done.  `isthmus.gradients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -17,6 +18,7 @@ from isthmus.base import validate
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers import Layers as Layers
 from isthmus.gradients.layers.apart import look
+from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
 from isthmus.problems.penalties import NoPenalty, Penalty
 
@@ -95,7 +97,31 @@ def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "
     with layers.listening(lambda name, rows: seen[name].append(rows.compact()), len(x)), torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
+    for name, rows in unused(layers, [name for name, pieces in seen.items() if not pieces], len(x)):
+        seen[name].append(rows)
     return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+
+
+def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
+    """The rows of layers that took no part in a pass of n examples (left out, or in a branch not taken): zeros.
+
+    That is the gradient which every example has there.  `told` has the layers that were warned about before.
+
+    >>> layers, told = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
+    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, told)]
+    [('1', [0.0, 0.0])]
+    """
+    told = set() if told is None else told
+    new = [name for name in names if name not in told]
+    if new:
+        told.update(new)
+        warnings.warn(
+            f"the layers {new} took no part in a batch: their gradients are zero there, and noise is added to them all "
+            "the same; freeze (requires_grad_(False)) what is never used",
+            stacklevel=4,
+        )
+    like, shapes = next(layers.parameters()), {name: layers.bindings[name].shape for name in names}
+    return [(name, Outer(like.new_zeros(n, p), like.new_zeros(n, q))) for name, (q, p) in shapes.items()]
 
 
 @overload
@@ -104,8 +130,7 @@ def merged(name: str, pieces: Sequence[Rows]) -> Rows: ...
 def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None: ...
 def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None:
     """One piece from all the times a layer was used in the pass; None where a sketch takes nothing of it."""
-    if not pieces:
-        raise RuntimeError(f"layer {name!r} took no part in the loss: freeze it (requires_grad_(False)) or use it")
+    assert pieces, name
     kept = [piece for piece in pieces if piece is not None]
     if len(kept) < 2:
         return kept[0] if kept else None

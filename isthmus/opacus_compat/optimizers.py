@@ -1,0 +1,91 @@
+"""`DPOptimizer`: what the optimiser of private training answers to when Opacus' names are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from isthmus.opacus_compat.refused import refuse
+from isthmus.round.torch_loop import TorchDriver
+
+ONE = "step() clips, sums, adds noise and charges the ledger in one go: there is no way to do a part of it"
+SKIP = (
+    "a batch of the loader that is not released would be added to the next one, where a record may be a second time: "
+    "use BatchMemoryManager, which cuts one batch into pieces"
+)
+
+
+class DPOptimizer:
+    """The class of an optimiser while training is private, beside the optimiser's own: nothing is wrapped.
+
+    noise_multiplier, max_grad_norm   as they were given; assignments are refused
+    expected_batch_size               the public number that noisy sums are divided by
+    accumulated_iterations            1: every batch of the loader is a release of its own
+    summed_grad (of a parameter)      only where noise_multiplier is 0: the clipped sum, which was released as it is
+    """
+
+    _driver: TorchDriver
+    accumulated_iterations = 1
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse("DPOptimizer", "call make_private of an engine: it knows loader, clip and ledger")
+
+    @property
+    def original_optimizer(self) -> DPOptimizer:
+        """The optimiser itself."""
+        return self
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public number that noisy sums are divided by."""
+        return self._driver.stage.sampler.divisor(self._driver.n, 0)
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return list(self._driver.layers.parameters())
+
+    def attach_step_hook(self, fn: Callable[[Any], None]) -> None:
+        """Call `fn(optimizer)` at every release: what it sees was released and charged."""
+        self._driver.observers.append(lambda round: fn(self))
+
+    def signal_skip_step(self, do_skip: bool = True) -> NoReturn:
+        """Refused: see `SKIP`."""
+        refuse("signal_skip_step", SKIP)
+
+    def clip_and_accumulate(self) -> NoReturn:
+        """Refused: there is one way out."""
+        refuse("clip_and_accumulate", ONE)
+
+    def add_noise(self) -> NoReturn:
+        """Refused: there is one way out."""
+        refuse("add_noise", ONE)
+
+    def scale_grad(self) -> NoReturn:
+        """Refused: there is one way out."""
+        refuse("scale_grad", ONE)
+
+    def pre_step(self, closure: Any = None) -> NoReturn:
+        """Refused: there is one way out."""
+        refuse("pre_step", ONE)
+
+
+def answer(optimizer: torch.optim.Optimizer, driver: TorchDriver) -> None:
+    """Let a private optimiser answer to Opacus' names too; `engine.detach()` makes it plain again."""
+    kind = type(optimizer)
+    own = {"_driver": driver, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    optimizer.__class__ = type(kind.__name__, (DPOptimizer, kind), own)
+
+
+def show_sums(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter the sum it moves by as `summed_grad`, where that sum was released without noise."""
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        for parameter in optimizer.params:
+            if parameter.grad is not None:
+                parameter.summed_grad = parameter.grad * optimizer.expected_batch_size
+
+    optimizer.register_step_pre_hook(after)

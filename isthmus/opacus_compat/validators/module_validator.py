@@ -1,0 +1,54 @@
+"""`ModuleValidator`: what stands between a module and per-example gradients, and a copy without that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from isthmus.engine import modules
+from isthmus.opacus_compat.validators.errors import (
+    IllegalModuleConfigurationError,
+    ShouldReplaceModuleError,
+    UnsupportedModuleError,
+)
+
+
+class ModuleValidator:
+    """Validates and repairs modules.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> ModuleValidator.is_valid(net), ModuleValidator.is_valid(ModuleValidator.fix(net))
+    (False, True)
+    """
+
+    @classmethod
+    def validate(cls, module: nn.Module, *, strict: bool = False) -> list[UnsupportedModuleError]:
+        """Every error of a module; `strict` raises them in one message."""
+        found = [problem for problem in modules.validate(module) if problem.kind == "error"]
+        if strict and found:
+            raise UnsupportedModuleError("\n".join(map(str, found)))
+        return [_error(problem) for problem in found]
+
+    @classmethod
+    def is_valid(cls, module: nn.Module) -> bool:
+        """Whether a module has no error."""
+        return not cls.validate(module)
+
+    @classmethod
+    def fix(cls, module: nn.Module, **kwargs: Any) -> nn.Module:
+        """A copy with layers that keep examples apart: make the optimiser after it, from the copy's parameters."""
+        return modules.get_compatible_module(module)
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module, **kwargs: Any) -> nn.Module:
+        """`fix`, and an error where something is left."""
+        fixed = cls.fix(module, **kwargs)
+        cls.validate(fixed, strict=True)
+        return fixed
+
+
+def _error(problem: modules.Problem) -> UnsupportedModuleError:
+    replaced = "get_compatible_module" in problem.remedy
+    kind = ShouldReplaceModuleError if replaced else IllegalModuleConfigurationError
+    return kind(str(problem))

@@ -1,0 +1,199 @@
+"""Rows as the device computes them: the training of exact products, mean losses in bfloat16, layers summed at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import isthmus
+from isthmus.base.validate import InvalidInput
+from isthmus.gradients import Computed
+from isthmus.round import gather
+from isthmus.round.torch_loop import Ticket
+
+N, T, V, W = 4, 12, 30, 8
+
+
+class Words(nn.Module):
+    """A decoder of one layer; its head may be tied to its table."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(V, W), nn.LayerNorm(W)
+        self.up, self.down = nn.Linear(W, 5 * W), nn.Linear(5 * W, W)
+        self.head = nn.Linear(W, V, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, index: Tensor) -> Tensor:
+        x = self.table(index)
+        return self.head(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Told(Words):
+    """The same, returning its own loss in a dict."""
+
+    def forward(self, index: Tensor, target: Tensor) -> dict[str, Tensor]:
+        logits = super().forward(index)
+        return {"loss": loss(logits, target), "logits": logits}
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def data(n: int = N) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(5)
+    x, y = (torch.randint(0, V, (8, T), generator=draws) for _ in range(2))
+    return x[:n], y[:n]
+
+
+def private(module: nn.Module, **options):
+    engine, count = isthmus.PrivacyEngine(), 8 * N
+    loader = DataLoader(TensorDataset(torch.zeros(count, T, dtype=torch.long), torch.zeros(count)), batch_size=N)
+    settings = {"noise_multiplier": 1e-7, "max_grad_norm": 0.5, "noise_generator": torch.Generator().manual_seed(1)}
+    sgd = torch.optim.SGD(module.parameters(), lr=0.5)
+    module, sgd, _ = engine.make_private(module=module, optimizer=sgd, data_loader=loader, **{**settings, **options})
+    return engine, module, sgd
+
+
+def trained(tied: bool = False, autocast: bool = False, steps: int = 2, tokens: int = T, **options) -> Tensor:
+    """The parameters after some steps, of a mean loss unless a sum is asked for."""
+    torch.manual_seed(0)
+    engine, module, sgd = private(Words(tied), **options)
+    x, y = (part[:, :tokens] for part in data())
+    for _ in range(steps):
+        engine.driver.begin(Ticket(N))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = loss(module(x), y)
+        (value * N if options.get("loss_reduction") == "sum" else value).backward()
+        sgd.step()
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+CASES = {
+    "flat": {},
+    "per layer": {"clipping": "per_layer"},
+    "tied": {"tied": True},
+    "tied, per layer": {"tied": True, "clipping": "per_layer"},
+    "adaptive": {"clipping": "adaptive"},
+    "Kronecker": {"sketch": isthmus.Kronecker(4, 4)},
+    "bfloat16": {"autocast": True},
+    "bfloat16, per layer": {"autocast": True, "clipping": "per_layer"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_that_of_exact_products(case):
+    torch.manual_seed(0)
+    module = Words(CASES[case].get("tied", False))
+    start = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    fast, exact = trained(**CASES[case]), trained(**CASES[case], precision="exact")
+    moved = float((exact - start).norm())
+    assert moved > 0.01
+    assert float((fast - exact).norm()) <= (2e-2 if CASES[case].get("autocast") else 1e-4) * moved
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_mean_is_a_sum_whose_division_was_undone(autocast):
+    mean, total = trained(autocast=autocast), trained(autocast=autocast, loss_reduction="sum")
+    torch.testing.assert_close(mean, total, rtol=0, atol=1e-6)
+
+
+def rows_of(module: nn.Module, n: int, run) -> Tensor:
+    """The rows of the first two examples of a batch of n, under autocast, in the fast path."""
+    engine, module, sgd = private(module)
+    seen: dict[str, Tensor] = {}
+    take = engine.driver._gathered.take
+
+    def watch(round, name, rows, *rest):
+        seen[name] = (rows.dense() * engine.driver._factor)[:2]
+        take(round, name, rows, *rest)
+
+    engine.driver._gathered.take = watch
+    x, y = data(n)
+    engine.driver.begin(Ticket(n))
+    with torch.autocast("cpu", torch.bfloat16):
+        run(module, x, y).backward()
+    return torch.cat([seen[name] for name in sorted(seen)], 1)
+
+
+def test_in_bfloat16_a_mean_gives_a_record_hardly_another_gradient_when_one_more_comes():
+    """Rounding g / n to 8 bits would change every entry by up to 2^-8; undone first, few change, by one bit."""
+
+    def run(module, x, y):
+        return loss(module(x), y)
+
+    torch.manual_seed(0)
+    module = Words()
+    small, large = (rows_of(copied(module), n, run) for n in (5, 6))
+    changed = (small != large).double().mean()
+    assert float(changed) < 0.02
+    assert float((small - large).norm()) <= 1e-3 * float(small.norm())
+
+
+def test_a_loss_that_the_module_computes_itself_is_undone_exactly():
+    def run(module, x, y):
+        return module(x, y)["loss"]
+
+    torch.manual_seed(0)
+    module = Told()
+    small, large = (rows_of(copied(module), n, run) for n in (5, 7))
+    torch.testing.assert_close(small, large, rtol=0, atol=float(small.abs().max()) * 2.0**-7)
+    assert float((small != large).double().mean()) < 0.02
+
+
+def copied(module: Words) -> nn.Module:
+    made = type(module)()
+    made.load_state_dict(module.state_dict())
+    return made
+
+
+def test_a_gradient_that_does_not_pass_the_output_is_refused_under_autocast():
+    engine, module, _ = private(Words())
+    kept = []
+    module.norm.register_forward_hook(lambda layer, args, output: kept.append(output))
+    x, _ = data()
+    engine.driver.begin(Ticket(N))
+    with torch.autocast("cpu", torch.bfloat16):
+        module(x)
+    with pytest.raises(InvalidInput, match="without passing the module's own output"):
+        kept[-1].float().square().mean().backward()
+
+
+def test_layers_clipped_by_themselves_keep_nothing_and_take_one_backward_pass():
+    engine, module, _ = private(Words(), clipping="per_layer")
+    x, y = data()
+    engine.driver.begin(Ticket(N))
+    loss(module(x), y).backward()
+    gathered = engine.driver._gathered
+    assert not any(gathered.codes.get("gradient", {}).values()) and len(gathered.sums["gradient"]) == 5
+    with pytest.raises(InvalidInput, match="arrived after the leaf was summed"):
+        loss(module(x), y).backward()
+
+
+def test_bounds_far_below_one_take_exact_products():
+    assert private(Words(), max_grad_norm=1e-3)[0].driver._gathered.fast
+    assert not private(Words(), max_grad_norm=1e-12)[0].driver._gathered.fast
+    assert not private(Words(), precision="exact")[0].driver._gathered.fast
+    with pytest.raises(InvalidInput, match="precision"):
+        private(Words(), precision="half")
+
+
+def test_every_leaf_has_its_turn_to_be_computed_twice_and_compared(monkeypatch):
+    """A second pass that differs from the first is found in the round that watches its leaf."""
+    watched = []
+    joined = gather.Gathering._joined
+
+    def watch(self, name, *rest):
+        made = joined(self, name, *rest)
+        if isinstance(made, Computed) and made.watched:
+            watched.append(name)
+        return made
+
+    monkeypatch.setattr(gather.Gathering, "_joined", watch)
+    trained(steps=5, tokens=2)
+    assert {"up", "down", "head"} <= set(watched)
