@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Rows
+from isthmus.gradients import Rows, rounding
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
@@ -204,12 +204,25 @@ def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
     absolute: a weight there is 0 (it has lost its digits), and what a product may lose there (`Rows.underflow`) is
     taken off C.  An infinite norm, also one that overflows the working dtype, gives 0.
     """
+    if rows.device.type == "cuda" and not rows.exact:
+        return _device_weights(rows, ord, bound)
     norms = rows.norms(ord)
     exact = (bound - rows.underflow().to(norms.device)) / norms.to(torch.float64) * (1 - 2.0**-51)
     near = exact.to(norms.dtype)
     below = torch.where(near.to(torch.float64) > exact, torch.nextafter(near, torch.zeros_like(near)), near)
     kept = torch.where(below >= torch.finfo(norms.dtype).tiny, below, torch.zeros_like(below))
     return torch.where(norms > bound, kept, torch.ones_like(norms))
+
+
+def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
+    """The same in a handful of launches: a few roundings are taken off every weight instead of the last one's side.
+
+    A weight is at most C / norm less `RESERVE` + 4 roundings; a norm of 0 gives 1, one that is not finite 0.
+    """
+    steps = 1 + (rounding.RESERVE + 4) * rounding.unit(rows.dtype)
+    room = bound - (rows.lost if type(rows).underflow is Rows.underflow else rows.underflow())
+    shares = (room / steps / rows.norm_upper(ord)).nan_to_num_(0.0, 1.0, 0.0).clamp_(0.0, 1.0).to(rows.dtype)
+    return torch.where(shares >= torch.finfo(rows.dtype).tiny, shares, 0.0)
 
 
 def _check_bound(name: str, value: float) -> None:

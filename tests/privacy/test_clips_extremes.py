@@ -16,7 +16,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.gradients.block_outer import BlockOuter
 from isthmus.gradients.lookup import Lookup
 from isthmus.gradients.tied import Sum
-from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip
+from isthmus.privacy import AdaptiveClip, Clip, GroupClip, PerLeafClip, clips
 from isthmus.privacy.bounded import weighted_sum
 
 N, P, Q, T = 4, 7, 3, 2
@@ -146,3 +146,16 @@ def test_bounds_beyond_the_range_of_float32_are_refused(bound: float) -> None:
 def test_numpy_keeps_denormals() -> None:
     """What the cases rest on: this machine has numbers below the normal ones."""
     assert np.float32(1e-44) > 0 and float(torch.tensor(1e-44)) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["dense", "outer"])
+def test_weights_of_a_device_are_those_of_the_host_less_some_roundings(dtype, kind):
+    draws = torch.Generator().manual_seed(0)
+    values = torch.randn(60, 7, generator=draws, dtype=dtype) * 10.0 ** torch.randint(-30, 18, (60, 1), generator=draws)
+    values[0], values[1, 2], values[2, 3] = 0, float("nan"), float("inf")
+    rows = Dense(values) if kind == "dense" else Outer(values, values[:, :3].clone())
+    host, device = clips._weights(rows, 2, 1.0), clips._device_weights(rows, 2, 1.0)
+    assert device[:3].tolist() == [1.0, 0.0, 0.0]
+    assert bool((device.double() * rows.norm_upper() <= 1.0).nan_to_num(True)[3:].all())
+    torch.testing.assert_close(device, host, rtol=1e-6, atol=1e-30)
