@@ -40,9 +40,9 @@ class Kronecker(Random):
     """Phi = sqrt(d/m) blockdiag(P_out (x) P_in): G -> P_out G P_in' for each leaf G of shape (q, p).
 
     P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
-    vectors on long sides); ranks are capped at the leaf's sizes, and `ranks` sets those of single leaves.  A gradient
-    sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': the codes stay factored.  Phi Phi' = (d/m) I; a
-    coordinate is covered with rank_out rank_in / (q p) of its own leaf.
+    vectors on long sides, or I where they span the whole side); ranks are capped at the leaf's sizes, and `ranks` sets
+    those of single leaves.  A gradient sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': the codes stay factored
+    where they are many.  Phi Phi' = (d/m) I; a coordinate is covered with rank_out rank_in / (q p) of its own leaf.
 
     >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
     >>> sketch.m, sketch.code_space.shape("hidden")
@@ -66,13 +66,19 @@ class Kronecker(Random):
             (q, p), (r_out, r_in) = matrix_shape(leaf), leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
             places.setdefault((r_out, q, 0), []).append(leaf.name)
             places.setdefault((r_in, p, 1), []).append(leaf.name)
-        drawn = frames([(rank, size, len(names)) for (rank, size, _), names in places.items()], key, device)
-        sides = [Side(names, side, whole) for ((_, _, side), names), whole in zip(places.items(), drawn, strict=True)]
+        narrow = {place: names for place, names in places.items() if place[0] < place[1]}
+        drawn = frames([(rank, size, len(names)) for (rank, size, _), names in narrow.items()], key, device)
+        sides = [Side(names, side, whole) for ((_, _, side), names), whole in zip(narrow.items(), drawn, strict=True)]
+        dtype = torch.float64 if device is None else torch.float32
+        for (rank, size, side), names in places.items():
+            if rank == size:  # the whole side: any basis is as good as I, and I need not be drawn
+                eye = torch.eye(size, dtype=dtype, device=device)
+                sides.append(Side(names, side, eye.expand(len(names), -1, -1)))
         return RandomKroneckerMap(space, sides)
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round, where its parameters are."""
-        t, device = context.t, context.device
+        t, device = context.t, getattr(context, "device", None)  # contexts of one's own may say nothing of it
         return self.build(context.space, self._key(context.seed, t), t - t % self.refresh, device), None
 
 
@@ -157,7 +163,8 @@ class KroneckerMap(Sketch):
             return rows.through(self._single(name), 0)
         left, right = self.sides(name, form.b)
         outputs, inputs = form.b @ left.T, _inputs(form, right)
-        if outputs.ndim == 2:
+        positions, size = (1 if outputs.ndim == 2 else outputs.shape[1]), len(left) * len(right)
+        if outputs.ndim == 2 or positions * (len(left) + len(right)) < size:
             return rows.with_factors(inputs, outputs)
         wide = torch.promote_types(outputs.dtype, torch.float32)  # the code is what this product gives
         return rows.of(torch.bmm(outputs.mT.to(wide), inputs.to(wide)).flatten(1))
