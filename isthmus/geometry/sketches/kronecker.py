@@ -41,8 +41,8 @@ class Kronecker(Random):
 
     P_out (rank_out x q) and P_in (rank_in x p) have orthonormal random rows (uniformly distributed, or spanned by sign
     vectors on long sides, or I where they span the whole side); ranks are capped at the leaf's sizes, and `ranks` sets
-    those of single leaves.  A gradient sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': the codes stay factored
-    where they are many.  Phi Phi' = (d/m) I; a coordinate is covered with rank_out rank_in / (q p) of its own leaf.
+    those of single leaves.  A gradient sum_t b_t a_t' has the code sum_t (P_out b_t)(P_in a_t)': codes stay factored
+    where they are long.  Phi Phi' = (d/m) I; a coordinate is covered with rank_out rank_in / (q p) of its own leaf.
 
     >>> sketch = Kronecker(2, 1).draw(Space.of({"hidden": (3, 5), "out": (2, 4)}))
     >>> sketch.m, sketch.code_space.shape("hidden")
