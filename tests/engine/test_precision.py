@@ -10,8 +10,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Computed
+from isthmus.gradients import Computed, Dense
+from isthmus.gradients.adding import kappa
+from isthmus.privacy import PerLeafClip
+from isthmus.privacy.bounded import Rounding
 from isthmus.round import gather
+from isthmus.round.step import measure_leaf, measured_leaves
 from isthmus.round.torch_loop import Ticket
 
 N, T, V, W = 4, 12, 30, 8
@@ -197,3 +201,25 @@ def test_every_leaf_has_its_turn_to_be_computed_twice_and_compared(monkeypatch):
     monkeypatch.setattr(gather.Gathering, "_joined", watch)
     trained(steps=5, tokens=2)
     assert {"up", "down", "head"} <= set(watched)
+
+
+def test_layers_clipped_by_themselves_keep_one_bound_over_many_physical_batches():
+    """Later batches are added in float64: what a release is bounded by depends on the rows, not on that."""
+    torch.manual_seed(0)
+    engine, module, sgd = private(Words(), clipping="per_layer")
+    x, y = data()
+    for k in range(50):
+        engine.driver.begin(Ticket(N, last=k == 49))
+        loss(module(x), y).backward()
+        sgd.step()
+    assert engine.driver.state.t == 1
+
+
+def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
+    clip, rounding = PerLeafClip({"a": 1.0}), Rounding(64)
+    found = []
+    for n in (64, 20_000):
+        leaf = measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
+        whole = measured_leaves(clip, 1.0, [leaf], rounding)
+        found.append((whole.bound, whole.dtype))
+    assert found[0] == found[1] == (1 + kappa(64, torch.float32, False), torch.float32)
