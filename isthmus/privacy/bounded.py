@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Sketch
-from isthmus.gradients import Lazy, Rows
+from isthmus.gradients import Rows
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 

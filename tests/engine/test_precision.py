@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -223,3 +225,48 @@ def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
         whole = measured_leaves(clip, 1.0, [leaf], rounding)
         found.append((whole.bound, whole.dtype))
     assert found[0] == found[1] == (1 + kappa(64, torch.float32, False), torch.float32)
+
+
+@dataclass
+class Answer:
+    """What a module may return in place of a dict."""
+
+    logits: Tensor
+    name: str = "words"
+
+
+class Answering(Words):
+    def forward(self, index: Tensor) -> tuple[Tensor, Answer]:
+        return super().forward(index[:, ::2]), Answer(super().forward(index))
+
+
+def test_outputs_in_a_dataclass_are_undone_as_those_beside_it_are():
+    """One left as it is would count 1 / n of what it should, and be rounded another way for every n."""
+
+    def moved(reduction: str) -> Tensor:
+        torch.manual_seed(0)
+        engine, module, sgd = private(Answering(), loss_reduction=reduction, max_grad_norm=1e3)
+        x, y = data()
+        engine.driver.begin(Ticket(N))
+        with torch.autocast("cpu", torch.bfloat16):
+            short, answer = module(x)
+            value = loss(short, y[:, ::2]) + loss(answer.logits, y)
+        (value * N if reduction == "sum" else value).backward()
+        sgd.step()
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    torch.testing.assert_close(moved("mean"), moved("sum"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_passes_of_one_batch_with_and_without_autocast_are_refused(first):
+    engine, module, _ = private(Words())
+    x, _ = data()
+    engine.driver.begin(Ticket(N))
+    with torch.autocast("cpu", torch.bfloat16, enabled=first):
+        module(x)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=not first),
+        pytest.raises(InvalidInput, match="both with and without autocast"),
+    ):
+        module(x)
