@@ -12,7 +12,7 @@ That last bit is the assumption which every mean loss rests on (see docs/privacy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -76,6 +76,16 @@ class Undo:
             return made
 
         return _mapped(tapped, output)
+
+    def check_kept(self, found: Mapping[str, object]) -> None:
+        """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
+        kept = sorted(name for name, x in found.items() if isinstance(x, Tensor) and x.grad_fn is not None)
+        if self.on and kept:
+            raise validate.InvalidInput(
+                f"the module keeps {kept} of its pass with their graph: in less than 32 bits a mean loss must be one "
+                "of what the module returns; return them too, keep them with .detach(), or use a sum, "
+                "loss_reduction='sum'"
+            )
 
     def check(self) -> None:
         """Refuse gradients that came another way, and are divided by n still."""

@@ -270,3 +270,23 @@ def test_passes_of_one_batch_with_and_without_autocast_are_refused(first):
         pytest.raises(InvalidInput, match="both with and without autocast"),
     ):
         module(x)
+
+
+class Keeping(Words):
+    """Keeps what a second term of the loss is made of."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        self.kept = [self.up(self.norm(self.table(index)))]
+        return super().forward(index)
+
+
+@pytest.mark.filterwarnings("ignore:the forward pass changed")
+def test_what_a_module_keeps_of_a_pass_is_refused_under_autocast():
+    """Its gradient would not pass the outputs: a term of the loss 1 / n as large, rounded another way for every n."""
+    engine, module, _ = private(Keeping())
+    x, y = data()
+    engine.driver.begin(Ticket(N))
+    (loss(module(x), y) + module.kept[0].square().mean()).backward()
+    engine.driver.begin(Ticket(N))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InvalidInput, match="the module keeps .'kept"):
+        module(x)

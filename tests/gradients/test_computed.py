@@ -198,3 +198,11 @@ def test_weights_that_a_factor_takes_below_the_normal_numbers_are_none(bound):
     rows = Stack([("a", Dense(torch.tensor([[3e38, 0.0]]))), ("b", Dense(torch.zeros(1, 3)))]).scaled(2.0**-24)
     share = weighted_sum(rows, Clip(bound).weights(rows, bound), bound, 0.01)
     assert float(share.double().norm()) <= bound
+
+
+@pytest.mark.parametrize("ones", [False, True])
+def test_rows_of_no_terms_are_zero(ones):
+    rows = Outer(torch.zeros(2, 0, 3), torch.zeros(2, 0, 4), ones)
+    assert rows.norms().tolist() == [0.0, 0.0]
+    weights = Clip(1.0).weights(rows.computed(), 1.0)
+    assert not weighted_sum(rows.computed(), weights, 1.0, 0.01).any()
