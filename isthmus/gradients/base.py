@@ -88,8 +88,12 @@ class Rows(ABC):
 
     def masked(self, keep: Tensor) -> Rows:
         """Zero in place of every row that is not kept, whatever it holds: no 0 times infinity."""
-        whole = self.dense()
-        return Dense(torch.where(keep[:, None], whole, torch.zeros((), dtype=whole.dtype, device=whole.device)))
+        return self._chunkwise(lambda lo, hi: _kept(self.part(lo, hi).dense(), keep[lo:hi]))
+
+    def sound(self) -> Tensor:
+        """Which rows are finite as they are added: (n,)."""
+        parts = [self.part(*span).dense().isfinite().all(1) for span in self.spans()]
+        return torch.cat(parts) if parts else torch.ones(0, dtype=torch.bool, device=self.device)
 
     def norms(self, ord: float = 2) -> Tensor:
         """||g_i||_ord for ord 1, 2 or inf: shape (n,), float32 or better.
@@ -316,6 +320,9 @@ class Dense(Rows):
     def through(self, sketch: Sketch, lo: int = 0) -> Dense:
         return Dense(sketch.rows(self.dense(), lo))
 
+    def masked(self, keep: Tensor) -> Dense:
+        return Dense(_kept(self.dense(), keep))
+
     def minus(self, other: Rows) -> Rows:
         self._check_alike(other)
         return Dense(self.dense() - other.values) if isinstance(other, Dense) else super().minus(other)
@@ -388,6 +395,9 @@ class Lazy(Rows):
     def part(self, lo: int, hi: int) -> Lazy:
         return self._derived(lambda i, j: self._rows(lo + i, lo + j), hi - lo, self.d, self.space)
 
+    def masked(self, keep: Tensor) -> Lazy:
+        return self._derived(lambda lo, hi: _kept(self._rows(lo, hi), keep[lo:hi]), self.n, self.d, self.space)
+
     def dense(self) -> Tensor:
         return torch.cat([self._rows(*span) for span in self.spans()]) if self.n else self._zeros(0, self.d)
 
@@ -415,6 +425,10 @@ class Lazy(Rows):
             validate.shape((hi - lo, self.d), chunk=values)
             self._last = (lo, hi), values.to(self.dtype)
         return self._last[1]
+
+
+def _kept(values: Tensor, keep: Tensor) -> Tensor:
+    return torch.where(keep[:, None], values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def Difference(a: Rows, b: Rows) -> Rows:

@@ -75,6 +75,8 @@ class Computed(Rows):
         self._bias: Tensor | None = None
         self._out: Tensor | None = None
         """Which rows are zero, whatever their factors hold."""
+        self._sound: Tensor | None = None
+        """Which rows had finite norms when they were measured."""
         self._seen: Tensor | None = None
         """A few rows of all matrices as their norms were measured."""
 
@@ -116,7 +118,9 @@ class Computed(Rows):
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
             return self.plain().norm_upper(ord)
-        return self._gram_upper() if self._by_gram() else self._measured_upper()
+        upper = self._gram_upper() if self._by_gram() else self._measured_upper()
+        self._sound = torch.isfinite(upper)
+        return upper
 
     def _measured_upper(self) -> Tensor:
         """The norms of the matrices themselves."""
@@ -155,10 +159,9 @@ class Computed(Rows):
             for lo in range(0, self.n, step)
         ] or [(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool))]
         upper, sure = (torch.cat([part[side] for part in parts]) for side in (0, 1))
-        again = (~sure).nonzero()[:, 0]
-        if len(again):
-            upper[again] = Computed([Outer(outer.a[again], outer.b[again], outer.ones)])._measured_upper()
-        return upper.mul_(abs(self.factor)).add_(FAINT * abs(self.factor) * self.d**0.5)
+        upper = upper.mul_(abs(self.factor)).add_(FAINT * abs(self.factor) * self.d**0.5)
+        # the whole batch again, not the unsure alone: fewer records may be multiplied in another order
+        return upper if bool(sure.all()) else torch.where(sure, upper, self._measured_upper())
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         if ord != 2:
@@ -177,7 +180,7 @@ class Computed(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room = self._room(rho, out)
         matrix, c = room.view(self.q, -1), self._weights(weights)[:, None]
-        c = c if self.factor == 1.0 else c * self.factor
+        c = c if self.factor == 1.0 else rounding.times(c, self.factor)
         for lo, hi in self.slabs():
             if self._held is None:
                 with self._as_trained():
@@ -203,7 +206,16 @@ class Computed(Rows):
         """The matrices are blanked when they have been computed: factors are not copied."""
         if self._held is not None:
             self._held.masked_fill_(~keep[:, None, None], 0.0)
-        return self._but(_out=~keep if self._out is None else self._out | ~keep, _seen=None, _bias=None)
+        bias = None if self._bias is None else self._bias.masked_fill(~keep[:, None], 0.0)
+        seen = None if self._seen is None else self._seen.masked_fill(~keep[:, None, None], 0.0)
+        return self._but(_out=~keep if self._out is None else self._out | ~keep, _seen=seen, _bias=bias, _sound=None)
+
+    def sound(self) -> Tensor:
+        """Of the matrices as they are added: other products of the same factors may overflow elsewhere."""
+        if self._sound is None:
+            self.norm_upper()
+        assert self._sound is not None
+        return self._sound
 
     def scaled(self, factor: float) -> Computed:
         return self._but(factor=self.factor * factor)

@@ -75,6 +75,9 @@ class Outer(Rows):
             factor = self._factor_bounds(ord)
             self._known[ord] = factor[1]
             return rounding.product(factor, rounding.matrix_bounds(_flat(self.b), ord))
+        if self.positions == 0:
+            nothing = torch.zeros(self.n, dtype=torch.float64, device=self.device)
+            return nothing, nothing
         work = self.dtype  # that of `sum`, which adds a rounded to it
         step = _products.rows_at_once(self.positions, self.p, self.q, work.itemsize)
         spans = [(lo, min(lo + step, self.n)) for lo in range(0, self.n, step)]
@@ -83,7 +86,7 @@ class Outer(Rows):
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
-        if self.positions > 1 or not isinstance(self.a, Tensor):
+        if self.positions != 1 or not isinstance(self.a, Tensor):
             return super().norm_upper(ord)
         if self.device.type != "cuda" and not rounding.narrow(self.a, self.b):
             return super().norm_upper(ord)

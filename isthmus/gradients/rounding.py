@@ -70,6 +70,16 @@ def round_up(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(near.to(torch.float64) < value, torch.nextafter(near, torch.full_like(near, math.inf)), near)
 
 
+def times(weights: Tensor, factor: float) -> Tensor:
+    """Weights times a number; 0 below the normal numbers, where rounding up may double one.
+
+    >>> times(torch.tensor([1.0, 1e-37]), 2.0**-10)
+    tensor([0.0010, 0.0000])
+    """
+    made = weights * factor
+    return torch.where(made.abs() >= torch.finfo(made.dtype).tiny, made, 0.0)
+
+
 def widen(value: Tensor, relative: float, absolute: float | Tensor = 0.0) -> Bounds:
     """The interval of the true value, given the computed one and bounds of its error.
 

@@ -78,7 +78,7 @@ class Stack(Rows):
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         total, lo = self._empty(self.d) if out is None else out, 0
         if self.factor != 1.0:
-            weights = self._weights(weights) * self.factor
+            weights = rounding.times(self._weights(weights), self.factor)
         for _, piece in self.items:
             place = total[lo : lo + piece.d]
             piece.sum(weights, place) if piece.dtype == self.dtype else place.copy_(piece.sum(weights))
@@ -96,7 +96,7 @@ class Stack(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         room = self._room(rho, out)
         if self.factor != 1.0:
-            weights = self._weights(weights) * self.factor
+            weights = rounding.times(self._weights(weights), self.factor)
         for piece, places in self._pieces:
             if len(places) == 1:
                 piece.sum_to(weights, rho, room[slice(*places[0])])
@@ -117,6 +117,9 @@ class Stack(Rows):
 
     def masked(self, keep: Tensor) -> Stack:
         return self._each(lambda piece: piece.masked(keep))
+
+    def sound(self) -> Tensor:
+        return torch.stack([piece.sound() for _, piece in self.items]).all(0)
 
     def part(self, lo: int, hi: int) -> Stack:
         return self._each(lambda piece: piece.part(lo, hi))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.sketches.base import Sketch
-from isthmus.gradients import Lazy, Rows
+from isthmus.gradients import Rows
 from isthmus.gradients.adding import RATIO, kappa
 from isthmus.gradients.rounding import gamma
 
@@ -133,12 +133,8 @@ def weighted_sum(
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it
         return total
 
-    def others(lo: int, hi: int) -> Tensor:  # 0 * inf is not 0
-        values = rows.part(lo, hi).dense()
-        left_out = (weights[lo:hi] == 0) | ~values.isfinite().all(1)
-        return values.masked_fill(left_out[:, None], 0.0)
-
-    return Lazy(others, rows.n, rows.d, dtype=rows.dtype).sum_to(weights, rho)
+    # 0 * inf is not 0; who stays is added as it was measured, by the same products
+    return rows.masked((weights > 0) & rows.sound().to(weights.device)).sum_to(weights, rho)
 
 
 def _shortened(rows: Rows, weights: Tensor, bound: float, allowed: float, ord: float) -> tuple[Tensor, float]:

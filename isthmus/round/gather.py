@@ -17,7 +17,7 @@ from isthmus.geometry.sketches import Sketch
 from isthmus.gradients.base import Dense, Rows
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
-from isthmus.privacy.bounded import Rounding
+from isthmus.privacy.bounded import Bounded, Rounding
 from isthmus.problems.objectives.module import merged
 from isthmus.round.pipeline import Release, Stage, slots
 from isthmus.round.step import Round, fragment, measure_leaf, measured_leaves
@@ -35,7 +35,7 @@ class Gathering:
     fast: bool
     rows: dict[str, list[Rows]] = field(default_factory=dict)
     codes: dict[str, dict[str, list[Rows | None]]] = field(default_factory=dict)
-    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    sums: dict[str, dict[str, Bounded]] = field(default_factory=dict)
     _watched: str = ""
     """The leaf whose two passes are compared in this round."""
 

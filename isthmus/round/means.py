@@ -12,12 +12,14 @@ That last bit is the assumption which every mean loss rests on (see docs/privacy
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from isthmus.base import validate
 
@@ -42,14 +44,26 @@ class Undo:
     """The state of one batch: whether its outputs were handed on, and whether a gradient has come back through them."""
 
     def __init__(self) -> None:
-        self.on, self._fired = False, False
+        self.reset()
 
     def reset(self) -> None:
         """Another batch."""
         self.on, self._fired = False, False
+        self._low: bool | None = None
 
-    def outputs(self, output: Any, n: int) -> Any:
-        """The outputs of a pass with the division undone behind them; as they are where they hold no such tensor."""
+    def outputs(self, output: Any, n: int, low: bool) -> Any:
+        """The outputs of a pass of `low` precision with the division undone behind them; those of others as they are.
+
+        All passes of one batch must agree: their rows are added, and all of them are divided by n or none is.
+        """
+        if self._low not in (None, low):
+            raise validate.InvalidInput(
+                "a batch went through the module both with and without autocast: a mean loss is undone in another "
+                "place for each; run all passes of a batch in one precision, or use a sum, loss_reduction='sum'"
+            )
+        self._low = low
+        if not low:
+            return output
 
         def fired() -> None:
             self._fired = True
@@ -61,7 +75,17 @@ class Undo:
             made: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
             return made
 
-        return tree_map_only(Tensor, tapped, output)
+        return _mapped(tapped, output)
+
+    def check_kept(self, found: Mapping[str, object]) -> None:
+        """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
+        kept = sorted(name for name, x in found.items() if isinstance(x, Tensor) and x.grad_fn is not None)
+        if self.on and kept:
+            raise validate.InvalidInput(
+                f"the module keeps {kept} of its pass with their graph: in less than 32 bits a mean loss must be one "
+                "of what the module returns; return them too, keep them with .detach(), or use a sum, "
+                "loss_reduction='sum'"
+            )
 
     def check(self) -> None:
         """Refuse gradients that came another way, and are divided by n still."""
@@ -71,6 +95,23 @@ class Undo:
                 "an attribute kept): in less than 32 bits a mean loss must be one of what the module returns; return "
                 "that tensor too, or use a sum, loss_reduction='sum'"
             )
+
+
+def _mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+    """The same lists, dicts, dataclasses, ... with every tensor changed."""
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        if not is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        made = copy(leaf)
+        for item in fields(leaf):
+            if hasattr(leaf, item.name):
+                object.__setattr__(made, item.name, _mapped(change, getattr(leaf, item.name)))
+        return made
+
+    return tree_map(changed, output)
 
 
 def reduced(module: nn.Module, device: torch.device) -> bool:

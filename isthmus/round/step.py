@@ -159,20 +159,24 @@ def _clipped(clip: Clipping, sketch: Sketch, bound: float, rows: Rows, rounding:
     return Bounded(value, clip.ord, share, dtype=rows.dtype)
 
 
-def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> Tensor:
+def measure_leaf(clip: Clipping, bound: float, name: str, rows: Rows, rounding: Rounding) -> Bounded:
     """The clipped sum of one leaf, where leaves are clipped by themselves: no other has to be known."""
+    extra = rounding.kappa(rows, encoded=False)
     with exact_products(rows.device):
         weights, own = clip.leaf_weights(name, rows, bound)
-        return weighted_sum(
-            rows, weights, own, rounding.kappa(rows, encoded=False) * rounding.share, clip.ord, wait=False
-        )
+        value = weighted_sum(rows, weights, own, extra * rounding.share, clip.ord, wait=False)
+    return Bounded(value, clip.ord, own * (1 + extra), dtype=rows.dtype)
 
 
-def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Tensor], rounding: Rounding) -> Bounded:
-    """The sums of all leaves, in their order, as one that is bounded as `measure` says."""
-    dtype = min((value.dtype for value in sums), key=lambda each: each.itemsize)
+def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Bounded], rounding: Rounding) -> Bounded:
+    """The sums of all leaves, in their order, as one that is bounded as `measure` says.
+
+    The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
+    """
+    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda each: each.itemsize)
     extra = kappa(rounding.batch, dtype, encoded=False)
-    return Bounded(torch.cat(list(sums)), clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
+    value = torch.cat([leaf.value for leaf in sums])
+    return Bounded(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
 
 
 def open_round(

@@ -291,7 +291,10 @@ class TorchDriver:
         first = next(self.layers.parameters())
         if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
             return output
-        return self._undo.outputs(output, self._batch) if reduced(module, first.device) else output
+        handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
+        if self._undo.on:
+            self._undo.check_kept(passes.things(module))
+        return handed
 
     def _takes_part(self, layer: nn.Module) -> bool:
         """Whether a layer that is called by itself may see private data."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,8 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus.base.validate import InvalidInput
-from isthmus.gradients import Computed
+from isthmus.gradients import Computed, Dense
+from isthmus.gradients.adding import kappa
+from isthmus.privacy import PerLeafClip
+from isthmus.privacy.bounded import Rounding
 from isthmus.round import gather
+from isthmus.round.step import measure_leaf, measured_leaves
 from isthmus.round.torch_loop import Ticket
 
 N, T, V, W = 4, 12, 30, 8
@@ -197,3 +203,90 @@ def test_every_leaf_has_its_turn_to_be_computed_twice_and_compared(monkeypatch):
     monkeypatch.setattr(gather.Gathering, "_joined", watch)
     trained(steps=5, tokens=2)
     assert {"up", "down", "head"} <= set(watched)
+
+
+def test_layers_clipped_by_themselves_keep_one_bound_over_many_physical_batches():
+    """Later batches are added in float64: what a release is bounded by depends on the rows, not on that."""
+    torch.manual_seed(0)
+    engine, module, sgd = private(Words(), clipping="per_layer")
+    x, y = data()
+    for k in range(50):
+        engine.driver.begin(Ticket(N, last=k == 49))
+        loss(module(x), y).backward()
+        sgd.step()
+    assert engine.driver.state.t == 1
+
+
+def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
+    clip, rounding = PerLeafClip({"a": 1.0}), Rounding(64)
+    found = []
+    for n in (64, 20_000):
+        leaf = measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
+        whole = measured_leaves(clip, 1.0, [leaf], rounding)
+        found.append((whole.bound, whole.dtype))
+    assert found[0] == found[1] == (1 + kappa(64, torch.float32, False), torch.float32)
+
+
+@dataclass
+class Answer:
+    """What a module may return in place of a dict."""
+
+    logits: Tensor
+    name: str = "words"
+
+
+class Answering(Words):
+    def forward(self, index: Tensor) -> tuple[Tensor, Answer]:
+        return super().forward(index[:, ::2]), Answer(super().forward(index))
+
+
+def test_outputs_in_a_dataclass_are_undone_as_those_beside_it_are():
+    """One left as it is would count 1 / n of what it should, and be rounded another way for every n."""
+
+    def moved(reduction: str) -> Tensor:
+        torch.manual_seed(0)
+        engine, module, sgd = private(Answering(), loss_reduction=reduction, max_grad_norm=1e3)
+        x, y = data()
+        engine.driver.begin(Ticket(N))
+        with torch.autocast("cpu", torch.bfloat16):
+            short, answer = module(x)
+            value = loss(short, y[:, ::2]) + loss(answer.logits, y)
+        (value * N if reduction == "sum" else value).backward()
+        sgd.step()
+        return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+    torch.testing.assert_close(moved("mean"), moved("sum"), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_passes_of_one_batch_with_and_without_autocast_are_refused(first):
+    engine, module, _ = private(Words())
+    x, _ = data()
+    engine.driver.begin(Ticket(N))
+    with torch.autocast("cpu", torch.bfloat16, enabled=first):
+        module(x)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=not first),
+        pytest.raises(InvalidInput, match="both with and without autocast"),
+    ):
+        module(x)
+
+
+class Keeping(Words):
+    """Keeps what a second term of the loss is made of."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        self.kept = [self.up(self.norm(self.table(index)))]
+        return super().forward(index)
+
+
+@pytest.mark.filterwarnings("ignore:the forward pass changed")
+def test_what_a_module_keeps_of_a_pass_is_refused_under_autocast():
+    """Its gradient would not pass the outputs: a term of the loss 1 / n as large, rounded another way for every n."""
+    engine, module, _ = private(Keeping())
+    x, y = data()
+    engine.driver.begin(Ticket(N))
+    (loss(module(x), y) + module.kept[0].square().mean()).backward()
+    engine.driver.begin(Ticket(N))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(InvalidInput, match="the module keeps .'kept"):
+        module(x)

@@ -140,3 +140,69 @@ def test_a_stack_takes_a_factor_without_touching_its_leaves():
     torch.testing.assert_close(scaled.dense(), factor * rows.dense())
     for (_, mine), (_, theirs) in zip(scaled.leaves(), rows.leaves(), strict=True):
         torch.testing.assert_close(mine.norms(), factor * theirs.norms())
+
+
+def last_bit_cases(transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Biases whose terms cancel to nothing in one order of additions, and to 8 or 64 in another."""
+    n, t, q, draws = 64, 8, 65, torch.Generator().manual_seed(0)
+    half = 1e8 * torch.randn(n, t // 2, generator=draws)
+    b = torch.zeros(n, t, q)
+    b[:, :, -1] = torch.cat([half, -half], 1)[:, torch.randperm(t, generator=draws)]
+    a = torch.zeros(n, t, 64)
+    return a, b.transpose(0, 1).contiguous().transpose(0, 1) if transposed else b
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_records_are_measured_among_those_they_are_added_with(transposed):
+    """A part of the batch may be added in another order: its norms are not those of what is added."""
+    a, b = last_bit_cases(transposed)
+    rows = Computed([Outer(a, b, ones=True)])
+    weights = Clip(1.0).weights(rows, 1.0)
+    for i in range(rows.n):
+        alone = torch.zeros(rows.n)
+        alone[i] = weights[i]
+        assert float(rows.sum_to(alone, 2.0**-40).double().norm()) <= 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_record_that_is_not_finite_changes_nothing_of_the_others(transposed):
+    """Who stays is added by the products that were measured, and not by others of the same factors."""
+    a, b = last_bit_cases(transposed)
+    b[0] = math.nan
+    rows = Stack([("w", Computed([Outer(a, b, ones=True)]))])
+    weights = Clip(1.0).weights(rows, 1.0)
+    shares = []
+    for i in range(1, rows.n):
+        alone = torch.zeros(rows.n)
+        alone[i] = weights[i]
+        shares.append(weighted_sum(rows, alone, 1.0, 0.01).double())
+        assert float(shares[-1].norm()) <= 1
+    total = weighted_sum(rows, weights, 1.0, 0.01).double()
+    torch.testing.assert_close(total, torch.stack(shares).sum(0), rtol=0, atol=0.005)
+
+
+def test_a_second_pass_that_differs_spoils_the_sum_beside_a_record_left_out():
+    a, b = factors("plain")
+    b[3] = math.nan
+    rows = Computed([Outer(a[:, :20], b[:, :20])])
+    rows.watched = True
+    weights = Clip(1.0).weights(rows, 1.0)
+    assert bool(weighted_sum(rows, weights, 1.0, 0.01).isfinite().all())
+    rows.pieces[0].a[0, 0, 0] += 1
+    assert bool(weighted_sum(rows, weights, 1.0, 0.01).isnan().any())
+
+
+@pytest.mark.parametrize("bound", [2.5e-7, 6.7e-7, 1.1e-6])
+def test_weights_that_a_factor_takes_below_the_normal_numbers_are_none(bound):
+    """A weight of 1.5 times the smallest number would be rounded to twice it."""
+    rows = Stack([("a", Dense(torch.tensor([[3e38, 0.0]]))), ("b", Dense(torch.zeros(1, 3)))]).scaled(2.0**-24)
+    share = weighted_sum(rows, Clip(bound).weights(rows, bound), bound, 0.01)
+    assert float(share.double().norm()) <= bound
+
+
+@pytest.mark.parametrize("ones", [False, True])
+def test_rows_of_no_terms_are_zero(ones):
+    rows = Outer(torch.zeros(2, 0, 3), torch.zeros(2, 0, 4), ones)
+    assert rows.norms().tolist() == [0.0, 0.0]
+    weights = Clip(1.0).weights(rows.computed(), 1.0)
+    assert not weighted_sum(rows.computed(), weights, 1.0, 0.01).any()
