@@ -349,6 +349,7 @@ def _copied(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def refuse_unless(ok: bool, name: str, why: str) -> None:
+    """Refuse a layer, by its name, unless something holds of it."""
     if not ok:
         raise validate.InvalidInput(f"layer {name!r} owns trainable parameters and {why}: {REMEDY}")
 
@@ -362,6 +363,7 @@ def unchanged(name: str, leaves: Leaves) -> Iterator[None]:
 
 
 def autocast_of(x: Tensor) -> Autocast:
+    """How products are taken on the device of a tensor."""
     kind = x.device.type
     return kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
 
