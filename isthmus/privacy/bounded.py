@@ -123,7 +123,7 @@ def weighted_sum(
     """
     if isinstance(weights, Mapping):
         assert isinstance(bound, Mapping)
-        sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord) for name, leaf in rows.leaves()]
+        sums = [weighted_sum(leaf, weights[name], bound[name], kappa, ord, False) for name, leaf in rows.leaves()]
         return torch.cat(sums)
     assert isinstance(bound, float)
     if weights.is_cuda:  # never look at the sum; whether somebody is left out is all the host waits for
