@@ -9,8 +9,8 @@ batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or
   * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
 
 Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
-get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared in
-every step, of one leaf after the other): where they are not the same, the sum becomes NaN and nothing is told.
+get the same bits (a library call on equal arguments is a function of them; a few rows of the first slab are compared,
+of one leaf after the other, one a step): where they are not the same, the sum becomes NaN and nothing is told.
 """
 
 from __future__ import annotations

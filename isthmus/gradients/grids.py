@@ -10,7 +10,7 @@ With c_i the weight of record i, C the bound, r_i = c_i |a_i||b_i| / C <= 1 its 
     sum_i c_i b_i a_i'  ~  (C / N^2) sum_i x_i y_i'.
 
 Rounding towards zero makes no entry larger, so the row x_i y_i' C / N^2 is no longer than c_i |a_i||b_i| <= C.  Every
-number is 128 h + l with |h|, |l| <= 127: three products of 8-bit integers with 32-bit sums, which GPUs multiply four
+number is 128 h + l with |h|, |l| <= 127: three products of 8-bit integers with 32-bit sums, which GPUs multiply several
 times as fast as TF32.  A factor loses less than 1 / N of its longest possible entry.
 """
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.geometry.sketches import Sketch
-from isthmus.gradients.base import Dense, Rows
+from isthmus.gradients.base import Rows
 from isthmus.gradients.computed import Computed
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Bounded, Rounding
@@ -132,7 +132,7 @@ class Gathering:
         if rows is None or not self.fast:
             return None if rows is None else rows.compact()
         made = rows.computed()
-        return made if isinstance(made, Dense) else rows
+        return rows if isinstance(made, Computed) else made
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""

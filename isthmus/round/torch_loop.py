@@ -249,7 +249,6 @@ class TorchDriver:
             return
         if not module.training:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
-        if not module.training:
             return
         found = self._admit(args, kwargs) if torch.is_grad_enabled() else None
         if self.pipe.private:

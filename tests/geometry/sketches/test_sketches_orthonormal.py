@@ -162,3 +162,13 @@ def test_rows_without_leaves_are_cut():
 def test_public_gradients_that_vanish_are_refused():
     with pytest.raises(ValueError, match="all zero"):
         top_directions(Dense(torch.zeros(3, 4)), 1)
+
+
+@pytest.mark.parametrize("rank, size", [(1, 300), (16, 256), (30, 700)])
+def test_the_root_of_a_device_whitens_signs_as_a_factor_does(rank, size):
+    """Products alone, as on a device, against the Cholesky factor of the host: orthonormal, of the same span."""
+    signs = torch.randint(0, 2, (3, rank, size), generator=torch.Generator().manual_seed(4)).double() * 2 - 1
+    found = module._inverse_root(signs @ signs.mT / size) @ signs / size**0.5
+    torch.testing.assert_close(found @ found.mT, torch.eye(rank).double().expand(3, -1, -1), rtol=0, atol=1e-12)
+    host = module._whitened(signs)
+    torch.testing.assert_close(found.mT @ found, host.mT @ host, rtol=0, atol=1e-12)
