@@ -90,6 +90,11 @@ class Rows(ABC):
         """Zero in place of every row that is not kept, whatever it holds: no 0 times infinity."""
         return self._chunkwise(lambda lo, hi: _kept(self.part(lo, hi).dense(), keep[lo:hi]))
 
+    @property
+    def small(self) -> bool:
+        """Whether `masked` costs next to nothing, whoever is masked."""
+        return False
+
     def sound(self) -> Tensor:
         """Which rows are finite as they are added: (n,)."""
         parts = [self.part(*span).dense().isfinite().all(1) for span in self.spans()]
@@ -319,6 +324,10 @@ class Dense(Rows):
 
     def through(self, sketch: Sketch, lo: int = 0) -> Dense:
         return Dense(sketch.rows(self.dense(), lo))
+
+    @property
+    def small(self) -> bool:
+        return self.values.nbytes <= CHUNK_BYTES
 
     def masked(self, keep: Tensor) -> Dense:
         return Dense(_kept(self.dense(), keep))

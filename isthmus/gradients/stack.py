@@ -115,8 +115,24 @@ class Stack(Rows):
         made.__dict__["_pieces"] = self._pieces
         return made
 
+    @property
+    def small(self) -> bool:
+        return all(piece.small for piece, _ in self._pieces)
+
     def masked(self, keep: Tensor) -> Stack:
-        return self._each(lambda piece: piece.masked(keep))
+        pieces, found = [(piece.masked(keep), places) for piece, places in self._pieces], dict[int, Rows]()
+        for piece, places in pieces:
+            if len(places) == 1:
+                found[places[0][0]] = piece
+                continue
+            assert isinstance(piece, Dense)
+            parts = piece.values.split([hi - lo for lo, hi in places], 1)
+            found.update((lo, Dense(part)) for (lo, _), part in zip(places, parts, strict=True))
+        made = Stack(
+            [(name, found[place]) for (name, _), place in zip(self.items, sorted(found), strict=True)], self.factor
+        )
+        made.__dict__["_pieces"] = pieces
+        return made
 
     def sound(self) -> Tensor:
         return torch.stack([piece.sound() for _, piece in self.items]).all(0)

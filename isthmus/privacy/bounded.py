@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.recording import is_set, recording_now
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.gradients import Rows
 from isthmus.gradients.adding import RATIO, kappa
@@ -119,7 +120,7 @@ def weighted_sum(
     Every c_i v_i has norm at most `bound` (of its leaf).  A record whose value is not finite has weight 0 and is left
     out: it cannot spoil the sum of the others.  One whose terms cancel so much that their absolute sum is more than
     `RATIO` times the bound is shortened: it could not be added up.  On a device the host waits once, to know whether
-    anybody is left out; with `wait=False` it does not, and rows are masked in any case.
+    anybody is left out; with `wait=False`, or where that costs next to nothing, rows are masked in any case.
     """
     if isinstance(weights, Mapping):
         assert isinstance(bound, Mapping)
@@ -127,7 +128,8 @@ def weighted_sum(
         return torch.cat(sums)
     assert isinstance(bound, float)
     if weights.is_cuda:  # never look at the sum; whether somebody is left out is all the host waits for
-        rows = rows.masked(weights > 0) if not wait or bool((weights == 0).any()) else rows
+        blind = rows.small or not (wait or recording_now())
+        rows = rows.masked(weights > 0) if blind or is_set((weights == 0).any()) else rows
     weights, rho = _shortened(rows, weights, bound, kappa / 2 * bound, ord)
     total = rows.sum_to(weights, rho)
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it

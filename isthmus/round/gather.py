@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.recording import recording_now
 from isthmus.geometry.sketches import Sketch
 from isthmus.gradients.base import Rows
 from isthmus.gradients.computed import Computed
@@ -36,8 +37,8 @@ class Gathering:
     rows: dict[str, list[Rows]] = field(default_factory=dict)
     codes: dict[str, dict[str, list[Rows | None]]] = field(default_factory=dict)
     sums: dict[str, dict[str, Bounded]] = field(default_factory=dict)
-    _watched: str = ""
-    """The leaf whose two passes are compared in this round."""
+    _watched: str | None = ""
+    """The leaf whose two passes are compared in this round; all of them are (None) in what is recorded."""
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.codes or self.sums)
@@ -84,7 +85,7 @@ class Gathering:
             rows = rows.scaled(factor) if factor != 1.0 else rows
             return rows if groups is None else rows.regrouped(groups)
 
-        self._watched = names[round.t % len(names)]
+        self._watched = None if recording_now() else names[round.t % len(names)]
         stack = [(name, self._joined(name, self.rows.get(name, []))) for name in names] if self.rows else []
         rows, codes, ready = whole(Stack(_all(stack))) if stack else None, {}, {}
         for _, release, slot in slots([self.stage]):
@@ -139,7 +140,7 @@ class Gathering:
         rows = merged(name, pieces)
         made = rows.computed(bound) if self.fast and rows is not None else rows
         if isinstance(made, Computed):
-            made.watched = name == self._watched
+            made.watched = self._watched in (None, name)
         return made
 
 

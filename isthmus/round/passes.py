@@ -131,20 +131,33 @@ Things = dict[str, Any]
 def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
     found: Things = {}
-    for path, layer in module.named_modules():
-        dot = f"{path}." if path else ""
-        own = layer.__dict__
-        for table in (own["_parameters"], own["_buffers"]):
-            found.update((dot + name, x) for name, x in table.items() if x is not None)
-        for name, value in own.items():
-            if name not in _OWN:
-                for suffix, item in _inside(value):
-                    if isinstance(item, (Tensor, torch.Generator)):
-                        found[f"{dot}{name}{suffix}"] = item
+    _collect(module, "", found, set())
     return found
 
 
+def _collect(layer: nn.Module, dot: str, found: Things, seen: set[int]) -> None:
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    own = layer.__dict__
+    for table in (own["_parameters"], own["_buffers"]):
+        for name, x in table.items():
+            if x is not None:
+                found[dot + name] = x
+    for name, value in own.items():
+        if name in _OWN or type(value) in _PLAIN:
+            continue
+        for suffix, item in _inside(value):
+            if isinstance(item, (Tensor, torch.Generator)):
+                found[f"{dot}{name}{suffix}"] = item
+    for name, child in own["_modules"].items():
+        if child is not None:
+            _collect(child, f"{dot}{name}.", found, seen)
+
+
 _OWN = frozenset(vars(nn.Module()))
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.device, torch.dtype))
+"""Types of attributes that hold no tensor."""
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
@@ -269,17 +282,20 @@ class Guard:
         if self.secret and not hidden():
             self._back = hide(x.device for x, *_ in self._before.values())
 
-    def leave(self, layer: nn.Module, output: Any) -> None:
-        """A pass ends; what it did to the module is looked at unless it has failed (with no output)."""
+    def leave(self, layer: nn.Module, output: Any) -> Things | None:
+        """A pass ends; what it did to the module is looked at unless it has failed (with no output).
+
+        Returns what the module holds, where that was looked at.
+        """
         if layer is not self._outer:
-            return
+            return None
         self._depth -= 1
         if self._depth:
-            return
+            return None
         before, shown = self._before, self._back is not None and not hidden()
         self.reset()
         if output is None:
-            return
+            return None
         if shown:
             raise validate.InvalidInput(
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
@@ -288,6 +304,7 @@ class Guard:
         found = things(self.module)
         check_silent(found, self.watched)
         self._warn(moved(found, before))
+        return found
 
     def reset(self) -> None:
         """No pass is going on, as after one that was interrupted: the generators are the user's again."""

@@ -47,6 +47,8 @@ class RoundContext:
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
         self.device = round.device
+        self.place: Callable[[str, Sketch], Sketch] | None = None
+        """Where the map of a slot is put, by a driver that holds memory for it."""
 
     @property
     def w(self) -> Tensor:
@@ -78,6 +80,7 @@ class RoundContext:
         if token is not None and slot in self._kept and self._kept[slot][0] == token:
             return self._kept[slot][1]
         sketch, state = encoder.bind(self, self._parts.get(slot))
+        sketch = sketch if self.place is None else self.place(slot, sketch)
         self._kept[slot] = (token, sketch)
         if state is not None:
             self.changed[slot] = state
@@ -191,11 +194,13 @@ def open_round(
     eta: float | Tensor | None = None,
     kept: Kept | None = None,
     device: torch.device | None = None,
+    place: Callable[[str, Sketch], Sketch] | None = None,
 ) -> Round:
     """A new round: its step size and what its encoders may look at.  Public things only."""
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held), device)
     round.context = RoundContext(round, pipe.encoders, state.parts, {} if kept is None else kept)
+    round.context.place = place
     return round
 
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.base import validate
+from isthmus.base.recording import recording_now
 from isthmus.geometry.lifts import Lifted
 from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
@@ -35,8 +36,10 @@ from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
 from isthmus.problems.objectives.module import Layers, captured, unused
 from isthmus.round import passes
+from isthmus.round.arrivals import Arrivals
 from isthmus.round.averages import Last
 from isthmus.round.copies import plain_copies
+from isthmus.round.directions import Taking
 from isthmus.round.gather import Gathering
 from isthmus.round.means import Undo, reduced
 from isthmus.round.pipeline import Pipeline, slots
@@ -123,6 +126,7 @@ class TorchDriver:
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
         self._gathered = Gathering(self.stage, fast and _bounds(pipe) >= LEAST)
+        self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
         before, after = _hooks_of(self)
         if pipe.private:
             self._check_module()
@@ -133,6 +137,8 @@ class TorchDriver:
         ]
         self.handles.append(module.register_forward_hook(after, always_call=True))
         self.layers.listener = self._push
+        self.layers.later = self.arrivals.keep if self._device is not None and self._gathered.fast else None
+        self.layers.arrived = self._undo.check
         self.layers.reduced = lambda: self._undo.on or reduction == "sum" or not pipe.private
         self.handles += self.guard.attach(self._takes_part) if pipe.private else []
         self.handles += plain_copies(module)
@@ -173,7 +179,7 @@ class TorchDriver:
         self._finish_backward()
         if self._ticket is not None and self._ticket.last and self._sum is not None:
             self._close()
-        self._gathered.clear()
+        self._drop()
         self._sum, self._parts, self._idle = None, 0, False
         if self._ticket is not None:
             self._ticket = Ticket(0)
@@ -183,7 +189,7 @@ class TorchDriver:
 
     def forget(self) -> None:
         """Drop what was gathered and not released: other parameters are about to be read in."""
-        self._gathered.clear()
+        self._drop()
         self._sum, self._round, self._directions = None, None, []
         self._parts, self._idle = 0, False
 
@@ -238,6 +244,7 @@ class TorchDriver:
                     eta=self.optimizer.param_groups[0]["lr"],
                     kept=self._kept,
                     device=self._device,
+                    place=None if self._directions or self.observers else self.arrivals.placed,
                 )
                 bind_stage(self._round, self.stage, self.state)
             finally:
@@ -286,13 +293,13 @@ class TorchDriver:
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
-        self.guard.leave(module, output)
+        found = self.guard.leave(module, output)
         first = next(self.layers.parameters())
         if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
             return output
         handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
         if self._undo.on:
-            self._undo.check_kept(passes.things(module))
+            self._undo.check_kept(passes.things(module) if found is None else found)
         return handed
 
     def _takes_part(self, layer: nn.Module) -> bool:
@@ -321,7 +328,6 @@ class TorchDriver:
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""
         round = self._open()
-        self._undo.check()
         self._gathered.take(round, name, rows, self.layers.uses[name], self._factor, self._rounding(round))
 
     @property
@@ -334,18 +340,47 @@ class TorchDriver:
         last = self._ticket is not None and self._ticket.last
         return Rounding(self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last))
 
+    def _drop(self) -> None:
+        self._gathered.clear()
+        self.arrivals.items = []
+
     def _finish_backward(self) -> None:
         """Add the physical batch whose backward pass has ended to the round's sum."""
-        if self._round is None or not self._gathered:
+        if self._round is None or not (self._gathered or self.arrivals):
             return
-        round, names = self._round, [leaf.name for leaf in self.layers.space.leaves]
-        self._fill(round, names)
-        groups = None if self._ticket is None else self._ticket.groups
-        message = self._gathered.message(round, names, self._rounding(round), self._factor, groups)
-        self._gathered.clear()
+        try:
+            with torch.no_grad():
+                message = self._summed(self._round)
+        finally:
+            self._drop()
         self._parts += 1
         self._sum = message if self._sum is None else self._sum + message
         self._spend()
+
+    def _summed(self, round: Round) -> Message:
+        """The message of the physical batch; on a device perhaps by what it has recorded."""
+        groups = None if self._ticket is None else self._ticket.groups
+        if not self.arrivals or self._gathered or groups is not None:
+            return self._message(round, groups)
+        key = (self._rounding(round), self._factor, self._batch, self._parts > 0, tuple(self._left_out))
+        message = self.arrivals.message(round, key, lambda: self._message(round, None))
+        self._left_out = self.arrivals.idle(self._left_out)
+        self.layers.later = self.arrivals.keep if self.arrivals.replay.on else None
+        return message
+
+    def _message(self, round: Round, groups: Tensor | None) -> Message:
+        """Make the rows that are still to be made, and add all up."""
+        names, plain = [leaf.name for leaf in self.layers.space.leaves], dict(round.sketches)
+        if recording_now():  # what a map remembers is no input, and what it learns now is computed later only
+            round.sketches.update({slot: sketch.bare() for slot, sketch in plain.items()})
+        try:
+            if self.arrivals:
+                self._gathered.clear()
+            self.arrivals.tell()
+            self._fill(round, names)
+            return self._gathered.message(round, names, self._rounding(round), self._factor, groups)
+        finally:
+            round.sketches.update(plain)
 
     def _fill(self, round: Round, names: Sequence[str]) -> None:
         """Rows of zeros for layers that took no part in the pass: sums and noise keep all their coordinates."""
@@ -407,32 +442,6 @@ class TorchDriver:
     def _collect(self, lifted: Sequence[Lifted]) -> None:
         self._directions.append(lifted)
 
-    def _take(self, rounds: Sequence[Sequence[Lifted]]) -> None:
-        """The directions as gradients; plain steps through a sketch that can add in place form no gradient at all."""
-        alone = rounds[0][0] if len(rounds) == 1 and len(rounds[0]) == 1 else None
-        rates = plain_rates(self.optimizer)
-        if alone is None or alone.add is None or rates is None:
-            self._give(rounds)
-            return
-        places = [(name, *each) for name, binding in self.layers.bindings.items() for each in binding.places()]
-        if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
-            self._give(rounds)
-            return
-        for name, parameter, matrix, lo, hi in places:
-            parameter.grad = None
-            alone.add(matrix, name, lo, hi, -rates[id(parameter)])
-
-    def _give(self, rounds: Sequence[Sequence[Lifted]]) -> None:
-        """The directions as gradients, leaf by leaf: the whole vector is never built."""
-        space = self.layers.space
-
-        def columns(name: str, lo: int, hi: int) -> Tensor:
-            first, *rest = (piece.columns(space, name, lo, hi) for lifted in rounds for piece in lifted)
-            total = sum(rest, first)
-            return total if len(rounds) == 1 else total / len(rounds)
-
-        self.layers.set_gradients(columns)
-
 
 def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
     """What runs before and after the module: functions, so that a copy of the module leaves the driver alone."""
@@ -451,21 +460,6 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
 def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:
     """How many examples a module may be given: the sizes of its tensors where their examples would be."""
     return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
-
-
-def plain_rates(optimizer: torch.optim.Optimizer) -> dict[int, float] | None:
-    """The learning rate of each parameter, where a step is w - lr g and nothing else; None for other optimisers."""
-    if getattr(optimizer, "_plain", type(optimizer)) is not torch.optim.SGD:
-        return None
-    quiet = all(not group[key] for group in optimizer.param_groups for key in ("momentum", "weight_decay", "maximize"))
-    if not quiet or any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
-        return None
-    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _in_memory(parameter: Tensor, matrix: Tensor) -> bool:
-    """Whether a matrix is a view of its parameter, and not a copy."""
-    return matrix.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
 
 
 def _bounds(pipe: Pipeline) -> float:

@@ -44,6 +44,19 @@ class Message:
         values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
         return replace(self, values=values, divisor=1.0)
 
+    def fresh(self) -> Message:
+        """The same in memory of its own."""
+        values = {name: replace(b, value=b.value.clone()) for name, b in self.values.items()}
+        return replace(self, values=values)
+
+    def near(self, other: Message) -> bool:
+        """Whether two messages say the same, up to the order in which numbers were added."""
+        pairs = [(b, other.values[name]) for name, b in self.values.items()]
+        return all(mine.bound == theirs.bound and mine.dtype == theirs.dtype for mine, theirs in pairs) and all(
+            bool((mine.value - theirs.value).norm() <= 1e-3 * mine.bound + 1e-5 * theirs.value.norm())
+            for mine, theirs in pairs
+        )
+
     def map(self, total: Callable[[Tensor], Tensor]) -> Message:
         """Every number through `total` (an all-reduce)."""
         counts = total(torch.tensor([self.divisor, self.dims, self.bytes], dtype=torch.float64))

@@ -29,7 +29,7 @@ class Lifted:
 
     The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.  A direction may be given
     as a function, and by columns of leaves: whoever takes one parameter at a time never builds the whole vector.
-    `add(out, name, lo, hi, alpha)`, where there is one, adds such columns to a parameter without forming them.
+    `code` has, where the direction is Phi^+ y of a sketch that can add it to parameters in place, that sketch and y.
 
     >>> import torch
     >>> Lifted(torch.ones(2)).point is None
@@ -41,9 +41,9 @@ class Lifted:
         direction: Tensor | Callable[[], Tensor],
         point: Tensor | None = None,
         columns: Columns | None = None,
-        add: Callable[..., None] | None = None,
+        code: tuple[Sketch, Tensor] | None = None,
     ) -> None:
-        self._given, self.point, self._columns, self.add = direction, point, columns, add
+        self._given, self.point, self._columns, self.code = direction, point, columns, code
 
     @cached_property
     def direction(self) -> Tensor:
@@ -101,11 +101,8 @@ class Pinv(Lift):
         if not sketch.tight:
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
 
-        def add(out: Tensor, name: str, lo: int, hi: int, alpha: float) -> None:
-            sketch.add_pinv_columns(out, name, y, lo, hi, alpha)
-
         columns = lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi)  # noqa: E731
-        return Lifted(lambda: sketch.pinv(y), None, columns, add if sketch.direct else None)
+        return Lifted(lambda: sketch.pinv(y), None, columns, (sketch, y) if sketch.direct else None)
 
 
 @dataclass(frozen=True)

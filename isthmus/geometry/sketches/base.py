@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -281,6 +282,21 @@ class Sketch(ABC):
     def describe(self) -> str:
         """One sentence for reports."""
         return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
+
+    def memory(self) -> Sequence[Tensor] | None:
+        """The tensors that all this map does comes from; None where nobody says."""
+        return None
+
+    def placed(self, memory: Sequence[Tensor]) -> Sketch:
+        """The same map of tensors that hold what those of `memory()` do."""
+        return self
+
+    def bare(self) -> Self:
+        """The same map with nothing remembered."""
+        made = copy(self)
+        for name in ("_once", "_recent"):
+            made.__dict__.pop(name, None)
+        return made
 
     def once(
         self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None

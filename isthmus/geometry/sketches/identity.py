@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,10 @@ class IdentityMap(Sketch):
     def __init__(self, space: Space):
         self.space, self.d, self.m = space, space.d, space.d
         self.norm = 1.0
+
+    def memory(self) -> Sequence[Tensor]:
+        """None at all."""
+        return ()
 
     def forward(self, v: Tensor) -> Tensor:
         """v."""

@@ -215,6 +215,21 @@ class RandomKroneckerMap(KroneckerMap):
         m = sum(len(left) * len(right) for left, right in pairs.values())
         super().__init__(space, pairs, math.sqrt(space.d / m))
 
+    def memory(self) -> Sequence[Tensor]:
+        """The factors."""
+        return [each.whole for each in self._drawn]
+
+    def placed(self, memory: Sequence[Tensor]) -> RandomKroneckerMap:
+        """The map of the same factors elsewhere."""
+        drawn = zip(self._drawn, memory, strict=True)
+        return RandomKroneckerMap(self.space, [each._replace(whole=whole) for each, whole in drawn])
+
+    def bare(self) -> RandomKroneckerMap:
+        """The same map with nothing remembered."""
+        made = super().bare()
+        made._sides, made._singles = {}, {}
+        return made
+
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors of one shape at once."""
         sides = (each._replace(whole=each.whole if each.side else self.scale * each.whole) for each in self._drawn)

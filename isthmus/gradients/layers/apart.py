@@ -81,12 +81,17 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     if not first and secrets.randbelow(AGAIN):
         return
     layers.seen_pieces.clear()
-    count = EXAMPLES if first else secrets.randbelow(min(LATER, n) - 1) + 2
+    most = EXAMPLES if _large(layers.module) else LATER  # a later trial takes memory that large modules need
+    count = EXAMPLES if first else secrets.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
     layers.pieces = layers.trusted[shape] = layers.pieces | layers.seen_pieces
     layers.expected = None if run is None else layers.pieces
+
+
+def _large(module: nn.Module) -> bool:
+    return sum(parameter.numel() for parameter in module.parameters()) > LARGE
 
 
 def _call(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
@@ -99,7 +104,7 @@ def _try_out(trial: _Trial, batch: Batch, count: int, thorough: bool) -> None:
     There an index that NaN made would stop the device for good.  A large module costs too much on the host for more
     than two examples and one extreme: the rest of its trial is on the device.
     """
-    large = sum(parameter.numel() for parameter in trial.module.parameters()) > LARGE
+    large = _large(trial.module)
     if not trial.remote:
         _try_part(trial, batch, count, EXTREMES)
     elif not thorough or (large and _try_part(trial.on_host(), batch, 2, EXTREMES[:1], alone=False)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class LeafBinding:
         """The parameters the leaf covers."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """(q, p), the bias column counted."""
         q, p = self._matrix(self.weight).shape

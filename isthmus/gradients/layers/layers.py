@@ -26,6 +26,9 @@ from isthmus.gradients.layers.tap import tap
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.stack import Stack
 
+Later = Callable[[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]], None]
+"""Takes the name of a layer, what makes its rows of a gradient, the gradient, and what else is read for it."""
+
 
 class Layers:
     """The trainable parameters of a module as one flat space, with taps on the layers that use them.
@@ -89,6 +92,10 @@ class Layers:
         """How often each layer was called in a pass."""
         self.quiet = False
         """Whether nothing is said of what is slow."""
+        self.arrived: Callable[[], None] = lambda: None
+        """Called when a gradient comes, before anything is made of it."""
+        self.later: Later | None = None
+        """Who keeps gradients that arrive until the backward pass has ended; None: rows are made at once."""
 
     def attach(self, quietly: bool = False) -> list[Handle]:
         """Put taps on every layer and a watch on every weight, saying what is slow; returns the hook handles."""
@@ -105,14 +112,14 @@ class Layers:
     @contextmanager
     def listening(self, listener: Listener | None, batch: int | None = None) -> Iterator[None]:
         """Send the rows of every backward pass to `listener` meanwhile."""
-        before = self.listener, self.batch, self.token, self.reduced, self.pieces
-        self.pieces, self.expected = self.expected, None
+        before = self.listener, self.batch, self.token, self.reduced, self.pieces, self.later, self.arrived
+        self.pieces, self.expected, self.later, self.arrived = self.expected, None, None, lambda: None
         self.listener, self.batch, self.token = listener, batch, self.token if listener is None else object()
         self.reduced = lambda: True
         try:
             yield
         finally:
-            self.listener, self.batch, self.token, self.reduced, self.pieces = before
+            self.listener, self.batch, self.token, self.reduced, self.pieces, self.later, self.arrived = before
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -187,11 +194,14 @@ class Layers:
             kwargs = {name: own_copies(x, self.batch) for name, x in kwargs.items()}
         else:
             args = site.rule.prepare(site.layer, args, self.batch) or args
+        shared = self._given_no_examples(site, args, kwargs)
+        held = [name for name in site.layer._parameters if name in site.layer.__dict__]
+        if not shared and not held:
+            return args, kwargs, self.silence(site.parameters)
         with ExitStack() as stack:
-            if self._given_no_examples(site, args, kwargs):
+            if shared:
                 stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
             else:
-                held = [name for name in site.layer._parameters if name in site.layer.__dict__]
                 stack.enter_context(placed(site.layer, dict.fromkeys(held)))
                 stack.callback(self.silence(site.parameters))
             return args, kwargs, stack.pop_all().close
@@ -239,7 +249,7 @@ class Layers:
         token = self.token
         seen = [(x, x._version) for x in inputs]
 
-        def push(b: Tensor) -> None:
+        def check(b: Tensor) -> None:
             if self.token is not token:
                 raise validate.InvalidInput(
                     f"a gradient of layer {site.name!r} arrived after its batch was closed: call backward() on the "
@@ -251,6 +261,8 @@ class Layers:
                     "the size of the batch, and with it every record's share; return tensors, lists, tuples or dicts "
                     "from the module, or use a sum, loss_reduction='sum'"
                 )
+
+        def push(b: Tensor) -> None:
             if any(x._version != version for x, version in seen):
                 raise validate.InvalidInput(
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
@@ -259,7 +271,15 @@ class Layers:
             for owner, rows in found(b):
                 self.push(owner, rows)
 
-        return tap(output, self._anchor, push)
+        def arrive(b: Tensor) -> None:
+            check(b)
+            self.arrived()
+            if self.later is None:
+                push(b)
+            else:
+                self.later(site.name, push, b, inputs)
+
+        return tap(output, self._anchor, arrive)
 
     def push(self, site: Site, rows: dict[str, Rows]) -> None:
         """Hand the rows of a site to the listener, under the names of its leaves."""

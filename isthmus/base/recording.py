@@ -1,0 +1,240 @@
+"""Work of a device that is recorded once and run again: CUDA graphs, for computations whose memory comes back.
+
+A training loop asks for the same thing in every step: the same kernels, of tensors that the allocator puts in the same
+places.  What the host does to ask for it, thousands of calls, is then done once: a `Replay` notes where the inputs of a
+computation lie, records the computation when all of them come back to the same places, and from then on has the device
+run what was recorded.  Nothing depends on it: another batch size, another place, whatever cannot be recorded, is
+computed as before.
+
+What keeps it sound.  The key of a recording holds the place, shape, strides and dtype of every input and everything
+else that the caller says the computation depends on; while it is recorded, an operation that reads memory of anybody
+else is refused; results are copied out before anything runs again; and after the 1st, 2nd, 4th, 8th, ... run the result
+is compared with the ordinary computation.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+T = TypeVar("T")
+Key = tuple[Hashable, ...]
+
+AGAIN = 2
+"""How often inputs must have come to the same places before the computation is recorded."""
+MOST = 8
+"""Recordings that are kept."""
+PATIENCE = 64
+"""Computations in a row that nothing was recorded for, after which no more is looked for."""
+_HERE = threading.local()
+
+
+def is_set(flag: Tensor, rarely: bool = True) -> bool:
+    """Whether a flag on a device is set.
+
+    While work is recorded the host cannot look: a flag that is set `rarely` is taken to be clear, and looked at after
+    every run, whose result is thrown away where it was not; any other makes the work one that cannot be recorded.
+
+    >>> is_set(torch.tensor(True))
+    True
+    """
+    recording: Recording | None = getattr(_HERE, "recording", None)
+    if recording is None:
+        return bool(flag)
+    if not rarely:
+        raise Unrecordable("the host has to look at a flag")
+    recording.expect_clear(flag)
+    return False
+
+
+def recording_now() -> bool:
+    """Whether the work of this thread is being recorded."""
+    return getattr(_HERE, "recording", None) is not None
+
+
+class Unrecordable(RuntimeError):
+    """Work that cannot be recorded: it reads memory that is no input, or the host has to know a number."""
+
+
+@dataclass
+class Recording:
+    """One recorded computation: its graph, its result, and the flags that were taken to be clear."""
+
+    graph: torch.cuda.CUDAGraph
+    device: torch.device
+    result: Any = None
+    runs: int = 0
+    flags: int = 0
+    count: Tensor = field(init=False)
+    """The number of the run, on the device."""
+    words: Tensor = field(init=False)
+    """2 run + flag, in memory of the host that the device writes to; one word for each flag."""
+
+    def __post_init__(self) -> None:
+        self.count = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.words = torch.zeros(1024, dtype=torch.int64, pin_memory=True)
+
+    def expect_clear(self, flag: Tensor) -> None:
+        """Have every run tell whether a flag is set."""
+        if self.flags == len(self.words):
+            raise Unrecordable("too many flags")
+        self.words[self.flags].copy_(2 * self.count + flag, non_blocking=True)
+        self.flags += 1
+
+    def run(self) -> bool:
+        """Run again; whether all flags were clear, for which the host waits as long as the last of them takes."""
+        self.runs += 1
+        self.graph.replay()
+        found = self.words[: self.flags]
+        while self.flags and int(found.min()) < 2 * self.runs:
+            time.sleep(1e-5)
+        return not self.flags or int(found.max()) == 2 * self.runs
+
+
+class _Watch(TorchDispatchMode):
+    """Refuses operations that read memory of nobody that is known."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.known = {_place(x) for x in known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.numel() and _place(x) not in self.known:
+                raise Unrecordable(f"{func} reads a tensor that is no input")
+        out = func(*args, **kwargs)
+        self.known.update(_place(x) for x in tree_leaves(out) if isinstance(x, Tensor))
+        return out
+
+
+@contextmanager
+def _capturing(made: Recording, pool: Any) -> Iterator[None]:
+    """The work of this thread goes into the graph: as `torch.cuda.graph` does, but the allocator keeps its memory.
+
+    An emptied cache would have the inputs of the next steps come to other places.
+    """
+    stream = torch.cuda.Stream(made.device)
+    stream.wait_stream(torch.cuda.current_stream(made.device))
+    collects = gc.isenabled()
+    gc.disable()  # what is collected meanwhile may be memory of a device
+    _HERE.recording = made
+    try:
+        with torch.cuda.stream(stream):
+            made.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                made.graph.capture_end()
+    finally:
+        _HERE.recording = None
+        if collects:
+            gc.enable()
+
+
+def _place(x: Tensor) -> tuple[str, int]:
+    return x.device.type, x.untyped_storage().data_ptr()
+
+
+class Replay(Generic[T]):
+    """Computes `compute()`, or has the device run what it recorded of it.
+
+    renew    a result with tensors of its own: the recorded one is overwritten by the next run
+    same     whether two results are the same up to the order of additions; None for what works on memory of others
+    """
+
+    def __init__(
+        self, renew: Callable[[T], T] = lambda result: result, same: Callable[[T, T], bool] | None = None
+    ) -> None:
+        self.renew, self.same = renew, same
+        self.on = True
+        """Whether computations are recorded at all."""
+        self.runs = 0
+        """How often a recording was run."""
+        self.why = ""
+        """Why the last computation that should have been recorded was not."""
+        self._seen: OrderedDict[Key, int] = OrderedDict()
+        self._kept: OrderedDict[Key, Recording | None] = OrderedDict()
+        self._idle = 0
+        self._pool: Any = None
+
+    def __call__(self, key: Hashable, inputs: Sequence[Tensor], compute: Callable[[], T]) -> T:
+        """The result for these inputs; `key` holds whatever else it depends on."""
+        if not self.on or not inputs or not all(x.is_cuda for x in inputs):
+            return compute()
+        places = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in inputs)
+        whole: Key = (key, places, torch.is_autocast_enabled("cuda"), torch.get_float32_matmul_precision())
+        if whole not in self._kept:
+            seen = self._seen[whole] = self._seen.pop(whole, 0) + 1
+            if seen <= AGAIN:
+                return self._wait(compute)
+            del self._seen[whole]
+            self._keep(whole, self._recorded(inputs, compute))
+        self._kept.move_to_end(whole)
+        found = self._kept[whole]
+        if found is None:
+            return self._wait(compute)
+        self._idle = 0
+        return self._again(found, compute)
+
+    def forget(self) -> None:
+        """Drop every recording, and the memory it holds."""
+        self._seen.clear()
+        self._kept.clear()
+
+    def _wait(self, compute: Callable[[], T]) -> T:
+        self._idle += 1
+        if self._idle > PATIENCE:
+            self.on = False
+            self.forget()
+        while len(self._seen) > PATIENCE:
+            self._seen.popitem(last=False)
+        return compute()
+
+    def _keep(self, key: Key, made: Recording | None) -> None:
+        self._kept[key] = made
+        while len(self._kept) > MOST:
+            self._kept.popitem(last=False)
+
+    def _recorded(self, inputs: Sequence[Tensor], compute: Callable[[], T]) -> Recording | None:
+        """The computation as a graph; None where it cannot be one."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        made = Recording(torch.cuda.CUDAGraph(), inputs[0].device)
+        torch.cuda.synchronize()
+        try:
+            with _capturing(made, self._pool), _Watch([*inputs, made.count, made.words]):
+                made.count.add_(1)
+                made.result = compute()
+        except Exception as error:  # whatever it is, the ordinary computation says it again
+            self.why = f"{type(error).__name__}: {error}"
+            torch.cuda.synchronize()
+            return None
+        return made
+
+    def _again(self, found: Recording, compute: Callable[[], T]) -> T:
+        self.runs += 1
+        clear = found.run()
+        if not clear:
+            return compute()
+        result = self.renew(found.result)
+        looked = self.same is not None and found.runs & (found.runs - 1) == 0
+        if looked and self.same is not None and not self.same(result, compute()):
+            self.on = False
+            raise RuntimeError(
+                "what the device ran again is not what it computes: a recorded step differs from an ordinary one; "
+                "nothing was released; please report this, and "
+                "set engine.driver.arrivals.replay.on = False to train without recordings"
+            )
+        return result
