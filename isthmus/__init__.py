@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
     from isthmus import audit as audit
+    from isthmus import codecs as codecs
     from isthmus import diagnostics as diagnostics
     from isthmus import estimators as estimators
     from isthmus import papers as papers
@@ -99,6 +100,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = {
     "algorithms": "algorithms",
     "audit": "audit",
+    "codecs": "codecs",
     "datasets": "app.datasets",
     "diagnostics": "diagnostics",
     "estimators": "estimators",

@@ -53,26 +53,28 @@ class Local:
 
 @dataclass(frozen=True)
 class Clients:
-    """`per_round` of the clients, drawn with replacement, each with its own records and memory.
+    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
 
     With `uniform=True` the server averages the clients' means (every client counts the same); otherwise it
     adds their sums (every record counts the same).
     """
 
     problems: Sequence[Records]
-    per_round: int | None = None
+    per_round: int | Callable[[int], int] | None = None
     uniform: bool = True
 
     def __post_init__(self) -> None:
         validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
-        if self.per_round is not None:
+        if self.per_round is not None and not callable(self.per_round):
             validate.positive_int(per_round=self.per_round)
 
     def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
         """The sum of the drawn clients' messages."""
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
-            chosen = generator(seed, t, "clients").integers(0, len(self.problems), self.per_round).tolist()
+            asked = self.per_round(t) if callable(self.per_round) else self.per_round
+            validate.positive_int(**{f"per_round({t})": asked})
+            chosen = generator(seed, t, "clients").integers(0, len(self.problems), asked).tolist()
         total, visits = None, Counter[int]()
         for number in chosen:
             message = contribute(Client(str(number), self.problems[number], visits[number]))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.codecs import Codec, named
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
 
@@ -51,21 +51,17 @@ class Message:
         return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
 
 
-class Codec(Protocol):
-    """Real bytes and back, unbiased, with `E||decode - v||^2 <= chi(m) ||v||^2`."""
-
-    def encode(self, v: Tensor, seed: int) -> bytes: ...
-    def decode(self, data: bytes, like: Tensor) -> Tensor: ...
-    def chi(self, m: int) -> float: ...
-
-
 @dataclass(frozen=True)
 class Wire:
     """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
 
-    `per_round` clients are asked in a round, drawn with replacement; None asks all of them.
+    codec      one of `isthmus.codecs`, or its name
+    per_round  clients that are asked in a round, drawn with replacement: a number, or a rule t -> number; None asks all
     """
 
     codec: Codec | None = None
     feedback: bool = False
-    per_round: int | None = None
+    per_round: int | Callable[[int], int] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", named(self.codec))
