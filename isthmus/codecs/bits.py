@@ -141,10 +141,12 @@ class Reader:
         found: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
         return found
 
-    def fixed(self, count: int, width: int, what: str) -> NDArray[np.int64]:
-        """`count` numbers of `width` bits each."""
+    def fixed(self, count: int, width: int, what: str) -> NDArray[Any]:
+        """`count` numbers of `width` bits each, as integers with a sign."""
         self.check(count * width <= self.left, f"it ends before {what}: {count} numbers of {width} bits are wanted")
-        values = np.zeros(count, np.int64)
+        values = np.zeros(count, np.int16 if width < 16 else np.int32 if width < 32 else np.int64)
+        if width == 8 and not self._at & 7:
+            return self.array(count, "u1", what).astype(np.int16)
         for lo in range(0, count if width else 0, BLOCK):
             n = min(BLOCK, count - lo)
             rows = np.zeros((n, 64 if width > 32 else 32 if width > 8 else 8), np.uint8)

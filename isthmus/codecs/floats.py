@@ -166,14 +166,15 @@ class Natural(Codec):
     def write(self, out: Writer, m: int, drawn: Array) -> None:
         """A byte of exponent each, then the signs."""
         out.array((drawn & 0xFF).astype(np.uint8))
-        out.fixed(drawn >> 8, 1)
+        out.bits([(drawn >> 8).astype(np.uint8)])
 
     def read(self, reader: Reader, m: int) -> Array:
         """Exponents of finite numbers, and signs."""
         exponents = reader.array(m, "u1", "the exponents")
         reader.check(int(exponents.max()) <= 254, "it holds a number that is NaN or infinite")
-        signs = reader.fixed(m, 1, "the signs")
-        return exponents | (signs << 8).astype(np.uint16)
+        found: Array = reader.bits(m, "the signs").astype(np.uint16) << 8
+        found |= exponents
+        return found
 
     def value(self, drawn: Array, m: int, dtype: Any) -> Array:
         """Powers of two."""

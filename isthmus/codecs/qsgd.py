@@ -21,7 +21,8 @@ from isthmus.codecs.base import TOP, Array, Codec, from_levels, norm, rounded_up
 from isthmus.codecs.bits import Reader, Writer
 
 CODINGS = (*elias.CODES, "fixed")
-DENSE, SPARSE = 0, 1
+DENSE, SPARSE, NARROW = 0, 1, 2
+"""All levels; those that are not 0, with their places; all levels of -1, 0, 1 with two bits each."""
 MOST = 2**20
 """The most levels: float32 entries have no more than 24 bits."""
 
@@ -33,8 +34,8 @@ class QSGD(Codec):
     levels  s; by default sqrt(m), where chi = 1
     coding  "gamma" or "omega" (Elias), or "fixed": 1 + ceil(log2(s + 1)) bits a number, as in the paper's experiments
 
-    Elias codes of all levels, or of the places and levels that are not 0, whichever is shorter: at small s nearly all
-    are, and at most s (s + sqrt(m)) are not.
+    Elias codes of all levels, or of the places and levels that are not 0 (at small s nearly all are, and at most
+    s (s + sqrt(m)) are not), or two bits each where all are -1, 0 or 1: whichever is shortest.
 
     >>> import torch
     >>> v = torch.linspace(-1, 1, 1000)
@@ -89,6 +90,9 @@ class QSGD(Codec):
         if self.coding == "fixed":
             out.byte(CODINGS.index("fixed"))
             return out.fixed(symbols - 1, self._width(m))
+        if int(symbols.max()) <= 3 and elias.length(symbols, self.coding) > 2 * m:
+            out.byte(CODINGS.index(self.coding) | NARROW << 4)
+            return out.fixed(symbols, 2)
         few = 4 * np.count_nonzero(levels) < m  # places cost three bits and more, and zeros in a dense code one
         places = np.flatnonzero(levels) if few else None
         if places is None or not self._shorter(places, levels, symbols):
@@ -109,11 +113,17 @@ class QSGD(Codec):
         found = reader.byte("the coding")
         coding, layout, top = found & 15, found >> 4, self._top(m)
         reader.check(coding == CODINGS.index(self.coding), f"its coding is number {coding} and not {self.coding!r}")
-        reader.check(layout in ((DENSE,) if self.coding == "fixed" else (DENSE, SPARSE)), f"its layout is {layout}")
+        reader.check(
+            layout in ((DENSE,) if self.coding == "fixed" else (DENSE, SPARSE, NARROW)), f"its layout is {layout}"
+        )
         if layout == SPARSE:
             return scale, self._sparse(reader, m, top)
-        if self.coding == "fixed":
-            symbols: Array = reader.fixed(m, self._width(m), "the levels") + 1
+        symbols: Array
+        if layout == NARROW:
+            symbols = reader.fixed(m, 2, "the levels")
+            reader.check(bool(symbols.all()), "a level is coded as 0")
+        elif self.coding == "fixed":
+            symbols = reader.fixed(m, self._width(m), "the levels") + 1
             reader.check(int(symbols.max()) <= top, f"a level is above {top // 2}")
         else:
             symbols = elias.read(reader, m, self.coding, top, "the levels")

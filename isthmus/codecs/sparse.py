@@ -28,13 +28,11 @@ def subset(m: int, k: int, seed: int) -> NDArray[np.int64]:
         left = np.ones(m, bool)
         left[subset(m, m - k, seed)] = False
         return np.flatnonzero(left)
-    source, found = np.random.Philox(key=key("subset", seed)), np.zeros(0, np.int64)
-    while len(found) < k:  # the first k distinct numbers of a stream of independent ones
-        fresh = (np.asarray(source.random_raw(k - len(found) + 16)) % np.uint64(m)).astype(np.int64)
-        stream = np.concatenate([found, fresh])
-        first = np.sort(np.unique(stream, return_index=True)[1])[:k]
-        found = stream[first]
-    return np.sort(found)
+    source, chosen, missing = np.random.Philox(key=key("subset", seed)), np.zeros(m, bool), k
+    while missing:  # the first k distinct numbers of a stream of independent ones: no draw of `missing` has too many
+        chosen[np.asarray(source.random_raw(missing)) % np.uint64(m)] = True
+        missing = k - int(np.count_nonzero(chosen))
+    return np.flatnonzero(chosen)
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,14 @@ def test_lengths_are_as_stated(codec: Codec) -> None:
         assert np.mean(lengths) <= codec.bits(m) * 1.01 + HEADER, name
 
 
+def test_three_bits_a_number_at_the_square_root_whatever_the_vector() -> None:
+    """3.0 m + 64 bits, the header included."""
+    m = 40_000
+    given = vectors(m)
+    for v in [given["normal"], given["heavy"], given["equal"], given["spike"], given["equal"] + 0.1 * given["normal"]]:
+        assert 8 * len(QSGD().encode(v, seed=3)) <= 3 * m + 64
+
+
 @pytest.mark.parametrize("coding", ["gamma", "omega"])
 def test_sparse_levels_are_sent_sparsely(coding: str) -> None:
     """At s = 1 about sqrt(m) entries are not 0: fewer bits than the bound of Theorem 3.2 of QSGD, which has no o(1)."""
