@@ -1,9 +1,9 @@
 """Paper 001, Figures 7 and 8: the MLP of Figure 2 with quantised gradients, SGD beside CompDistSGD.
 
 One client sends QSGD codes without Elias coding: of the whole gradient (SGD), or of a tenth of each layer's
-(CompDistSGD, m = d_layer / 10).  Figure 7 is the test accuracy after each epoch, Figure 8 the training accuracy.  The paper states
-neither its levels nor its radii: here s = sqrt(m), where chi = 1, and the radii of `mlp_mnist.py`.  Beside the
-memoryless form of the paper stands error feedback, and beside both of them no codec.
+(CompDistSGD, m = d_layer / 10).  Figure 7 is the test accuracy after each epoch, Figure 8 the training accuracy.  The
+paper states neither its levels nor its radii: here s = sqrt(m), where chi = 1, and the radii of `mlp_mnist.py`.  Beside
+the memoryless form of the paper stands error feedback, and beside both of them no codec.
 """
 
 from __future__ import annotations
