@@ -2,7 +2,7 @@
 
     python benchmarks/bench_codecs.py [--m 10000000] [--payloads 100000]
 
-MB/s are those of the float32 vector, per second of one core.  The entropy is that of the drawn levels, with their signs:
+MB/s are those of the float32 vector, per second of one core.  The entropy is that of the drawn levels with signs:
 what no code of single levels goes below.  A mutated payload must be refused or decoded to finite numbers, without
 memory beyond its m.
 """

@@ -87,6 +87,7 @@ _HOMES = {
     "round.minimize": ["EarlyStop", "Recipe", "minimize"],
     "round.pipeline": ["Pipeline", "Release", "Stage"],
     "round.aggregators": ["Clients"],
+    "round.ranks": ["AllReduce"],
     "round.torch_loop": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from isthmus.base import randomness, validate
+from isthmus.base import packed, randomness, validate
 from isthmus.base.matrix import Stored, columns, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
 
@@ -281,6 +281,14 @@ class Sketch(ABC):
     def describe(self) -> str:
         """One sentence for reports."""
         return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the numbers that make the map, which two machines compare before they add codes."""
+        memo = {name for name, each in vars(self).items() if name[0] == "_" and not isinstance(each, (int, Tensor))}
+        lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
+        told = {name: each for name, each in vars(self).items() if name not in memo | lazy}
+        return packed.fingerprint([type(self).__name__, told])
 
     def once(
         self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None
