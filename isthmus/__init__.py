@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isthmus import algorithms as algorithms
     from isthmus import audit as audit
+    from isthmus import codecs as codecs
     from isthmus import diagnostics as diagnostics
     from isthmus import estimators as estimators
     from isthmus import papers as papers
@@ -86,6 +87,7 @@ _HOMES = {
     "round.minimize": ["EarlyStop", "Recipe", "minimize"],
     "round.pipeline": ["Pipeline", "Release", "Stage"],
     "round.aggregators": ["Clients"],
+    "round.ranks": ["AllReduce"],
     "round.torch_loop": ["TorchDriver"],
     "engine": ["BatchMemoryManager", "GradientEmbedding", "PrivacyEngine", "warm_start"],
     "planner": ["plan"],
@@ -99,6 +101,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = {
     "algorithms": "algorithms",
     "audit": "audit",
+    "codecs": "codecs",
     "datasets": "app.datasets",
     "diagnostics": "diagnostics",
     "estimators": "estimators",

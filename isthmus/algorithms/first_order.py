@@ -15,6 +15,7 @@ from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
+from isthmus.codecs import Codec, named
 from isthmus.geometry.lifts import ProjectAndLift, pinv
 from isthmus.geometry.sets import Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity
@@ -25,7 +26,7 @@ from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.samplers import Sampler
-from isthmus.round.wire import Codec, Wire
+from isthmus.round.wire import Wire
 
 StepRule = float | Callable[[int], float]
 Family = Callable[[Size], Encoder]
@@ -153,9 +154,9 @@ def comp_dist_sgd(
     *,
     m: Size | WidthRule | None = None,
     step: StepRule | None = None,
-    clients_per_round: int | None = None,
+    clients_per_round: int | Callable[[int], int] | None = None,
     batch_size: int | None = None,
-    codec: Codec | None = None,
+    codec: Codec | str | None = None,
     error_feedback: bool = False,
     schedule: Schedule | None = None,
     output: str = "last",
@@ -165,22 +166,25 @@ def comp_dist_sgd(
 ) -> Recipe:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
-    clients_per_round  kappa, drawn with replacement; None asks every client
+    clients_per_round  kappa, drawn with replacement: a number, or a rule t -> kappa; None asks as many as the schedule
+                       says, and without one every client
     batch_size         records a client looks at; None: all of its own
-    codec              an unbiased contraction of the code to bytes
+    codec              an unbiased contraction of the code to bytes: one of `isthmus.codecs`, or its name
 
     Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.
 
     >>> comp_dist_sgd(m=10, step=0.1, clients_per_round=4).arguments["clients_per_round"]
     4
     """
-    if clients_per_round is not None:
+    if clients_per_round is not None and not callable(clients_per_round):
         validate.positive_int(clients_per_round=clients_per_round)
+    contraction = named(codec)
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
-    wire = Wire(codec, error_feedback, clients_per_round)
+    planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
+    wire = Wire(contraction, error_feedback, planned)
     filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire)
-    return filling.recipe("comp_dist_sgd", {**arguments, "codec": codec, "error_feedback": error_feedback})
+    return filling.recipe("comp_dist_sgd", {**arguments, "codec": contraction, "error_feedback": error_feedback})
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:

@@ -18,7 +18,8 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
-from isthmus.geometry.sketches.base import Mate, OuterForm, Sketch, TableForm
+from isthmus.geometry.sketches.base import Mate, Sketch
+from isthmus.geometry.sketches.forms import OuterForm, TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from isthmus.base.matrix import precision, with_precision
-from isthmus.geometry.sketches.base import OuterForm, Sketch
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients._products import cheaper_ghost
 from isthmus.gradients.base import KINDS, Dense, Rows

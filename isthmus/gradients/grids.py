@@ -19,7 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.geometry.sketches.base import OuterForm, Sketch
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import Rows
 from isthmus.gradients.outer import Outer

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
-from isthmus.geometry.sketches.base import Mate, Sketch, TableForm
+from isthmus.geometry.sketches.base import Mate, Sketch
+from isthmus.geometry.sketches.forms import TableForm
 from isthmus.gradients import adding, rounding
 from isthmus.gradients.base import KINDS, Rows, join_bounds, row_spans
 from isthmus.gradients.block_outer import one_leaf_factors

@@ -7,14 +7,19 @@ more or less can move it by, with the proof in its docstring; replacing a record
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from isthmus.base.matrix import matmul, rmatmul
 from isthmus.gradients.adding import KAPPA
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.linear import lanczos_top, top_eigenvalue
 from isthmus.problems.scaling import Scaled, unit_rows
+
+SMALL_JOINT = 256
+"""Up to this many columns holders send X'X whole: one product."""
 
 
 class Query(ABC):
@@ -25,6 +30,29 @@ class Query(ABC):
     @abstractmethod
     def value(self) -> Tensor:
         """The quantity itself: private."""
+
+    def products(self, v: Tensor) -> Tensor:
+        """What the records of this holder add to a product that `joint` asks for."""
+        raise NotImplementedError
+
+    def joint(self, products: Callable[[Tensor], Tensor]) -> Tensor:
+        """The quantity of the records of several holders, from sums of their `products`: private."""
+        raise NotImplementedError
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether several holders can find it together (`joint`)."""
+        return type(self).joint is not Query.joint
+
+
+class Answered(Query):
+    """A query that was answered elsewhere: its value here, and the bound that was proven for it."""
+
+    def __init__(self, value: Tensor, bound: float) -> None:
+        self._value, self.bound = value, bound
+
+    def value(self) -> Tensor:
+        return self._value
 
 
 class TopEigenvalue(Query):
@@ -45,3 +73,21 @@ class TopEigenvalue(Query):
 
     def value(self) -> Tensor:
         return torch.tensor([top_eigenvalue(self.X)], dtype=torch.float64)
+
+    def products(self, v: Tensor) -> Tensor:
+        """X'X v for a matrix v of columns."""
+        return torch.stack([rmatmul(self.X, matmul(self.X, column)) for column in v.T], 1)
+
+    def joint(self, products: Callable[[Tensor], Tensor]) -> Tensor:
+        """The same by Lanczos, or from the whole matrix where that is small, of products that were added up.
+
+        >>> parts = [TopEigenvalue([[1.0, 0.0]]), TopEigenvalue([[0.6, 0.8]])]
+        >>> [round(top, 9) for top in parts[0].joint(lambda v: sum(each.products(v) for each in parts)).tolist()]
+        [1.6]
+        """
+        d = self.X.shape[1]
+        if d <= SMALL_JOINT:
+            gram = products(torch.eye(d, dtype=torch.float64))
+            values: Tensor = torch.linalg.eigvalsh((gram + gram.T) / 2)
+            return values[-1:].clamp_min(0)
+        return torch.tensor([lanczos_top(lambda v: products(torch.from_numpy(v)[:, None])[:, 0].numpy(), d)])

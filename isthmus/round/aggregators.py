@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
-import torch.distributed as dist
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import generator
+from isthmus.privacy.sampling import FixedSize, Sampler
 from isthmus.round.sources import Records
 from isthmus.round.wire import Message
 
-Contribute = Callable[["Client"], Message]
+Lead = Callable[[Callable[[], Any]], Any]
+"""Runs something where the ledger and the noise are, and gives everybody what it returned: a tree of tensors."""
+
+
+def alone(make: Callable[[], Any]) -> Any:
+    """One process leads itself."""
+    return make()
 
 
 @dataclass(frozen=True)
 class Client:
-    """One holder of records: its name, its problem, and how often it was asked in this round before."""
+    """One holder of records: its name, its problem, and how often it was asked in this round before.
+
+    site    the place that answers: it knows the pipeline (`isthmus.round.order.DataSite`)
+    whole   how many records all holders have together; its own where it is the only one
+    share   what it may use of the error that rounding may give the sum of all holders
+    joint   finds what is no sum, together with the other holders: its value at one of them, 0 at the others
+    """
 
     name: str
     problem: Records
     visit: int = 0
+    site: Any = None
+    whole: int | None = None
+    share: float = 1.0
+    joint: Callable[[Any], Tensor] | None = None
 
     @property
     def role(self) -> str:
@@ -32,50 +49,125 @@ class Client:
         return f"{self.name}/{self.visit}" if self.visit else self.name
 
 
-class Aggregator(Protocol):
-    """Collects one message from wherever the data is."""
+class Asks(Protocol):
+    """What a client is asked: an `isthmus.round.order.Order`."""
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
-        """The added message."""
-        ...
+    @property
+    def t(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    def __call__(self, client: Client) -> Message: ...
+
+
+class Aggregator(ABC):
+    """Collects one message from wherever the data is.
+
+    `problems` are the holders of records that this process knows of.
+    """
+
+    problems: Sequence[Any]
+
+    leads: bool = True
+    """Whether the ledger and the noise are in this process."""
+    number: int = 0
+    """Of this process among those that run the loop."""
+    shared: bool = False
+    """Whether several processes run the same loop: then `lead` is how they learn what one of them did."""
+
+    @abstractmethod
+    def holding(self, problems: Sequence[Any]) -> Self:
+        """The same holders with other problems, as after something was bought."""
+
+    @abstractmethod
+    def collect(self, order: Asks, site: Any) -> Message:
+        """The added message; holders in this process answer by `site`."""
+
+    def lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns where the ledger is; an error there is an error everywhere."""
+        return make()
+
+    def whole(self, n: int) -> int:
+        """How many records all holders have, where an objective of this process has n."""
+        return n
+
+    def mean(self, value: float) -> float:
+        """A figure of the whole data, from the one of this process's objective: of runs that are not private."""
+        return value
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
+        """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Aggregator):
     """All the data is here."""
 
-    problem: Records
+    problem: Any
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
+    @property
+    def problems(self) -> Sequence[Any]:  # type: ignore[override]
+        """The one problem."""
+        return (self.problem,)
+
+    def holding(self, problems: Sequence[Any]) -> Local:
+        """Another problem."""
+        (problem,) = problems
+        return Local(problem)
+
+    def collect(self, order: Asks, site: Any) -> Message:
         """The one contribution."""
-        return contribute(Client("0", self.problem))
+        return order(Client("0", self.problem, site=site))
 
 
 @dataclass(frozen=True)
-class Clients:
-    """`per_round` of the clients, drawn with replacement, each with its own records and memory.
+class Clients(Aggregator):
+    """`per_round` of the clients, drawn with replacement, each with its own records and memory; it may be a rule of t.
 
     With `uniform=True` the server averages the clients' means (every client counts the same); otherwise it
     adds their sums (every record counts the same).
+
+    A private run asks every client once a round and adds sums: a client that is drawn twice would count its records
+    twice, and a mean of a client with few records would let one of them move the sum further than the others.
     """
 
-    problems: Sequence[Records]
-    per_round: int | None = None
+    problems: Sequence[Any]
+    per_round: int | Callable[[int], int] | None = None
     uniform: bool = True
 
     def __post_init__(self) -> None:
         validate.check(len(self.problems) > 0, "problems", list(self.problems), "give at least one client")
-        if self.per_round is not None:
+        if self.per_round is not None and not callable(self.per_round):
             validate.positive_int(per_round=self.per_round)
 
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
+    def holding(self, problems: Sequence[Any]) -> Clients:
+        """The same clients with other problems."""
+        return replace(self, problems=list(problems))
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """All clients, once, their sums added; no client twice, and records that add up to n."""
+        told, names = "clients", f"{len(self.problems)} clients"
+        remedy = "a private run asks every client once a round: a client that is asked twice counts its records twice"
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+        remedy = "give Clients(problems, uniform=False): a private run adds sums, and divides them by a public number"
+        validate.check(not self.uniform, "uniform", self.uniform, remedy)
+        twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
+        validate.check(not twice, told, names, "one of them is given twice: a record belongs to one client")
+        found = sum(each.n for each in self.problems)
+        validate.check(found == n, told, f"{found} records", f"the objective has {n}: it must be the clients' whole")
+        check_samplers(samplers, told)
+
+    def collect(self, order: Asks, site: Any) -> Message:
         """The sum of the drawn clients' messages."""
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
-            chosen = generator(seed, t, "clients").integers(0, len(self.problems), self.per_round).tolist()
+            asked = self.per_round(order.t) if callable(self.per_round) else self.per_round
+            validate.positive_int(**{f"per_round({order.t})": asked})
+            chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), asked).tolist()
         total, visits = None, Counter[int]()
+        whole = None if self.uniform else sum(each.n for each in self.problems)
         for number in chosen:
-            message = contribute(Client(str(number), self.problems[number], visits[number]))
+            client = Client(str(number), self.problems[number], visits[number], site, whole, 1 / len(chosen))
+            message = order(client)
             visits[number] += 1
             message = message.normalised() if self.uniform else message
             total = message if total is None else total + message
@@ -83,19 +175,8 @@ class Clients:
         return total
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """One process a rank, each with its own records: messages are added by `torch.distributed.all_reduce`."""
-
-    problem: Records
-    group: dist.ProcessGroup | None = None
-
-    def collect(self, contribute: Contribute, t: int, seed: int) -> Message:
-        """This rank's message plus everybody else's."""
-        rank = str(dist.get_rank(self.group))
-        return contribute(Client(rank, self.problem)).map(self._sum)
-
-    def _sum(self, value: Tensor) -> Tensor:
-        value = value.clone()
-        dist.all_reduce(value, group=self.group)
-        return value
+def check_samplers(samplers: Sequence[Sampler], told: str) -> None:
+    """Refuse samplers that draw from all records together where each holder draws its own."""
+    for sampler in samplers:
+        remedy = "a subset of a fixed size is one draw from all records: use Poisson sampling, or all of them (dp_gd)"
+        validate.check(not isinstance(sampler, FixedSize), told, type(sampler).__name__, remedy)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from isthmus.base.recording import Replay
 from isthmus.geometry.sketches import Sketch
-from isthmus.round.step import Round
+from isthmus.round.opened import Round
 from isthmus.round.wire import Message
 
 Arrived = tuple[str, Callable[[Tensor], None], Tensor, Sequence[Tensor]]

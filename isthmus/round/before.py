@@ -15,11 +15,12 @@ from torch import Tensor
 from isthmus.base.space import Space
 from isthmus.privacy.clips import Clip
 from isthmus.problems.scaling import RowMaps
+from isthmus.round.aggregators import Aggregator
 from isthmus.round.pipeline import Pipeline, Stage, StepSize
 from isthmus.round.updates import Update
 
-Look = Callable[[Stage, Any, Space], Tensor]
-"""A stage, the problem it looks at and the space of what it releases -> the released values."""
+Look = Callable[[Stage, Aggregator, Space], Tensor]
+"""A stage, the holders of what it looks at and the space of what it releases -> the released values."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,22 @@ def _clipped(stage: Stage, bound: float) -> Stage:
     )
 
 
-def prepare(pipe: Pipeline, objective: Any, look: Look) -> tuple[Prepared, dict[str, Tensor]]:
-    """Take every look before the loop, and what follows from them; the released values by name."""
+def prepare(
+    pipe: Pipeline, objective: Any, look: Look, aggregator: Aggregator
+) -> tuple[Prepared, dict[str, Tensor], Aggregator]:
+    """Take every look before the loop, and what follows from them: here, the released values by name, and for holders.
+
+    What was released is public: every holder of data sees its own records through the same maps.
+    """
     for item in pipe.before:
         item.check(objective)
     prepared, bought = Prepared(objective), {}
+    holders = [prepared if each is objective else Prepared(each) for each in aggregator.problems]
     for item in pipe.before:
         asked = item.stage(prepared.objective)
         if asked is not None:
-            bought[item.name] = look(asked[0], prepared.objective, asked[1])
-        prepared = item.apply(prepared, bought.get(item.name))
-    return prepared, bought
+            bought[item.name] = look(asked[0], aggregator, asked[1])
+        before, prepared = prepared, item.apply(prepared, bought.get(item.name))
+        holders = [prepared if each is before else item.apply(each, bought.get(item.name)) for each in holders]
+        aggregator = aggregator.holding([each.objective for each in holders])
+    return prepared, bought, aggregator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from isthmus.base import validate
+from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.privacy.plan import Charge
@@ -111,34 +112,38 @@ def minimize(
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
     loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
-    pipe = _bound(recipe, Binding(constraint, penalty, space, objective.n, steps, epochs, loss, gradient))
+    aggregator = _aggregator(objective, clients)
+    n = aggregator.whole(objective.n)
+    pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
+    aggregator = _asked(aggregator, clients, pipe)
     if claims(pipe):
         loss.close(recipe)
         gradient.close(recipe)
-    per_epoch = pipe.stages[-1].sampler.rounds(objective.n)
+    per_epoch = pipe.stages[-1].sampler.rounds(n)
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
-    spending = _spending(pipe, objective, ledger, noise_seed, clients)
+    spending = _spending(pipe, objective, ledger, noise_seed, aggregator, n)
     if spending is not None and resume is None:
-        spending.require(pipe, rounds)
-    prepared, bought = _prepare(pipe, objective, spending, resume)
+        aggregator.lead(lambda: spending.require(pipe, rounds))
+    prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
     first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
     terms = _terms(spending, pipe, resume, rounds)
     begun = start(pipe, first, seed).replace(parts={**bought, **terms}) if resume is None else resume
     state = _on_terms(begun, terms, space.d)
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
-    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent)
+    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent, aggregator)
     hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
     with watch, hold as book:
         setting = Setting(
-            aggregator=_aggregator(objective, clients, pipe),
+            aggregator=aggregator,
             space=space,
             keys=Keys(seed, None if spending is None else spending.noise),
             public_rows=lambda w, data: _public(objective, data).rows(w),
             per_epoch=per_epoch,
             physical=physical_batch_size,
             ledger=book,
+            whole=n,
         )
         state, x, status = run(pipe, state, rounds, setting, watch)
     return Result(
@@ -158,13 +163,17 @@ def minimize(
     )
 
 
-def _spending(pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, clients: Any) -> Spending | None:
-    """The private side of the run, where it has one."""
+def _spending(
+    pipe: Pipeline, objective: Any, ledger: Any, noise_seed: int | None, aggregator: Aggregator, n: int
+) -> Spending | None:
+    """The private side of the run, where it has one; the ledger is in one process only."""
     if pipe.promise is None:
         return None
-    remedy = "leave it out: a private run looks at data in one place, where a client asked twice counts twice"
-    validate.check(clients is None, "clients", clients, remedy)
-    spending = Spending(pipe.promise, ledger, noise_seed)
+    aggregator.check_private(n, [stage.sampler for stage in pipe.stages])
+    own, seed = ledger if aggregator.leads else None, noise_seed
+    if noise_seed is not None and aggregator.number:  # other coins for other records
+        seed = key(noise_seed, aggregator.number)
+    spending = Spending(pipe.promise, own, seed, whole=n, leads=aggregator.leads)
     spending.warn(objective)
     return spending
 
@@ -189,22 +198,23 @@ def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
 
 
 def _prepare(
-    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None
-) -> tuple[Prepared, dict[str, Any]]:
+    pipe: Pipeline, objective: Any, spending: Spending | None, resume: State | None, aggregator: Aggregator
+) -> tuple[Prepared, dict[str, Any], Aggregator]:
     """Buy what the pipeline needs to know before its loop, or take what an interrupted run has bought."""
     if spending is None or not pipe.before:
-        return Prepared(objective), {}
+        return Prepared(objective), {}, aggregator
     if resume is None:
-        prepared, bought = prepare(pipe, objective, spending.look)
-        return prepared, {"prepare": bought}
+        prepared, bought, aggregator = prepare(pipe, objective, spending.look, aggregator)
+        return prepared, {"prepare": bought}, aggregator
     earlier = resume.parts["prepare"]
 
-    def recall(stage: Stage, problem: Any, space: Space) -> Tensor:
+    def recall(stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         spending.recall(stage)
         value: Tensor = earlier[stage.name]
         return value
 
-    return prepare(pipe, objective, recall)[0], {"prepare": earlier}
+    prepared, _, aggregator = prepare(pipe, objective, recall, aggregator)
+    return prepared, {"prepare": earlier}, aggregator
 
 
 class _Look:
@@ -293,12 +303,14 @@ class _Watch:
         progress: Any,
         state: State,
         spent: Callable[[int], float] | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
+        self.mean = (lambda value: value) if aggregator is None else aggregator.mean
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
         self.every = per_epoch if record == "epoch" else record
         self.callbacks, self.history, self.aside, self.spent = callbacks, [], 0.0, spent
         self.seconds = 0.0
-        disable = None if progress is None else not progress
+        disable = (None if progress is None else not progress) if aggregator is None or aggregator.leads else True
         self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
@@ -337,7 +349,7 @@ class _Watch:
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
         if not self.pipe.private:
-            record["loss"] = float(self.objective.loss(state.w))
+            record["loss"] = self.mean(float(self.objective.loss(state.w)))
         return record
 
 
@@ -363,13 +375,22 @@ def _rounds(pipe: Pipeline, steps: int | None, epochs: float | None, per_epoch: 
     return pipe.rounds
 
 
-def _aggregator(objective: Any, clients: Any, pipe: Pipeline) -> Aggregator:
+def _aggregator(objective: Any, clients: Any) -> Aggregator:
+    """Who holds the records: this process, several objectives in it, or whoever an aggregator says."""
     if clients is None:
         return Local(objective)
-    if hasattr(clients, "collect"):
-        given: Aggregator = clients
-        return given
-    return Clients(list(clients), pipe.wire.per_round)
+    if isinstance(clients, Aggregator):
+        return clients.holding([objective if each is None else each for each in clients.problems])
+    remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
+    validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
+    return Clients(list(clients))
+
+
+def _asked(aggregator: Aggregator, clients: Any, pipe: Pipeline) -> Aggregator:
+    """How clients that were given as a list are asked: as the pipeline says, and all of them where it is private."""
+    if isinstance(clients, Aggregator) or not isinstance(aggregator, Clients):
+        return aggregator
+    return replace(aggregator, per_round=pipe.wire.per_round, uniform=pipe.promise is None)
 
 
 def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, physical: Any, d: int) -> None:

@@ -1,8 +1,9 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
-from isthmus.round.aggregators import AllReduce, Client, Clients, Local
+from isthmus.round.aggregators import Client, Clients, Local
 from isthmus.round.averages import Last, Restart, UniformRandom, Weighted
 from isthmus.round.frank_wolfe import FrankWolfe
+from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.round.sources import AgainstAnchor, current
 from isthmus.round.stops import FirstOrderStationary, GapBelow

@@ -172,14 +172,14 @@ class Pipeline:
         return any(stage.private for stage in self.stages)
 
     @cached_property
-    def encoders(self) -> dict[int, str]:
-        """The slot of every encoder, nested ones included: where its state is kept."""
-        slots: dict[int, str] = {}
-        for stage in self.stages:
-            for release in stage.releases:
-                for path, encoder in _nested(release.encode, f"{stage.name}/{release.name}"):
-                    slots.setdefault(id(encoder), path)
-        return slots
+    def encoders(self) -> tuple[tuple[str, Encoder], ...]:
+        """Every encoder, nested ones included, with the slot where its state is kept: the first that holds it."""
+        return tuple(
+            found
+            for stage in self.stages
+            for release in stage.releases
+            for found in _nested(release.encode, f"{stage.name}/{release.name}")
+        )
 
 
 # ---------------------------------------------------------------- small helpers

@@ -16,7 +16,7 @@ from isthmus.privacy.leaks import leak, warn_of_large_delta
 from isthmus.privacy.ledger import Budgeted, Ledger
 from isthmus.privacy.noise import SecretSource, SeededSource
 from isthmus.privacy.statement import Account, PrivacyStatement
-from isthmus.round.aggregators import Local
+from isthmus.round.aggregators import Aggregator
 from isthmus.round.pipeline import Pipeline, Promise, Stage
 from isthmus.round.sound import assumed
 from isthmus.round.step import Setting, look
@@ -28,10 +28,21 @@ class Spending:
 
     ledger      a `Ledger` shared by several runs, or None for one of this run alone with the promise as its budget
     noise_seed  for tests only: the noise can then be subtracted, and the statement says "not private"
+    whole       how many records all holders of data have together; None where this process has them all
+    leads       whether this process has the ledger: another one charges nothing, and states the same
     """
 
-    def __init__(self, promise: Promise, ledger: Budgeted | None = None, noise_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        promise: Promise,
+        ledger: Budgeted | None = None,
+        noise_seed: int | None = None,
+        *,
+        whole: int | None = None,
+        leads: bool = True,
+    ) -> None:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
+        self.whole, self.leads = whole, leads
         finite = math.isfinite(promise.epsilon)
         remedy = "a mechanism without a guarantee cannot share a budget"
         validate.check(finite or ledger is None, "ledger", ledger, remedy)
@@ -56,17 +67,17 @@ class Spending:
         account = self._account(pipe, rounds)
         for item in pipe.before:
             account.add(item.event(self.promise.adjacency))
-        if hasattr(self.ledger, "require"):
+        if self.leads and hasattr(self.ledger, "require"):
             self.ledger.require(account.event())
         cost, told = account.epsilon(), self.promise.epsilon
         remedy = f"what it releases in {rounds} rounds costs {cost:.6g}: plan it by its budget"
         validate.check(cost <= told * (1 + 1e-6), "promise.epsilon", told, remedy)
 
-    def look(self, stage: Stage, objective: Any, space: Space) -> Tensor:
+    def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
         event = stage.event(self.promise.adjacency)
         with self._run({stage.name: event}) as run:
-            setting = Setting(Local(objective), space, Keys(0, self.noise), ledger=run)
+            setting = Setting(holders, space, Keys(0, self.noise), ledger=run, whole=self.whole)
             (value,) = look(stage, setting, self.promise).values()
         self.recall(stage)
         return value
@@ -82,7 +93,7 @@ class Spending:
         """
         looks = {stage.name: -(-rounds // stage.every) - -(-first // stage.every) for stage in pipe.stages}
         events = self._events(pipe)
-        if not hasattr(self.ledger, "run") and hasattr(self.ledger, "close"):
+        if self.leads and not hasattr(self.ledger, "run") and hasattr(self.ledger, "close"):
             return closing(self.ledger)  # the loop is the last that charges it
         return self._run(events, reserve={name: _reserve(looks[name]) for name in events})
 
@@ -123,6 +134,8 @@ class Spending:
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
         """A hold on the ledger, which is told of noise that can be subtracted; one that only charges is its own."""
+        if not self.leads:
+            return nullcontext(None)
         if not hasattr(self.ledger, "run"):
             return nullcontext(self.ledger)
         marks: dict[str, Any] = {"seeded": True} if self.seeded else {}

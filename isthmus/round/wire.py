@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import packed, validate
+from isthmus.codecs import Codec, named
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
+
+Raw = bytes  # a message has a field of that name
 
 
 @dataclass(frozen=True)
@@ -27,22 +30,40 @@ class Keys:
 
 @dataclass(frozen=True)
 class Message:
-    """What a holder of data sends in a round: bounded sums that add up, and their public divisor."""
+    """What a holder of data sends in a round: bounded sums that add up, and their public divisor.
+
+    A divisor that is `fixed` is one of all holders together (`expected` of a sampler): it is not added up.
+    `coded` has the bytes of values that a codec made, by name: they travel in place of the numbers.
+
+    >>> import torch
+    >>> sent = Message({"gradient": Bounded(torch.ones(3), 2, 1.0)}, 4.0, dims=3, bytes=12)
+    >>> again = Message.from_bytes(sent.to_bytes())
+    >>> again.values["gradient"].value.tolist(), again.values["gradient"].bound, again.divisor
+    ([1.0, 1.0, 1.0], 1.0, 4.0)
+    >>> Message.from_bytes(sent.to_bytes()[:-1])
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: wrong is its length
+    """
 
     values: Mapping[str, Bounded]
     divisor: float
     dims: int = 0
     bytes: int = 0
+    coded: Mapping[str, Raw] = field(default_factory=dict)
+    fixed: bool = False
 
     def __add__(self, other: Message) -> Message:
+        same = self.fixed == other.fixed and (not self.fixed or self.divisor == other.divisor)
+        validate.check(same, "divisor", other.divisor, f"all holders divide by one public number, here {self.divisor}")
         values = {name: value + other.values[name] for name, value in self.values.items()}
-        return Message(values, self.divisor + other.divisor, self.dims + other.dims, self.bytes + other.bytes)
+        divisor = self.divisor if self.fixed else self.divisor + other.divisor
+        return Message(values, divisor, self.dims + other.dims, self.bytes + other.bytes, fixed=self.fixed)
 
     def normalised(self) -> Message:
         """Means instead of sums: every sender counts the same."""
         scale = self.divisor
         values = {k: replace(b, value=b.value / scale, bound=b.bound / scale) for k, b in self.values.items()}
-        return replace(self, values=values, divisor=1.0)
+        return replace(self, values=values, divisor=1.0, fixed=False)
 
     def fresh(self) -> Message:
         """The same in memory of its own."""
@@ -57,28 +78,79 @@ class Message:
             for mine, theirs in pairs
         )
 
-    def map(self, total: Callable[[Tensor], Tensor]) -> Message:
-        """Every number through `total` (an all-reduce)."""
-        counts = total(torch.tensor([self.divisor, self.dims, self.bytes], dtype=torch.float64))
-        values = {name: replace(b, value=total(b.precise().value)) for name, b in self.values.items()}
-        return Message(values, float(counts[0]), int(counts[1]), int(counts[2]))
+    def to_bytes(self) -> Raw:
+        """The message as bytes, without pickle (`isthmus.base.packed`)."""
+        values = {}
+        for name, each in self.values.items():
+            told = {"ord": float(each.ord), "bound": float(each.bound), "dtype": _word(each.dtype)}
+            if name in self.coded:
+                coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
+                values[name] = {**told, "coded": coded, "size": each.value.numel(), "kind": _word(each.value.dtype)}
+            else:
+                values[name] = {**told, "value": each.value}
+        tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
+        tree["fixed"] = self.fixed
+        return packed.pack("message", tree)
+
+    @staticmethod
+    def from_bytes(data: Raw, codec: Codec | None = None, sizes: Mapping[str, int] | None = None) -> Message:
+        """What `to_bytes` wrote; anything else is refused.
+
+        codec   of the pipeline, where it has one: it decodes its bytes
+        sizes   how many numbers each value must have, by name: those of the round's maps; needed with a codec
+        """
+        tree = packed.unpack(data, "message")
+        try:
+            return _message(tree, codec, sizes)
+        except validate.InvalidInput:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
+            validate.refuse("data", f"{len(data)} bytes", f"this is no message of a round ({error})")
 
 
-class Codec(Protocol):
-    """Real bytes and back, unbiased, with `E||decode - v||^2 <= chi(m) ||v||^2`."""
+def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
+    values, coded = {}, {}
+    for name, told in tree["values"].items():
+        value, known = told.get("value"), None if sizes is None else sizes[name]
+        if value is None:
+            size, like = told["size"], packed.DTYPES[told["kind"]]
+            validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
+            validate.check(type(size) is int and known == size, "sizes", known, f"the message says {size!r}")
+            assert codec is not None
+            coded[name] = told["coded"].numpy().tobytes()
+            value = codec.decode(coded[name], torch.empty(size, dtype=like))
+        flat = value.ndim == 1 and value.is_floating_point() and known in (None, len(value))
+        validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {known or 'some'} real numbers")
+        finite = bool(value.isfinite().all())
+        validate.check(finite, f"values[{name!r}]", "not finite", "a sum of clipped records is finite")
+        order, bound = float(told["ord"]), float(told["bound"])
+        validate.check(bound > 0 and order in (1, 2, math.inf), f"values[{name!r}]", (order, bound), "no such bound")
+        dtype = None if told["dtype"] is None else packed.DTYPES[told["dtype"]]
+        values[name] = Bounded(value, order, bound, dtype=dtype)
+    validate.check(
+        sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"
+    )
+    validate.positive(divisor=tree["divisor"])
+    validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"])
+    validate.one_of((False, True), fixed=tree["fixed"])
+    return Message(values, tree["divisor"], tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
 
-    def encode(self, v: Tensor, seed: int) -> bytes: ...
-    def decode(self, data: bytes, like: Tensor) -> Tensor: ...
-    def chi(self, m: int) -> float: ...
+
+def _word(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Wire:
     """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
 
-    `per_round` clients are asked in a round, drawn with replacement; None asks all of them.
+    codec      one of `isthmus.codecs`, or its name
+    per_round  clients that are asked in a round, drawn with replacement: a number, or a rule t -> number; None asks all
     """
 
     codec: Codec | None = None
     feedback: bool = False
-    per_round: int | None = None
+    per_round: int | Callable[[int], int] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", named(self.codec))

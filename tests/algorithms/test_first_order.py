@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, L2Ball, LeastSquares, algorithms, minimize, theory
+from isthmus import L1Ball, L2Ball, LeastSquares, algorithms, codecs, minimize, theory
 from isthmus.algorithms import WidthRule
 from isthmus.geometry.sketches import GaussianSketch
 from isthmus.round.minimize import EarlyStop
@@ -105,6 +105,39 @@ def test_clients_send_sketches() -> None:
     assert some.history[-1]["loss"] < 0.3 * some.history[0]["loss"]
 
 
+def test_a_codec_by_its_name() -> None:
+    """The name, the codec and its JSON are one recipe, with the same bytes; and it still goes down."""
+    objective, ball = problem(), L1Ball(3.0)
+    shards = [LeastSquares(objective.X[i::6], objective.y[i::6]) for i in range(6)]
+    runs = [
+        minimize(objective, algorithms.comp_dist_sgd(m=10, step=0.5, codec=codec), ball, steps=60, clients=shards)
+        for codec in ("qsgd", codecs.QSGD(), {"codec": "qsgd"}, "bfloat16")
+    ]
+    assert torch.equal(runs[0].x, runs[1].x) and torch.equal(runs[0].x, runs[2].x)
+    assert runs[0].bytes == runs[1].bytes < 60 * 6 * 10 * 2 < runs[3].bytes < 60 * 6 * 10 * 4
+    assert all(run.history[-1]["loss"] < 0.6 * run.history[0]["loss"] for run in runs)
+
+
+def test_the_kappa_of_the_schedule_is_obeyed() -> None:
+    """As many clients as the theorem says, drawn with replacement; a number or rule of one's own goes before it."""
+    objective, ball = problem(), L1Ball(3.0)
+    shards = [LeastSquares(objective.X[i::6], objective.y[i::6]) for i in range(6)]
+    plan = theory.distributed_convex_schedule(6.0, 5.0, 1.0, clients=4)
+
+    def sent(**more: Any) -> list[int]:
+        recipe = algorithms.comp_dist_sgd(m=10, **{"schedule": plan, **more})
+        found = minimize(objective, recipe, ball, steps=4, clients=shards, record=1)
+        numbers = [record["dims"] for record in found.history]
+        return [(after - before) // 10 for before, after in zip(numbers, numbers[1:], strict=False)]
+
+    assert sent() == [4, 4, 4, 4]
+    assert sent(schedule=theory.convex_schedule(6.0, 5.0)) == [1, 1, 1, 1]  # Corollary D.2, parts 1-3 allow kappa = 1
+    assert sent(clients_per_round=3) == [3, 3, 3, 3] and sent(clients_per_round=lambda t: t + 1) == [1, 2, 3, 4]
+    assert sent(schedule=None, step=0.1) == [6, 6, 6, 6]
+    with pytest.raises(isthmus.InvalidInput, match=r"per_round\(0\)=0"):
+        sent(clients_per_round=lambda t: t)
+
+
 def test_early_stop() -> None:
     objective = problem()
     stop = EarlyStop(patience=3, min_delta=1e-6)
@@ -129,6 +162,7 @@ def test_the_family_of_sketches_is_free() -> None:
         (lambda: algorithms.sgd(step=1.0, output="best"), "output='best'"),
         (lambda: algorithms.comp_minibatch(m=5, step=1.0), "batch_size=None"),
         (lambda: algorithms.comp_dist_sgd(m=5, step=1.0, clients_per_round=0), "clients_per_round=0"),
+        (lambda: algorithms.comp_dist_sgd(m=5, step=1.0, codec="zip"), "codec='zip'.*'qsgd'"),
         (lambda: WidthRule(constant=0.0), "constant=0.0"),
         (lambda: WidthRule(per="week"), "per='week'"),
         (lambda: EarlyStop(patience=0), "patience=0"),

@@ -16,6 +16,7 @@ from isthmus import L2Ball, LeastSquares, Logistic, algorithms, minimize
 from isthmus.base.matrix import matmul
 from isthmus.privacy import Ledger
 from isthmus.problems.scaling import RowMap
+from isthmus.round.aggregators import Local
 from isthmus.round.state import State
 
 COMMON: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "clip": 0.3, "n": "exact", "output": "average"}
@@ -108,7 +109,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
         spending = Spending(budget.promise(plan, facts), noise_seed=0)
         problem = LeastSquares(rows, np.zeros(rows.shape[0]))
         stage, space = buy.stage(problem)
-        return float(spending.look(stage, problem, space))
+        return float(spending.look(stage, Local(problem), space))
 
     for record in (spread, single):
         assert abs(bought(sp.vstack([X, record]).tocsr()) - bought(X)) <= 1 + 1e-6

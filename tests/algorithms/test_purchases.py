@@ -40,6 +40,7 @@ from isthmus.gradients.adding import KAPPA
 from isthmus.privacy import Adjacency, Charge, Gaussian, Ledger, PrivacyPlan, epsilon_of
 from isthmus.privacy.bounded import Rounding
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
+from isthmus.round.aggregators import Local
 from isthmus.round.before import Prepared
 from isthmus.round.pipeline import Promise, Release
 from isthmus.round.spending import Spending
@@ -163,7 +164,7 @@ def bought(item: Purchase, problem: Any, ledger: Any, draws: int = 1) -> tuple[l
     buy = Bought(item, plan.mechanism(item.name), Terms(problem.n, 10, 1.0, 0.3))
     buy.check(problem)
     stage, space = buy.stage(problem)
-    return [spending.look(stage, problem, space) for _ in range(draws)], plan
+    return [spending.look(stage, Local(problem), space) for _ in range(draws)], plan
 
 
 class Uncounted:

@@ -9,8 +9,6 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 import isthmus
@@ -26,7 +24,6 @@ from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.parts import (
     AgainstAnchor,
-    AllReduce,
     Client,
     Clients,
     Full,
@@ -121,48 +118,20 @@ def test_remote_sums_equal_one_process() -> None:
 def test_clients_drawn_with_replacement_are_unbiased_and_draw_twice() -> None:
     seen: list[tuple[str, int]] = []
 
-    def contribute_one(client: Any) -> Message:
-        seen.append((client.role, client.visit))
-        value = torch.tensor([float(client.name)], dtype=torch.float64)
-        return Message({"g": Bounded(value, 2, 1.0)}, 1.0)
+    @dataclass
+    class Asked:
+        t: int
+        seed: int = 0
+
+        def __call__(self, client: Any) -> Message:
+            seen.append((client.role, client.visit))
+            value = torch.tensor([float(client.name)], dtype=torch.float64)
+            return Message({"g": Bounded(value, 2, 1.0)}, 1.0)
 
     clients = Clients([0, 1, 2, 3], per_round=3)
-    means = [
-        float(m.values["g"].value / m.divisor) for m in (clients.collect(contribute_one, t, 0) for t in range(4000))
-    ]
+    means = [float(m.values["g"].value / m.divisor) for m in (clients.collect(Asked(t), None) for t in range(4000))]
     assert abs(np.mean(means) - 1.5) < 4 * np.sqrt(1.25 / 3 / 4000)
     assert any(visit == 1 for _, visit in seen) and len({role for role, _ in seen}) > 4
-
-
-def _rank(rank: int, port: int, out: Any) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    pipe = Pipeline([Stage(Full(), [Release(encode=CountSketch(5), clip=Clip(0.1))])], constant)
-    shard = split(problem(), 2)[rank]
-    found = minimize(problem(), pipe, steps=10, clients=AllReduce(shard), record=None)
-    out.put((rank, found.x.numpy(), found.dims))
-    dist.destroy_process_group()
-
-
-def test_two_real_ranks_equal_one_process() -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
-    queue = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, port, queue)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    got = {rank: (x, dims) for rank, x, dims in (queue.get(timeout=600) for _ in ranks)}
-    for process in ranks:
-        process.join()
-    pipe = Pipeline([Stage(Full(), [Release(encode=CountSketch(5), clip=Clip(0.1))])], constant)
-    whole = minimize(problem(), pipe, steps=10)
-    assert np.array_equal(got[0][0], got[1][0])
-    np.testing.assert_allclose(got[0][0], whole.x.numpy(), rtol=0, atol=1e-14)
-    assert got[0][1] == 2 * whole.dims
 
 
 def test_variance_reduction_is_two_stages() -> None:

@@ -19,14 +19,15 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
-from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from isthmus.base import randomness, validate
+from isthmus.base import packed, randomness, validate
 from isthmus.base.matrix import Stored, columns, is_sparse, to_dense
 from isthmus.base.space import Space, as_space
+from isthmus.geometry.sketches.forms import OuterForm, TableForm
 
 Size = int | float | Callable[[int], int]
 """A narrow dimension: a number m, a fraction of d in (0, 1), or a rule `t -> m`."""
@@ -35,35 +36,6 @@ CHUNK_BYTES = 1 << 26
 """Temporary buffers of one call stay near this size."""
 CACHE_BYTES = 1 << 28
 """A sketch keeps a working copy of its matrix for its round only below this size."""
-
-
-class OuterForm(NamedTuple):
-    """Rows vec(sum_t b_t a_t') by their factors: a (n, p), dense or CSR, or (n, T, p); b (n, q) or (n, T, q).
-
-    `ones` says that a has one more column than it shows, of ones (the input of a layer's bias).
-    """
-
-    a: Stored
-    b: Tensor
-    ones: bool = False
-
-    @property
-    def single(self) -> bool:
-        """Whether every row has one term."""
-        return self.b.ndim == 2 or self.b.shape[1] == 1
-
-    def shown(self) -> Stored:
-        """The factor a with its column of ones."""
-        a = self.a
-        return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones and isinstance(a, Tensor) else a
-
-
-class TableForm(NamedTuple):
-    """Rows vec(sum_t e_{k_t} c_t') of a V x D table: places k (n, T), values c (n, T, D), and V."""
-
-    places: Tensor
-    values: Tensor
-    vocabulary: int
 
 
 class Mate(Protocol):
@@ -294,9 +266,17 @@ class Sketch(ABC):
     def bare(self) -> Self:
         """The same map with nothing remembered."""
         made = copy(self)
-        for name in ("_once", "_recent"):
+        for name in ("_once", "_recent", "fingerprint"):
             made.__dict__.pop(name, None)
         return made
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the numbers that make the map, which two machines compare before they add codes."""
+        memo = {name for name, each in vars(self).items() if name[0] == "_" and not isinstance(each, (int, Tensor))}
+        lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
+        told = {name: each for name, each in vars(self).items() if name not in memo | lazy}
+        return packed.fingerprint([type(self).__name__, told])
 
     def once(
         self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None

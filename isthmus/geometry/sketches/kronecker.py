@@ -16,7 +16,6 @@ from isthmus.base.matrix import Stored, code_room, columns, is_sparse, matmul
 from isthmus.base.space import Leaf, Space
 from isthmus.geometry.sketches.base import (
     Context,
-    OuterForm,
     R,
     Random,
     Sketch,
@@ -26,6 +25,7 @@ from isthmus.geometry.sketches.base import (
     round_up,
     spread,
 )
+from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.geometry.sketches.identity import stack
 from isthmus.geometry.sketches.orthonormal import frames
 

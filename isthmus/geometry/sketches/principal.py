@@ -15,7 +15,8 @@ from isthmus.base import randomness, validate
 from isthmus.base.matrix import Stored, as_dtype, exact_products, is_sparse, rmatmul, to_dense
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import base
-from isthmus.geometry.sketches.base import CodeRows, OuterForm, Tree
+from isthmus.geometry.sketches.base import CodeRows, Tree
+from isthmus.geometry.sketches.forms import OuterForm
 from isthmus.geometry.sketches.orthonormal import orthonormal
 from isthmus.geometry.sketches.subspace import Factors, OuterFactors, TableFactors
 

@@ -23,16 +23,15 @@ from isthmus.geometry.sketches import base
 from isthmus.geometry.sketches.base import (
     CodeRows,
     Mate,
-    OuterForm,
     R,
     Sketch,
-    TableForm,
     Tree,
     check_block,
     check_vector,
     read,
     round_up,
 )
+from isthmus.geometry.sketches.forms import OuterForm, TableForm
 
 
 class OuterFactors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -464,7 +465,12 @@ def top_eigenvalue(X: Matrix) -> float:
             product: Array = rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
             return product
 
-    operator = LinearOperator((size, size), matvec=square, dtype=np.float64)
+    return lanczos_top(lambda v: square(v.reshape(-1)), size)
+
+
+def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
+    """The largest eigenvalue of a positive semi-definite matrix, to rounding, from its products with vectors."""
+    operator = LinearOperator((size, size), matvec=lambda v: square(v.reshape(-1)), dtype=np.float64)
     start = np.random.default_rng().standard_normal(size)  # nobody can prepare data that hides from it
     if not np.any(square(start)):
         return 0.0

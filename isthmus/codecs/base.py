@@ -1,0 +1,273 @@
+"""A codec: an unbiased contraction of a vector to real bytes, and back (paper 001, section 3.2 and Appendix D).
+
+    E C(v) = v,    E ||C(v) - v||^2 <= chi(m) ||v||^2
+
+Every payload begins with one byte for format and version, one for the kind, and the number m of coordinates.  A reader
+compares m with what it expects before it allocates anything, and every length, index and number with its range.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import key
+from isthmus.codecs.bits import BLOCK, CodecError, Reader, Writer, shown
+
+FORMAT = 0xC1
+"""The first byte of every payload: C for codec, 1 for the version."""
+LARGEST = 2**32 - 1
+"""The most coordinates of one payload."""
+TOP = 2.0**126
+"""The largest entry or norm that is sent: what a receiver scales it to is still a finite float32."""
+
+Array = NDArray[Any]
+
+
+class Codec(ABC):
+    """Real bytes and back, unbiased, with `E||decode(encode(v)) - v||^2 <= chi(m) ||v||^2`.
+
+    Norms and largest entries travel as float32, rounded up: chi holds to within a factor of 1 + 2^-22, for norms of
+    2^-100 to 2^126 or 0; larger ones are refused.
+
+    A subclass is a frozen dataclass with a `name`, a `kind` (a byte), `chi` and the three steps `draw` (the random
+    one), `write` and `read`.  What `draw` returns is exactly what `read` gives back.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[int]
+    known: ClassVar[dict[str, type[Codec]]] = {}
+    """The codecs that can be asked for by name."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "name" in cls.__dict__:
+            cls.known[cls.name] = cls
+
+    def encode(self, v: Tensor, seed: int) -> bytes:
+        """The bytes of a draw of C(v); the same for the same seed."""
+        array, out = _values(v), Writer()
+        out.byte(FORMAT)
+        out.byte(self.kind)
+        out.number(len(array))
+        self.write(out, len(array), self.draw(array, seed))
+        return out.done()
+
+    def decode(self, data: bytes, like: Tensor) -> Tensor:
+        """What was sent, in the shape, dtype and place of `like`; anything but a whole valid payload is refused."""
+        reader, m = Reader(data), like.numel()
+        self._head(reader, m)
+        drawn = self.read(reader, m)
+        reader.end()
+        return _placed(self.value(drawn, m, _dtype(like)), like)
+
+    def contract(self, v: Tensor, seed: int) -> Tensor:
+        """C(v) without the bytes: what `decode(encode(v, seed), v)` is, bit for bit."""
+        array = _values(v)
+        return _placed(self.value(self.draw(array, seed), len(array), _dtype(v)), v)
+
+    @abstractmethod
+    def chi(self, m: int) -> float:
+        """The variance that the codec adds to m coordinates, in units of ||v||^2, at most."""
+
+    @abstractmethod
+    def bits(self, m: int) -> float:
+        """The bits of m coordinates, in expectation at most, without the header (2 bytes and m)."""
+
+    @abstractmethod
+    def draw(self, v: Array, seed: int) -> Any:
+        """The random step: what is sent, as numbers."""
+
+    @abstractmethod
+    def write(self, out: Writer, m: int, drawn: Any) -> None:
+        """The numbers as bits."""
+
+    @abstractmethod
+    def read(self, reader: Reader, m: int) -> Any:
+        """The numbers back, each in its range."""
+
+    @abstractmethod
+    def value(self, drawn: Any, m: int, dtype: type) -> Array:
+        """The vector that the numbers stand for, in float32 or float64."""
+
+    def to_json(self) -> str:
+        """The codec as JSON: its name and what it was made with.
+
+        >>> from isthmus.codecs import QSGD, from_json
+        >>> QSGD(levels=4).to_json()
+        '{"codec": "qsgd", "levels": 4, "coding": "gamma"}'
+        >>> from_json(QSGD(levels=4).to_json()) == QSGD(levels=4)
+        True
+        """
+        return json.dumps({"codec": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}})  # type: ignore[arg-type]
+
+    def _head(self, reader: Reader, m: int) -> None:
+        found = reader.byte("the format")
+        remedy = "send what this version of isthmus.codecs encodes"
+        reader.check(found == FORMAT, f"its first byte is {found:#04x} and not {FORMAT:#04x}: {remedy}")
+        found = reader.byte("the kind")
+        sender = next((name for name, each in self.known.items() if each.kind == found), f"kind {found}")
+        reader.check(found == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
+        declared = reader.number("the number of coordinates", LARGEST)
+        reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
+
+
+def from_json(text: str | Mapping[str, Any]) -> Codec:
+    """The codec that `to_json` wrote; an unknown name or argument is refused.
+
+    >>> from_json({"codec": "terngrad"})
+    TernGrad()
+    """
+    try:
+        found = dict(text) if isinstance(text, Mapping) else json.loads(text)
+    except ValueError as error:
+        raise CodecError(f"codec={shown(text)} is no JSON ({error}): give what Codec.to_json wrote") from error
+    fine = isinstance(found, dict) and "codec" in found
+    validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
+    name = found.pop("codec")
+    _check_name(name)
+    allowed = [each.name for each in fields(Codec.known[name])]  # type: ignore[arg-type]
+    for argument in found:
+        validate.one_of(allowed, **{f"an argument of the codec {name!r}": argument})
+    return Codec.known[name](**found)
+
+
+def named(codec: Any) -> Codec | None:
+    """A codec from a codec, its name, its JSON as a mapping, or None.
+
+    >>> named("qsgd"), named(None)
+    (QSGD(levels=None, coding='gamma'), None)
+    >>> named("zip")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: codec='zip' is not allowed: choose one of ['bfloat16', 'bits', ...
+    """
+    if codec is None or isinstance(codec, Codec):
+        return codec
+    if isinstance(codec, str):
+        _check_name(codec)
+        return Codec.known[codec]()
+    if isinstance(codec, Mapping):
+        return from_json(codec)
+    missing = [each for each in ("encode", "decode", "chi") if not callable(getattr(codec, each, None))]
+    remedy = f"give a codec, or a name: {', '.join(sorted(Codec.known))}"
+    validate.check(not missing and not isinstance(codec, type), "codec", codec, remedy)
+    own: Codec = codec  # anybody's own class with these three methods
+    return own
+
+
+def _check_name(name: Any) -> None:
+    validate.one_of(sorted(Codec.known), codec=name)
+
+
+def _values(v: Tensor) -> Array:
+    """The entries as a flat float32 or float64 array, none of them without a finite sum of squares."""
+    validate.check(isinstance(v, Tensor) and v.is_floating_point(), "v", v, "give a tensor of real numbers")
+    validate.check(0 < v.numel() <= LARGEST, "v", tuple(v.shape), f"give between 1 and {LARGEST} numbers")
+    flat = v.detach().reshape(-1).cpu()
+    return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy()
+
+
+def _dtype(like: Tensor) -> type:
+    return np.float64 if like.dtype == torch.float64 else np.float32
+
+
+def _placed(array: Array, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
+
+
+def largest(v: Array, gain: float = 1.0) -> float:
+    """||v||_inf; refused where it is not finite, or the receiver's numbers, up to `gain` as large, could not be."""
+    top = abs(float(max(v.max(), -v.min())))  # a NaN comes through, and -0.0 is 0
+    return _sendable(top, gain, "||v||_inf")
+
+
+def norm(v: Array, gain: float = 1.0) -> float:
+    """||v||, from squares in float64; refused as `largest` is."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for lo in range(0, len(v), BLOCK):
+            part = v[lo : lo + BLOCK].astype(np.float64)
+            total += float(part @ part)
+    return _sendable(math.sqrt(total) if total >= 0 else math.nan, gain, "||v||")
+
+
+def _sendable(size: float, gain: float, what: str) -> float:
+    validate.check(math.isfinite(size), what, size, "give finite numbers, without NaN: a codec cannot send others")
+    validate.check(size * gain <= TOP, what, size, f"give at most {TOP / gain:.4g}: scale the vector down first")
+    return size
+
+
+class Dither:
+    """Uniform numbers in [0, 1) for the sender's coins: a fixed function of the seed on every machine.
+
+    >>> Dither(3).uniform(2, np.float64).tolist() == Dither(3).uniform(2, np.float64).tolist()
+    True
+    """
+
+    def __init__(self, seed: int) -> None:
+        validate.check(isinstance(seed, (int, np.integer)) and seed >= 0, "seed", seed, "give an integer >= 0")
+        self._source = np.random.Philox(key=key("codec", seed))
+
+    def words(self, n: int) -> NDArray[np.uint32]:
+        """n words of 32 random bits."""
+        raw = self._source.random_raw(-(-n // 2))
+        return np.asarray(raw, "<u8").view("<u4")[:n]
+
+    def uniform(self, n: int, dtype: Any) -> Array:
+        """n multiples of 2^-24, or of 2^-53 in float64."""
+        if np.dtype(dtype) == np.float64:
+            return (np.asarray(self._source.random_raw(n)) >> np.uint64(11)) * 2.0**-53
+        return (self.words(n) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+
+
+def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: Any) -> Array:
+    """z = s v / scale, each entry rounded up or down to an integer so that its mean is kept: `floor(z)`, and one more
+    with probability `z - floor(z)`; |v_i| <= scale makes that at most ceil(s)."""
+    coins, found, top = Dither(seed), np.zeros(len(v), dtype), math.ceil(levels)
+    factor = levels / scale if scale else 0.0
+    wide = v.dtype if factor < 1e30 else np.dtype(np.float64)  # below float32's normal numbers its inverse is infinite
+    for lo in range(0, len(v) if scale else 0, BLOCK):
+        z = v[lo : lo + BLOCK].astype(wide, copy=False) * wide.type(factor)
+        low = np.floor(z)
+        z -= low
+        low += coins.uniform(len(z), wide) < z
+        found[lo : lo + BLOCK] = np.clip(low, -top, top, out=low)  # 1.0000001 is 1, rounded
+    return found
+
+
+def from_levels(levels: Array, unit: float, dtype: Any) -> Array:
+    """The numbers that levels stand for."""
+    out = np.empty(len(levels), dtype)
+    for lo in range(0, len(levels), BLOCK):
+        np.multiply(levels[lo : lo + BLOCK], out.dtype.type(unit), out=out[lo : lo + BLOCK], casting="same_kind")
+    return out
+
+
+def max_norm_chi(m: int, levels: float) -> float:
+    """The exact chi of rounding m entries to multiples of ||v||_inf / s:  (sqrt(1 + (m - 1) / s^2) - 1) / 2.
+
+    An entry x of the first cell adds x D - x^2 with D = 1/s; with one entry 1 and m - 1 entries x the ratio to
+    1 + (m - 1) x^2 is largest at x = (sqrt(1 + (m - 1) D^2) - 1) / ((m - 1) D), and other cells only lower it.
+
+    >>> max_norm_chi(9, 1), max_norm_chi(1, 1)
+    (1.0, 0.0)
+    """
+    validate.positive_int(m=m)
+    inside = (m - 1) / levels**2
+    return inside / (2 * (math.sqrt(1 + inside) + 1))  # the same number, without cancellation
+
+
+def rounded_up(size: float) -> float:
+    """The least float32 that is at least `size`: what is sent, and what the sender's own levels are measured in."""
+    found = np.float32(size)
+    return float(found if float(found) >= size else np.nextafter(found, np.float32(np.inf)))

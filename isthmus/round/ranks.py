@@ -1,0 +1,322 @@
+"""One process a rank: messages are added over `torch.distributed`, one rank has the ledger and the noise.
+
+Every rank runs the same program with records of its own.  In a round
+
+    all_gather   56 bytes a rank: whether it failed, and digests of its order, its maps and its message
+    reduce       the clipped sums, to rank 0: m numbers a rank
+    broadcast    what rank 0 released after it was charged for and noised: m numbers
+
+Nothing but rank 0 charges a ledger or draws noise.  An error on any rank, a budget that refuses on rank 0 included, is
+an error on all of them: nobody waits for a rank that will not come.  What is released is one string of bytes for
+everybody, so weights are equal to the bit; their checksum is compared every round.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from isthmus.base import packed, validate
+from isthmus.base.randomness import key
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.ledger import BudgetExceeded
+from isthmus.privacy.sampling import Sampler
+from isthmus.problems.queries import Query
+from isthmus.round.aggregators import Aggregator, Asks, Client, check_samplers
+from isthmus.round.wire import Message
+
+HEADER = struct.Struct("<7q")
+"""Failed or not, numbers in the message, digests of what was asked, of the maps and of the iterate, divisor, bytes."""
+
+
+class RankFailed(RuntimeError):
+    """Another rank failed: what it said, and which one it was."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How long the sums of all ranks can be, in bounds of one record: public numbers.
+
+    own     what this rank's sum is shortened to
+    total   of all ranks together
+    """
+
+    own: float
+    total: float
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """Collectives of a group of processes, and the bytes that this rank handed to them."""
+
+    group: dist.ProcessGroup | None = None
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        ready = dist.is_available() and dist.is_initialized()
+        remedy = "call torch.distributed.init_process_group first (torchrun sets what it needs)"
+        validate.check(ready, "group", self.group, remedy)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in the group."""
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return dist.get_world_size(self.group)
+
+    @property
+    def place(self) -> torch.device:
+        """Where the group takes tensors from."""
+        nccl = "nccl" in str(dist.get_backend(self.group))
+        return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    @property
+    def first(self) -> int:
+        """The rank that leads, as the world numbers it."""
+        return 0 if self.group is None else dist.get_global_rank(self.group, 0)
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """A few bytes of every rank, of the same length."""
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.place)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.group)
+        self.sent["gather"] += len(mine)
+        self.received["gather"] += len(mine) * (self.size - 1)
+        return [each.cpu().numpy().tobytes() for each in found]
+
+    def reduce(self, value: Tensor) -> Tensor:
+        """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
+        total = value.to(self.place, copy=True)
+        dist.reduce(total, self.first, group=self.group)
+        (self.sent if self.rank else self.received)["reduce"] += total.numel() * total.element_size()
+        return total.to(value.device)
+
+    def broadcast(self, data: bytes | None, source: int = 0) -> bytes:
+        """The bytes of one rank, for all."""
+        mine = source == self.rank
+        size = torch.tensor([len(data or b"")], dtype=torch.int64).to(self.place)
+        root = source if self.group is None else dist.get_global_rank(self.group, source)
+        dist.broadcast(size, root, group=self.group)
+        count = int(size)
+        raw = (
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if mine and data
+            else torch.empty(count, dtype=torch.uint8)
+        )
+        raw = raw.to(self.place)
+        if count:
+            dist.broadcast(raw, root, group=self.group)
+        (self.sent if mine else self.received)["broadcast"] += count + 8
+        return raw.cpu().numpy().tobytes()
+
+    def lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0, on every rank; it is called nowhere else, and its error is everybody's."""
+        if self.rank:
+            told = packed.unpack(self.broadcast(None), "led")
+            if told["error"] is not None:
+                raise _raised(told["error"], 0)
+            return told["value"]
+        try:
+            value = make()
+            data = packed.pack("led", {"error": None, "value": value})
+        except BaseException as error:
+            self.broadcast(packed.pack("led", {"error": _told(error), "value": None}))
+            raise
+        self.broadcast(data)
+        return value
+
+    def agree(self, header: Sequence[int], error: BaseException | None, names: Sequence[str]) -> list[tuple[int, ...]]:
+        """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
+        told = [tuple(HEADER.unpack(each)) for each in self.gather(HEADER.pack(int(error is not None), *header))]
+        failed = [rank for rank, each in enumerate(told) if each[0]]
+        if failed:
+            mine = failed[0] == self.rank
+            data = self.broadcast(packed.pack("led", _told(error)) if mine and error is not None else None, failed[0])
+            if error is not None:
+                raise error
+            raise _raised(packed.unpack(data, "led"), failed[0])
+        for place, name in enumerate(names, start=1):
+            if name and len({each[place] for each in told}) > 1:
+                found = [each[place] for each in told]
+                validate.refuse(name, found, "the ranks differ: give all of them the same program, arguments and start")
+        return told
+
+
+@dataclass(frozen=True)
+class AllReduce(Aggregator):
+    """One process a rank, each with its own records: their sums are added on rank 0, which alone pays and adds noise.
+
+    problem   the records of this rank; None: the objective that `minimize` is given is this rank's part
+    group     a process group; None is the default one
+    """
+
+    problem: Any = None
+    group: dist.ProcessGroup | None = None
+    ranks: Ranks = field(default=None, compare=False, repr=False)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.ranks is None:
+            object.__setattr__(self, "ranks", Ranks(self.group))
+
+    @property
+    def leads(self) -> bool:  # type: ignore[override]
+        """Whether this is rank 0."""
+        return self.ranks.rank == 0
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        """Every rank runs the loop."""
+        return True
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        """The rank."""
+        return self.ranks.rank
+
+    @property
+    def problems(self) -> Sequence[Any]:  # type: ignore[override]
+        """This rank's records."""
+        return (self.problem,)
+
+    def holding(self, problems: Sequence[Any]) -> AllReduce:
+        """The same ranks, this one with another problem."""
+        (problem,) = problems
+        return replace(self, problem=problem)
+
+    def whole(self, n: int) -> int:
+        """The records of all ranks."""
+        told = self.ranks.agree([0, 0, 0, 0, 0, self.problem.n], None, ())
+        return sum(each[6] for each in told)
+
+    def mean(self, value: float) -> float:
+        """The mean over ranks, weighted by their records."""
+        n = self.problem.n
+        told = [struct.unpack("<dq", each) for each in self.ranks.gather(struct.pack("<dq", value * n, n))]
+        return float(sum(each[0] for each in told) / sum(each[1] for each in told))
+
+    def lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0."""
+        return self.ranks.lead(make)
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """Each rank draws its own records."""
+        check_samplers(samplers, "group")
+
+    def _joint(self, query: Query) -> Tensor:
+        """A query of the records of all ranks: rank 0 asks for products, everybody adds its own."""
+        ranks, stop = self.ranks, b""
+        if ranks.rank:
+            while data := ranks.broadcast(None):
+                ranks.reduce(query.products(packed.unpack(data, "product")))
+            return torch.zeros(1, dtype=torch.float64)
+
+        def products(v: Tensor) -> Tensor:
+            ranks.broadcast(packed.pack("product", v))
+            return ranks.reduce(query.products(v))
+
+        try:
+            return query.joint(products)
+        finally:
+            ranks.broadcast(stop)
+
+    def collect(self, order: Asks, site: Any) -> Message:
+        """This rank's message plus everybody else's, on rank 0; elsewhere what it has no meaning."""
+        rank, size = self.ranks.rank, self.ranks.size
+        client = Client(str(rank), self.problem, 0, site, site.whole, 1 / size, self._joint)
+        message, error = None, None
+        try:
+            message = order(client)
+            sampler, round = site.stage(order).sampler, site.round
+            reach = reach_of(sampler, self.problem.n, client.whole, size)
+            message = for_wire(message, reach, size)
+            asked = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
+            maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
+            header = [_numbers(message), asked, maps, packed.checksum(round.w), _bits(message.divisor), message.bytes]
+        except Exception as failed:
+            error, header = failed, [0] * 6
+        names = ("message", "order", "maps", "iterate", "", "")
+        told = self.ranks.agree([_signed(each) for each in header], error, names)
+        assert message is not None
+        divisor = message.divisor if message.fixed else sum(_float(each[5]) for each in told)
+        total = summed(self.ranks, message)
+        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[6] for each in told))
+
+
+# ---------------------------------------------------------------- what goes over the wire
+
+
+WIRE = 1 / 100
+"""The most that float32 on the wire may add to the bound of one record, relative; where it would be more, float64."""
+
+
+def reach_of(sampler: Sampler, n: int, whole: int | None, size: int) -> Reach:
+    """How long sums may be: twice what all expected records of a rank could make together, and some."""
+    rate = float(getattr(sampler, "rate", 1.0))
+    return Reach(16 + 2 * rate * n, 16 * size + 2 * rate * (n if whole is None else whole))
+
+
+def for_wire(message: Message, reach: Reach, size: int) -> Message:
+    """Clipped sums in the dtype that they are sent and added in, with the bound that holds for their sum."""
+    values = {name: bounded.narrowed(reach.own, reach.total, size, WIRE) for name, bounded in message.values.items()}
+    count = sum(each.value.numel() * each.value.element_size() for each in values.values())
+    return replace(message, values=values, bytes=count)
+
+
+def summed(ranks: Ranks, message: Message) -> Message:
+    """The sums of all ranks, one collective for all values of a dtype."""
+    found: dict[str, Bounded] = {}
+    for dtype in dict.fromkeys(each.value.dtype for each in message.values.values()):
+        names = [name for name, each in message.values.items() if each.value.dtype == dtype]
+        flat = [message.values[name].value.reshape(-1) for name in names]
+        total = ranks.reduce(torch.cat(flat))
+        parts = total.split([len(each) for each in flat])
+        found |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
+    return replace(message, values={name: found[name] for name in message.values})
+
+
+def _numbers(message: Message) -> int:
+    """Sizes, kinds and bounds of what is sent, in one number."""
+    told = [(name, each.value.numel(), each.value.dtype, each.bound) for name, each in message.values.items()]
+    return key(*told)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def _told(error: BaseException | None) -> dict[str, Any]:
+    """An error as plain values."""
+    if isinstance(error, BudgetExceeded):
+        asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
+        return {"kind": "budget", "text": str(error), "asked": asked}
+    kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
+    return {"kind": kind, "text": str(error), "asked": []}
+
+
+def _raised(told: dict[str, Any], rank: int) -> Exception:
+    """The error of another rank, here."""
+    if told["kind"] == "budget":
+        what, rounds, spent, asked, *budget = told["asked"]
+        return BudgetExceeded(what, rounds, spent, asked, (budget[0], budget[1]))
+    if told["kind"] == "input":
+        return validate.InvalidInput(told["text"])
+    return RankFailed(f"rank {rank} failed with {told['kind']}: {told['text']}")

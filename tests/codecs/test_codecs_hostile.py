@@ -1,0 +1,161 @@
+"""Payloads that no codec wrote: refused with a reason, or read as finite numbers; never a crash, never much memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from isthmus.codecs import QSGD, VQSGD, Codec, CodecError, Int8, Natural, PackedBits, RandomK, TernGrad, named
+from isthmus.codecs.bits import Writer
+
+CODECS: list[Codec] = [
+    QSGD(),
+    QSGD(coding="omega"),
+    QSGD(levels=1),
+    QSGD(levels=5, coding="fixed"),
+    RandomK(3, "sent"),
+    VQSGD(4),
+    PackedBits(3),
+    *(named(name) for name in ("int8", "terngrad", "natural", "float16", "bfloat16", "random_k")),  # type: ignore[list-item]
+]
+
+
+def mutated(data: bytes, rng: np.random.Generator) -> bytes:
+    """A few bits flipped, bytes cut off, put in or repeated."""
+    row = bytearray(data)
+    for _ in range(int(rng.integers(1, 4))):
+        at, kind = int(rng.integers(0, len(row))) if row else 0, int(rng.integers(0, 5))
+        if kind == 0 and row:
+            row[at] ^= 1 << int(rng.integers(0, 8))
+        elif kind == 1 and row:
+            row[at] = int(rng.integers(0, 256))
+        elif kind == 2:
+            del row[at:]
+        elif kind == 3:
+            row[at:at] = rng.integers(0, 256, int(rng.integers(1, 9))).astype(np.uint8).tobytes()
+        else:
+            row += row[: at + 1]
+    return bytes(row)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_mutated_payloads_are_refused_or_finite(codec: Codec) -> None:
+    rng, like = np.random.default_rng(3), torch.zeros(300)
+    v = torch.randn(300, generator=torch.Generator().manual_seed(1))
+    refused = 0
+    for seed in range(5):
+        whole = codec.encode(v, seed)
+        for _ in range(60):
+            try:
+                found = codec.decode(mutated(whole, rng), like)
+            except CodecError as error:
+                refused += 1
+                assert "refused: " in str(error)
+            else:
+                assert found.shape == like.shape and bool(found.isfinite().all())
+    assert refused > 100  # most of them: other lengths and headers always are
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_random_bytes_are_refused(codec: Codec) -> None:
+    rng = np.random.default_rng(4)
+    for size in (0, 1, 2, 3, 7, 50, 5000):
+        with pytest.raises(CodecError):
+            codec.decode(rng.integers(0, 256, size).astype(np.uint8).tobytes(), torch.zeros(40))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_every_shorter_and_longer_payload_is_refused(codec: Codec) -> None:
+    v = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    whole = codec.encode(v, 0)
+    for size in range(len(whole)):
+        with pytest.raises(CodecError):
+            codec.decode(whole[:size], v)
+    with pytest.raises(CodecError, match="left over"):
+        codec.decode(whole + b"\0", v)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_declared_length_is_compared_before_anything_is_allocated(codec: Codec) -> None:
+    """A payload that declares 4 thousand million coordinates, or is a million bytes long, costs a reader nothing."""
+    out = Writer()
+    for byte in (0xC1, codec.kind):
+        out.byte(byte)
+    out.number(2**32 - 1)
+    bombs = [out.done() + bytes(60), codec.encode(torch.ones(20), 0)[:9] + b"\xff" * 10**6]
+    tracemalloc.start()
+    for bomb in bombs:
+        with pytest.raises(CodecError):
+            codec.decode(bomb, torch.zeros(20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: b"\xc2" + data[1:], "first byte is 0xc2"),
+        (lambda data: data[:1] + b"\x04" + data[2:], "written by the codec 'terngrad', and 'qsgd' reads it"),
+        (lambda data: data[:1] + b"\xee" + data[2:], "kind 238"),
+        (lambda data: data[:2] + b"\x1f" + data[3:], "declares 31 coordinates where 30 are expected"),
+        (lambda data: data[:2] + b"\x9e\x00" + data[3:], "more bytes than it needs"),
+        (lambda data: data[:3] + b"\x00\x00\xc0\x7f" + data[7:], "the norm is nan"),
+        (lambda data: data[:3] + b"\x00\x00\x80\xbf" + data[7:], "the norm is -1"),
+        (lambda data: data[:7] + b"\x01" + data[8:], "coding is number 1 and not 'gamma'"),
+        (lambda data: data[:7] + b"\x30" + data[8:], "layout is 3"),
+        (lambda data: data[:7] + b"\x10\x1f" + data[8:], "entries that are not 0 is more than 30"),
+        (lambda data: data[:7] + b"\x20" + bytes(8), "coded as 0"),
+        (lambda data: data[:8] + b"\xff" * 40, "number of more than 13"),
+        (lambda data: data[:-1], "it ends before the levels"),
+        (lambda data: "text", "no bytes but str"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong(change: object, says: str) -> None:
+    v = torch.randn(30, generator=torch.Generator().manual_seed(1))
+    data = QSGD().encode(v, 0)
+    with pytest.raises(CodecError, match=says):
+        QSGD().decode(change(data), v)  # type: ignore[operator]
+
+
+def test_ranges_of_the_other_codecs() -> None:
+    v = torch.ones(6)
+    trits = TernGrad().encode(v, 0)
+    for data, codec, says in [
+        (trits[:7] + b"\xf3" + trits[8:], TernGrad(), "byte of signs is above 242"),
+        (trits[:8] + b"\x02", TernGrad(), "fill its last byte"),
+        (Int8().encode(v, 0)[:-1] + b"\xff", Int8(), "level is above 127"),
+        (Natural().encode(v, 0)[:3] + b"\xff" * 6 + b"\0", Natural(), "NaN or infinite"),
+        (Natural().encode(v, 0)[:-1] + b"\x40", Natural(), "last byte are not 0"),
+        (VQSGD(2).encode(v, 0), VQSGD(3), "2 corners where 3 are expected"),
+        (VQSGD(2).encode(v, 0)[:-1] + b"\xff", VQSGD(2), "corner is beyond the 12"),
+        (RandomK(2).encode(v, 0), RandomK(2, "sent"), "way 0 and not as 'sent'"),
+        (RandomK(2).encode(v, 0)[:-1] + b"\x7f", RandomK(2), "NaN or above"),
+    ]:
+        with pytest.raises(CodecError, match=says):
+            codec.decode(data, v)
+
+
+def test_properties_of_any_vector() -> None:
+    """Whatever the entries: decoded bytes are the draw, and finite."""
+    hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed: pip install hypothesis")
+    from hypothesis import strategies
+    from hypothesis.extra.numpy import arrays
+
+    floats = strategies.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
+
+    @hypothesis.settings(max_examples=60, deadline=None, database=None)
+    @hypothesis.given(
+        array=arrays(np.float32, strategies.integers(1, 60), elements=floats),
+        codec=strategies.sampled_from(CODECS),
+        seed=strategies.integers(0, 2**63),
+    )
+    def holds(array: np.ndarray, codec: Codec, seed: int) -> None:
+        v = torch.from_numpy(array.copy())
+        found = codec.decode(codec.encode(v, seed), v)
+        assert torch.equal(found, codec.contract(v, seed)) and bool(found.isfinite().all())
+
+    holds()
