@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from isthmus.base import validate
 from isthmus.privacy.noise import Noise
 
-MOST = 2.0**27
-"""The largest variance of a Skellam draw: its table has some 10^5 entries."""
+MOST = 2.0**30
+"""The largest variance of a Skellam draw: its table has some 10^6 entries."""
 _WORD = 64
 _CHUNK = 1 << 18
 Integers = NDArray[np.int64]
