@@ -23,6 +23,7 @@ from isthmus.privacy.mechanisms import DiscreteGaussian, Exact, Gaussian, Laplac
 from isthmus.privacy.noise import FastSource, GeneratorSource, SecretSource, SeededSource, Source
 from isthmus.privacy.plan import Charge, PrivacyPlan
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
+from isthmus.privacy.skellam import Skellam
 from isthmus.privacy.statement import PrivacyStatement
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Published",
     "SecretSource",
     "SeededSource",
+    "Skellam",
     "Source",
     "TopK",
     "UnsupportedEvent",

@@ -14,6 +14,10 @@ Add/remove takes no pair and no sampling without replacement; replace-one with R
 pair is the library's choice of a worst case for Poisson sampling under replace-one; add/remove with Poisson sampling,
 the default, needs no such choice.  Mixtures of Gaussians (sampling with replacement) take PLD, add/remove only.
 
+Skellam noise counts as the Gaussian that it is no worse than, for pairs of laws (`isthmus.privacy.skellam`): on all
+records, and on Poisson samples under add/remove, where the law without the record meets a mixture of two.  Poisson
+sampling under replace-one and subsets look at three laws at once, and are refused for it.
+
 The conversion is made in `_convert` and nowhere else: the library's own REPLACE_ONE means sigma / C to its PLD
 accountant and sigma / (2 C) to its RDP accountant.
 
@@ -34,7 +38,7 @@ from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.calibrate import solve
 from isthmus.privacy.curves import exact, interval, renyi
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.library import DpEvent, SkellamDpEvent, dpa
 
 _ADD = Adjacency.ADD_REMOVE
 Leaves = Mapping[DpEvent, int]
@@ -138,6 +142,7 @@ def _name(event: DpEvent) -> str:
 
 def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
     """The leaf as the route's accountant reads it, or None: the one place where adjacency meets an event."""
+    leaf = _as_gaussian(leaf, adjacency)
     replaced, sampled_leaf = adjacency is Adjacency.REPLACE_ONE, hasattr(leaf, "event")
     base = leaf.event if sampled_leaf else leaf
     poisson = isinstance(leaf, dpa.PoissonSampledDpEvent)
@@ -158,6 +163,16 @@ def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
         return halved
     known = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian
     return dpa.SampledWithoutReplacementDpEvent(leaf.source_dataset_size, leaf.sample_size, halved) if known else None
+
+
+def _as_gaussian(leaf: DpEvent, adjacency: Adjacency) -> DpEvent:
+    """The leaf with Skellam noise as the Gaussian that it is no worse than, where two laws meet; else as it is."""
+    if isinstance(leaf, SkellamDpEvent):
+        return dpa.GaussianDpEvent(leaf.noise_multiplier)
+    paired = isinstance(leaf, dpa.PoissonSampledDpEvent) and adjacency is Adjacency.ADD_REMOVE
+    if paired and isinstance(leaf.event, SkellamDpEvent):
+        return dpa.PoissonSampledDpEvent(leaf.sampling_probability, dpa.GaussianDpEvent(leaf.event.noise_multiplier))
+    return leaf
 
 
 _ROUTES = ("pld", "pair", "rdp")
@@ -241,7 +256,10 @@ def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int =
     leaves = dict(key)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) or noiseless(leaf) for leaf in leaves):
         return math.inf if asked == "epsilon" else 1.0
-    gaussian, rest = _split(leaves)
+    counted: Counter[DpEvent] = Counter()
+    for leaf, count in leaves.items():
+        counted[_as_gaussian(leaf, adjacency)] += count
+    gaussian, rest = _split(counted)
     if not rest:
         return exact(gaussian / adjacency.factor, asked, given)
     if gaussian < math.inf:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from isthmus.base.validate import refuse
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.library import DpEvent, SkellamDpEvent, dpa
 
 Json = dict[str, Any]
 Keyed = list[tuple[str, int]]
@@ -31,6 +31,7 @@ _KINDS: dict[str, dict[str, str]] = {
     "NonPrivate": {},
     "Gaussian": {"noise_multiplier": "scale"},
     "Laplace": {"noise_multiplier": "scale"},
+    "Skellam": {"noise_multiplier": "scale"},
     "ZC": {"rho": "scale", "xi": "scale"},
     "MixtureOfGaussians": {"standard_deviation": "scale", "sensitivities": "scales", "sampling_probs": "rates"},
     "PoissonSampled": {"sampling_probability": "rate", "event": "event"},
@@ -38,6 +39,7 @@ _KINDS: dict[str, dict[str, str]] = {
     "SelfComposed": {"event": "event", "count": "count"},
     "Composed": {"events": "events"},
 }
+_OWN = {"Skellam": SkellamDpEvent}
 _RENAMED = {"event": "inner"}  # "event" is the kind in the JSON form
 
 
@@ -77,7 +79,9 @@ def from_json(data: Mapping[str, Any]) -> DpEvent:
             values[name] = [from_json(each) for each in values[name]]
         elif form in ("scales", "rates"):
             values[name] = tuple(values[name])  # accountants hash events
-    return getattr(dpa.dp_event, f"{kind}DpEvent")(**values)
+    made: Any = _OWN.get(kind) or getattr(dpa.dp_event, f"{kind}DpEvent")
+    event: DpEvent = made(**values)
+    return event
 
 
 def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
@@ -119,6 +123,9 @@ def words(leaf: Json) -> str:
         return f"a sampled sum with {words(leaf['inner'])}"
     if kind in ("Gaussian", "Laplace"):
         return f"{kind} noise of {leaf['noise_multiplier']:.4g} times the bound of one record"
+    if kind == "Skellam":
+        much = f"{leaf['noise_multiplier']:.4g} times the bound of one record"
+        return f"Skellam noise (whole numbers) no worse than Gaussian noise of {much}"
     if kind == "ZC":
         return f"a release of {leaf['rho']:.4g}-zCDP"
     if kind == "MixtureOfGaussians":

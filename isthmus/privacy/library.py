@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,3 +42,14 @@ def _quiet() -> None:
 
 
 dpa: Any = LateModule("dp_accounting")
+
+
+@dataclass(frozen=True)
+class SkellamDpEvent:
+    """Skellam noise on integers, which the library does not know: no worse than Gaussian noise of this multiplier.
+
+    For pairs of neighbours, that is; where a bound looks at three laws at once it is not taken for a Gaussian (see
+    `isthmus.privacy.skellam` and `accounting`).
+    """
+
+    noise_multiplier: float

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.privacy.accounting import sampled
-from isthmus.privacy.library import DpEvent, dpa
+from isthmus.privacy.library import DpEvent, SkellamDpEvent, dpa
 from isthmus.privacy.noise import Noise
 
 
@@ -114,10 +114,10 @@ class Poisson:
         return max(1, round(1 / self.rate))
 
     def event(self, event: DpEvent) -> DpEvent:
-        """`PoissonSampledDpEvent(rate, event)` of one Gaussian or Laplace release."""
+        """`PoissonSampledDpEvent(rate, event)` of one Gaussian, Laplace or Skellam release."""
         if self.rate == 1:
             return event
-        allowed = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+        allowed = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent, SkellamDpEvent)
         return sampled("Poisson sampling", event, allowed, lambda e: dpa.PoissonSampledDpEvent(self.rate, e))
 
     def describe(self) -> str:

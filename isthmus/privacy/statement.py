@@ -347,6 +347,9 @@ def _sizes(data: Json) -> list[int]:
 
 def _accountant_words(event: DpEvent, adjacency: Adjacency) -> str:
     leaves = accounting.leaves_of(event)
-    if all(type(leaf).__name__ == "GaussianDpEvent" for leaf in leaves):
+    kinds = {type(leaf).__name__.removesuffix("DpEvent") for leaf in leaves}
+    if "Skellam" in kinds and kinds <= {"Gaussian", "Skellam"}:
+        return "the exact curve of the Gaussian mechanism that the Skellam noise is no worse than"
+    if kinds <= {"Gaussian"}:
         return "the exact curve of the Gaussian mechanism"
     return _ROUTES[accounting.route_of(leaves, adjacency)]

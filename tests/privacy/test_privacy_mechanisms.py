@@ -23,6 +23,7 @@ from isthmus.privacy import (
     NoisyMax,
     SecretSource,
     SeededSource,
+    Skellam,
     TopK,
 )
 from isthmus.privacy.bounded import Bounded
@@ -145,7 +146,14 @@ def test_events_are_relative_to_the_bound_whatever_the_adjacency() -> None:
         assert Exact().event(adjacency) == dpa.NonPrivateDpEvent()
 
 
-PRIVATE = [Gaussian(1.0), Laplace(1.0), NoisyMax(1.0), TopK(1, 1.0), DiscreteGaussian(1.0, grid=0.1)]
+PRIVATE = [
+    Gaussian(1.0),
+    Laplace(1.0),
+    NoisyMax(1.0),
+    TopK(1, 1.0),
+    DiscreteGaussian(1.0, grid=0.1),
+    Skellam(1.0, grid=0.1),
+]
 
 
 @pytest.mark.parametrize("mechanism", PRIVATE, ids=lambda m: type(m).__name__)
@@ -164,7 +172,15 @@ def test_unprotected_values_are_refused(mechanism: Any) -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1"])
 @pytest.mark.parametrize(
-    "build", [Gaussian, Laplace, NoisyMax, lambda v: TopK(2, v), lambda v: DiscreteGaussian(1.0, grid=v)]
+    "build",
+    [
+        Gaussian,
+        Laplace,
+        NoisyMax,
+        lambda v: TopK(2, v),
+        lambda v: DiscreteGaussian(1.0, grid=v),
+        lambda v: Skellam(1.0, grid=v),
+    ],
 )
 def test_bad_parameters_are_refused(build: Any, wrong: Any) -> None:
     with pytest.raises(InvalidInput):

@@ -30,6 +30,7 @@ from isthmus.privacy import (
     NoisyMax,
     Poisson,
     PrivacyStatement,
+    Skellam,
     TopK,
 )
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
@@ -46,6 +47,13 @@ MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
         2,
         "3 x discrete Gaussian noise of 2 times the bound of one record, on multiples of 1e-06",
         "secret noise from opendp's own cryptographic generator",
+    ),
+    "skellam": (
+        Skellam(2.0, 1e-3),
+        2,
+        "3 x Skellam noise (whole numbers) no worse than Gaussian noise of 2 times the bound of one record, "
+        "on multiples of 0.001",
+        NOISE,
     ),
 }
 

@@ -1,0 +1,1 @@
+"""Ranks, clients and clusters: how the round travels."""

@@ -1,0 +1,107 @@
+"""The bytes of a round: a fixed header, then numbers of fixed length; no pickle, and every length is checked.
+
+| byte | what |
+|---|---|
+| 0-3 | "ISA1": the format and its version |
+| 4 | the kind of the message |
+| 5-20 | the session, drawn by the server for one round |
+| 21- | the body; integers are little-endian |
+
+A message of another version, kind, session or length raises `BadMessage`, before anything of it is used.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+MAGIC = b"ISA1"
+SESSION = 16
+HEADER = len(MAGIC) + 1 + SESSION
+
+
+class Kind(IntEnum):
+    """What a message is; even ones go to the server."""
+
+    INVITATION = 1
+    KEYS = 2
+    ROSTER = 3
+    SHARES = 4
+    INBOX = 5
+    VECTOR = 6
+    SURVIVORS = 7
+    REVEAL = 8
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message of this round: who sent them is treated as lost."""
+
+
+def write(kind: Kind, session: bytes, *parts: bytes) -> bytes:
+    """A message."""
+    return b"".join((MAGIC, bytes([kind]), session, *parts))
+
+
+def read(data: bytes, kind: Kind, session: bytes | None = None, length: int | None = None) -> tuple[bytes, bytes]:
+    """Session and body of a message of this kind, session and length of body."""
+    if len(data) < HEADER or data[: len(MAGIC)] != MAGIC:
+        raise BadMessage(f"{len(data)} bytes that begin with {data[:4]!r} are no message of version {MAGIC!r}")
+    if data[len(MAGIC)] != kind:
+        raise BadMessage(f"a message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was due")
+    found, body = data[HEADER - SESSION : HEADER], data[HEADER:]
+    if session is not None and found != session:
+        raise BadMessage(f"{kind.name} belongs to another round")
+    if length is not None and len(body) != length:
+        raise BadMessage(f"{kind.name} has {len(body)} bytes after its header where {length} are due")
+    return found, body
+
+
+def number(value: int) -> bytes:
+    """An index or a count."""
+    return struct.pack("<I", value)
+
+
+def take_number(body: bytes, below: int, what: str) -> tuple[int, bytes]:
+    """A number below a limit from the front of a body, and the rest."""
+    if len(body) < 4:
+        raise BadMessage(f"the body ends before its {what}")
+    value = struct.unpack("<I", body[:4])[0]
+    if value >= below:
+        raise BadMessage(f"{what} {value} is not below {below}")
+    return value, body[4:]
+
+
+def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]:
+    """A count and that many records of one size, each under the index of a client, in increasing order."""
+    count, body = take_number(body, clients + 1, f"count of {what}")
+    if len(body) != count * (4 + size):
+        raise BadMessage(f"{count} {what} take {count * (4 + size)} bytes, not {len(body)}")
+    found: dict[int, bytes] = {}
+    for start in range(0, len(body), 4 + size):
+        index, rest = take_number(body[start : start + 4 + size], clients, f"index of {what}")
+        if found and index <= max(found):
+            raise BadMessage(f"{what} are not in order at {index}")
+        found[index] = rest
+    return found
+
+
+def write_records(found: dict[int, bytes]) -> bytes:
+    """What `records` reads."""
+    return number(len(found)) + b"".join(number(index) + found[index] for index in sorted(found))
+
+
+def write_set(members: Sequence[int], clients: int) -> bytes:
+    """Clients as one bit each."""
+    bits = bytearray((clients + 7) // 8)
+    for index in members:
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)
+
+
+def read_set(body: bytes, clients: int) -> list[int]:
+    """What `write_set` wrote; bits beyond the last client are refused."""
+    members = [index for index in range(8 * len(body)) if body[index >> 3] >> (index & 7) & 1]
+    if len(body) != (clients + 7) // 8 or (members and members[-1] >= clients):
+        raise BadMessage(f"{len(body)} bytes do not say who of {clients} clients is there")
+    return members

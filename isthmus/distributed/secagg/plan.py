@@ -1,0 +1,233 @@
+"""What the server and all clients of a round agree on beforehand: public numbers, and all that follows from them.
+
+>>> plan = SecurePlan(clients=100, m=10_000, bound=1.0, noise_multiplier=1.0, dropouts=10, peak=0.08)
+>>> plan.needed, plan.bits, plan.vector_bytes
+(90, 14, 17500)
+>>> round(plan.sensitivity * plan.grid, 4), plan.packing
+(1.01, 16)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from isthmus.base import validate
+from isthmus.distributed.secagg.crypto import digest
+from isthmus.distributed.secagg.field import WIDEST, packed_length
+from isthmus.distributed.secagg.rounding import squared_limit
+from isthmus.distributed.secagg.shamir import ELEMENTS, PACKINGS
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.poisson_exact import MOST
+from isthmus.privacy.sampling import Poisson
+from isthmus.privacy.skellam import variance_for
+from isthmus.privacy.statement import Account, PrivacyStatement
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SecurePlan:
+    """One round of secure aggregation with distributed noise.
+
+    clients           how many are asked
+    m                 numbers a vector
+    bound             C: the l2 norm that one record (or one client, where a client sends one vector) is clipped to
+    noise_multiplier  of the total: no worse than Gaussian noise of this times `bound`
+    dropouts          f: how many may be lost at any moment of the round; one more, and the round is refused
+    colluding         c: how many of those who answer may tell the server what they know; their noise does not count
+    precision         how much of the noise may be spent on rounding: the grid is as coarse as that allows
+    peak              the largest coordinate that one client may send, relative to `bound`; what is beyond is cut
+    failure           how likely any number of the total may leave the field (a wrong number, never a privacy loss)
+
+    Everything else follows: see the properties.  Clients compare the digest, so that all have the same plan.
+    """
+
+    clients: int
+    m: int
+    bound: float
+    noise_multiplier: float
+    dropouts: int = 0
+    colluding: int = 0
+    precision: float = 0.01
+    peak: float = 1.0
+    failure: float = 2.0**-40
+
+    def __post_init__(self) -> None:
+        validate.positive_int(clients=self.clients, m=self.m)
+        validate.non_negative_int(dropouts=self.dropouts, colluding=self.colluding)
+        validate.positive(bound=self.bound, noise_multiplier=self.noise_multiplier, peak=self.peak)
+        validate.open_unit(precision=self.precision, failure=self.failure)
+        validate.check(self.clients >= 2, "clients", self.clients, "a sum of one client hides nothing: ask two or more")
+        free = self.needed - self.colluding
+        validate.check(free >= 1, "colluding", self.colluding, f"of {self.needed} who answer one must be honest")
+        guarded = 2 * (self.needed - self.packing + 1) - self.clients
+        remedy = (
+            f"with {self.clients} clients and {self.colluding} colluding the server could ask two groups: allow fewer"
+        )
+        validate.check(guarded > self.colluding, "dropouts", self.dropouts, remedy)
+        remedy = "clients draw at most 2^30: take a larger precision"
+        validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
+        validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
+
+    # ------------------------------------------------------------ who
+
+    @property
+    def needed(self) -> int:
+        """n - f: clients that must be there at every moment, and shares that give a secret."""
+        return self.clients - self.dropouts
+
+    @property
+    def packing(self) -> int:
+        """How many elements of a secret one polynomial holds (see `shamir`): 16, or fewer where clients are few.
+
+        Any `needed - packing` shares say nothing.  A server that told different clients different things would need
+        more shares than that of one client's two secrets, so at least `2 (needed - packing + 1) - clients` clients on
+        its side: packing keeps that above a third of all, and above `colluding`.
+        """
+        guard = max(self.colluding, self.clients // 3)
+        fit = [p for p in PACKINGS if p <= self.needed and 2 * (self.needed - p + 1) - self.clients > guard]
+        return max(fit, default=1)
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of one share of one secret."""
+        return 2 * ELEMENTS // self.packing
+
+    # ------------------------------------------------------------ the grid
+
+    @cached_property
+    def steps(self) -> float:
+        """C / grid, the bound in grid steps: the least with which rounding costs no more than `precision`.
+
+        The root of k^2 (2 p + p^2) = 3 k + m / 4 + 3 sqrt(m) / 4, and enough that the total's noise is 10 steps wide.
+        """
+        p, rest = self.precision * (2 + self.precision), self.m / 4 + 0.75 * math.sqrt(self.m)
+        return max((3 + math.sqrt(9 + 4 * p * rest)) / (2 * p), 10 / self.noise_multiplier)
+
+    @property
+    def grid(self) -> float:
+        """The unit of the integers."""
+        return self.bound / self.steps
+
+    @cached_property
+    def limit(self) -> int:
+        """The squared length that no rounded record exceeds, in grid steps."""
+        return squared_limit(self.steps, self.m)
+
+    @property
+    def sensitivity(self) -> float:
+        """The root of the limit, from above: what one record moves the total of integers by."""
+        return math.sqrt(self.limit) * (1 + 2.0**-50)
+
+    @cached_property
+    def variance(self) -> float:
+        """What the noise of honest survivors must add up to, in squared grid steps."""
+        return variance_for(self.noise_multiplier * self.sensitivity)
+
+    @property
+    def share(self) -> Fraction:
+        """The variance of one client's noise: n - f - c of them make the whole."""
+        return Fraction(self.variance) / (self.needed - self.colluding)
+
+    @property
+    def reach(self) -> int:
+        """The largest coordinate of one client, in grid steps: cutting there moves no two vectors further apart."""
+        return math.ceil(self.peak * math.sqrt(self.limit))
+
+    @cached_property
+    def bits(self) -> int:
+        """b: the total of all clients at their largest, and its noise but for `failure`, lie within 2^(b-1)."""
+        far = self.clients * self.reach + _noise_reach(float(self.share) * self.clients, self.m, self.failure)
+        return far.bit_length() + 1
+
+    # ------------------------------------------------------------ bytes
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one packed vector."""
+        return packed_length(self.m, self.bits)
+
+    # ------------------------------------------------------------ privacy
+
+    def event(self, rate: float = 1.0) -> DpEvent:
+        """What a round releases: Skellam noise, no worse than Gaussian noise of the multiplier.
+
+        `rate` is the probability with which each client (or record) took part, by coins that nobody else saw.  The
+        server of this protocol knows who took part: for it the rate is 1.
+        """
+        return Poisson(rate).event(SkellamDpEvent(self.noise_multiplier))
+
+    def central_multiplier(self) -> float:
+        """The multiplier of central Gaussian noise of the same variance on vectors that are not rounded: the rival."""
+        return math.sqrt(self.variance) / self.steps
+
+    def statement(self, delta: float, rounds: int = 1, *, rate: float = 1.0, seeded: bool = False) -> PrivacyStatement:
+        """What is promised for so many rounds of this plan, in numbers and words (add/remove).
+
+        >>> plan = SecurePlan(clients=10, m=100, bound=1.0, noise_multiplier=4.0, dropouts=2)
+        >>> print(plan.statement(1e-5))
+        (epsilon=0.9264, delta=1e-05)-differentially private, adding or removing one record
+        """
+        account = Account(delta, Adjacency.ADD_REMOVE, seeded=seeded, assumptions=self.assumptions())
+        account.add(self.event(rate), count=rounds, noise=_SOURCE)
+        return account.statement()
+
+    def assumptions(self) -> list[str]:
+        """What the promise rests on, in words."""
+        who = f"at most {self.colluding} of them" if self.colluding else "none"
+        return [
+            f"of the {self.clients} clients at least {self.needed} follow the protocol and draw their noise as stated, "
+            f"and {who} tell the server or anybody else what they know",
+            "the server passes on public keys as they are (channels are authenticated, or keys known beforehand)",
+            "adding or removing means that the vector of one record (of one client, where it sends one vector) is zero "
+            "or not; which clients take part is not hidden from the server",
+            "X25519, HKDF, ChaCha20 and Poly1305 are not broken: the server sees nothing but the total",
+        ]
+
+    # ------------------------------------------------------------ JSON
+
+    def to_json(self) -> str:
+        """The plan as text: all that a client needs to know of a round."""
+        return json.dumps({"version": VERSION} | asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> SecurePlan:
+        """The plan that `to_json` wrote; anything else is refused."""
+        try:
+            data: Any = json.loads(text)
+        except ValueError:
+            validate.refuse("plan", text, "it is not JSON")
+        names = {each.name for each in fields(cls)}
+        fits = isinstance(data, dict) and set(data) == names | {"version"} and data["version"] == VERSION
+        validate.check(fits, "plan", text, f"give version {VERSION} with the fields {sorted(names)}")
+        return cls(**{name: data[name] for name in names})
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What tells this plan from any other."""
+        return digest(self.to_json().encode())
+
+
+_SOURCE = "exact whole-number noise, which every client draws from its operating system's generator"
+
+
+def _noise_reach(variance: float, m: int, failure: float) -> int:
+    """x with 2 m P(Z >= x) <= failure by the bound P(Z >= x) <= exp(-(x asinh(x / v) - sqrt(x^2 + v^2) + v))."""
+    target, low, high = math.log(2 * m / failure), 0, 1
+    while _rate(high, variance) < target:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _rate(middle, variance) < target else (low, middle)
+    return high
+
+
+def _rate(x: int, v: float) -> float:
+    y = x / v
+    return x * math.asinh(y) - v * y * y / (math.hypot(1.0, y) + 1)

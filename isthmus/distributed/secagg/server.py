@@ -1,0 +1,198 @@
+"""The server of one round: it sees public keys, sealed letters and masked vectors, and learns one noisy total.
+
+| it sends | after it has received | and refuses where |
+|---|---|---|
+| `invitation` | nothing; the ledger is charged here, before anybody answers | the budget is spent |
+| `roster` | keys | fewer than n - f have answered |
+| `inboxes` | letters | fewer than n - f have |
+| `survivors` | masked vectors | fewer than n - f have: the noise of fewer would not be what was promised |
+| `total` | shares | fewer than n - f have, or a secret is not the one that was committed to |
+
+A refusal is final and keeps its charge: vectors may have left the clients.  A message that is not what is due raises
+`BadMessage` and changes nothing: its sender counts as lost unless a right one follows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.distributed.secagg import crypto, shamir
+from isthmus.distributed.secagg.client import add_pair, pair_key
+from isthmus.distributed.secagg.field import Words, from_field, unpack, word
+from isthmus.distributed.secagg.messages import (
+    SESSION,
+    BadMessage,
+    Kind,
+    read,
+    take_number,
+    write,
+    write_records,
+    write_set,
+)
+from isthmus.distributed.secagg.plan import SecurePlan
+from isthmus.privacy.ledger import Budgeted
+
+
+class RoundRefused(RuntimeError):
+    """A round that ended without a total: too few clients, or shares that are wrong.  Its charge is kept."""
+
+
+class SecureServer:
+    """One round: call `receive` for every answer, and the others in the order of the table.
+
+    `ledger` pays for the plan's event, under the name `what`, before the round begins; `rate` is that of
+    `SecurePlan.event`, and `seeded` says that clients of a test draw their noise from seeds.  `sent` and `received`
+    count bytes by client.
+    """
+
+    def __init__(
+        self, plan: SecurePlan, ledger: Budgeted, what: str = "secagg", *, rate: float = 1.0, seeded: bool = False
+    ) -> None:
+        self.plan, self._ledger, self._what, self._event, self._seeded = plan, ledger, what, plan.event(rate), seeded
+        self._session, self._about = os.urandom(SESSION), b""
+        self._due: Kind | None = Kind.INVITATION
+        self._answers: dict[int, bytes] = {}
+        self._roster: dict[int, bytes] = {}
+        self._commitments: dict[int, bytes] = {}
+        self._senders: list[int] = []
+        self._survivors: list[int] = []
+        self._sum: Words = np.zeros(plan.m, word(plan.bits))
+        self.sent: dict[int, int] = defaultdict(int)
+        self.received: dict[int, int] = defaultdict(int)
+
+    # ------------------------------------------------------------ what it sends
+
+    def invitation(self) -> bytes:
+        """The same for everybody; the round is paid for first."""
+        self._step(Kind.INVITATION, None)  # where the ledger refuses, the round is over
+        self._ledger.pay(self._what, self._event, seeded=self._seeded)
+        self._due = Kind.KEYS
+        return self._out(range(self.plan.clients), write(Kind.INVITATION, self._session, self.plan.digest))
+
+    def roster(self) -> bytes:
+        """Everybody's public keys, for those who sent some."""
+        self._step(Kind.KEYS, Kind.SHARES)
+        self._roster, self._answers = self._enough("keys"), {}
+        message = write(Kind.ROSTER, self._session, write_records(self._roster))
+        self._about = crypto.digest(self.plan.digest, message)
+        return self._out(self._roster, message)
+
+    def inboxes(self) -> dict[int, bytes]:
+        """For each client the letters of all others who sent theirs."""
+        self._step(Kind.SHARES, Kind.VECTOR)
+        answers, self._answers = self._enough("letters"), {}
+        self._senders = sorted(answers)
+        self._commitments = {index: body[: crypto.KEY] for index, body in answers.items()}
+        letters = {index: self._letters(index, body[crypto.KEY :]) for index, body in answers.items()}
+        found = {}
+        for to in self._senders:
+            mine = {index: letters[index][to] for index in self._senders if index != to}
+            found[to] = self._out([to], write(Kind.INBOX, self._session, write_records(mine)))
+        return found
+
+    def survivors(self) -> bytes:
+        """Whose vectors have come."""
+        self._step(Kind.VECTOR, Kind.REVEAL)
+        self._survivors, self._answers = sorted(self._enough("vectors")), {}
+        told = write_set(self._survivors, self.plan.clients)
+        return self._out(self._survivors, write(Kind.SURVIVORS, self._session, told))
+
+    def total(self) -> NDArray[np.int64]:
+        """The sum of the survivors' integers and noise, exactly, modulo 2^b: numbers in [-2^(b-1), 2^(b-1))."""
+        self._step(Kind.REVEAL, None)
+        shares = self._enough("shares")
+        for index in self._senders:
+            secret = self._recovered(index, shares)
+            if index in self._survivors:
+                self._sum -= crypto.stream(secret, self.plan.m, self.plan.bits)
+                continue
+            for other in self._survivors:
+                key = pair_key(secret, self._roster[other], self._session, self._about, index, other)
+                add_pair(self._sum, self.plan, key, index, other)  # what the survivor has, with the other sign
+        return from_field(self._sum, self.plan.bits)
+
+    def value(self) -> NDArray[np.float64]:
+        """The total in the units of the vectors."""
+        return self.total().astype(np.float64) * self.plan.grid
+
+    # ------------------------------------------------------------ what it receives
+
+    def receive(self, data: bytes) -> int:
+        """Take one answer of the kind that is due; whose it was."""
+        kind = self._due
+        if kind not in (Kind.KEYS, Kind.SHARES, Kind.VECTOR, Kind.REVEAL):
+            raise BadMessage("no answer is due now")
+        _, body = read(data, kind, self._session, self._length(kind))
+        index, body = take_number(body, self.plan.clients, "index")
+        expected = {Kind.SHARES: self._roster, Kind.VECTOR: self._senders, Kind.REVEAL: self._survivors}.get(kind)
+        if index in self._answers or (expected is not None and index not in expected):
+            raise BadMessage(f"{kind.name} of client {index} came twice, or was not asked for")
+        if kind is Kind.VECTOR:
+            self._sum += unpack(body, self.plan.m, self.plan.bits)
+            body = b""  # only the sum is kept
+        self._answers[index] = body
+        self.received[index] += len(data)
+        return index
+
+    def _length(self, kind: Kind) -> int:
+        """Bytes of the body of an answer."""
+        letter = 2 * self.plan.share_bytes + crypto.TAG
+        return (
+            4
+            + {
+                Kind.KEYS: 2 * crypto.KEY,
+                Kind.SHARES: crypto.KEY + (len(self._roster) - 1) * letter,
+                Kind.VECTOR: self.plan.vector_bytes,
+                Kind.REVEAL: len(self._senders) * self.plan.share_bytes,
+            }[kind]
+        )
+
+    # ------------------------------------------------------------ parts
+
+    def _step(self, now: Kind, then: Kind | None) -> None:
+        if self._due is not now:
+            due = "nothing: the round is over" if self._due is None else self._due.name
+            raise RoundRefused(f"this is not the moment for {now.name}: due is {due}")
+        self._due = then
+
+    def _enough(self, what: str) -> dict[int, bytes]:
+        """The answers, in order; with fewer than n - f the round is over."""
+        there = len(self._answers)
+        if there < self.plan.needed:
+            self._due = None
+            raise RoundRefused(
+                f"{there} of {self.plan.clients} clients have sent their {what} and {self.plan.needed} are needed: "
+                "nothing is released, and the charge for the round is kept"
+            )
+        return dict(sorted(self._answers.items()))
+
+    def _letters(self, index: int, body: bytes) -> dict[int, bytes]:
+        """One client's letters by whom they are for."""
+        size, others = 2 * self.plan.share_bytes + crypto.TAG, [each for each in self._roster if each != index]
+        return {to: body[place * size : (place + 1) * size] for place, to in enumerate(others)}
+
+    def _recovered(self, index: int, shares: dict[int, bytes]) -> bytes:
+        """The seed of a survivor or the key of a client that was lost, checked against what it had sent."""
+        size, place = self.plan.share_bytes, self._senders.index(index)
+        mine = {client: body[place * size : (place + 1) * size] for client, body in shares.items()}
+        secret = shamir.recover(mine, self.plan.needed, self.plan.packing)
+        if index in self._survivors:
+            right = crypto.digest(secret) == self._commitments[index]
+        else:
+            right = crypto.public_key(secret) == self._roster[index][crypto.KEY :]
+        if not right:
+            self._due = None
+            raise RoundRefused(
+                f"shares of client {index}'s secret are wrong: nothing is released, and the charge is kept"
+            )
+        return secret
+
+    def _out(self, to: Iterable[int], message: bytes) -> bytes:
+        for index in to:
+            self.sent[index] += len(message)
+        return message

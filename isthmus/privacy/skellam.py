@@ -1,0 +1,237 @@
+"""The Skellam mechanism: integer noise that adds up, so that clients can make it together.
+
+Skellam noise of variance v is the difference of two Poisson numbers of mean v / 2; sums of independent Skellam numbers
+are Skellam again, and their variances add.  What one client draws is a share of what the total needs.
+
+**Theorem.**  Let integer vectors x, y have `||x - y||_2 <= S`, and let Z have independent Skellam coordinates of
+variance v >= 1.  Then every test between x + Z and y + Z is at most as good as the best test between two Gaussians of
+standard deviation `sigma(v)` whose means are S apart, where
+
+    1 / sigma(v) = max_k [Phi^-1(F(k)) - Phi^-1(F(k - 1))] = 2 Phi^-1((1 + p) / 2),    p = P(Z_1 = 0) = exp(-v) I_0(v),
+
+so `sigma(v) = sqrt(v) (1 - 1 / (6 v) + ...)`.  By Blackwell's theorem the pair (x + Z, y + Z) can be made from the
+pair of Gaussians without knowing which of the two it is.  All that is true of pairs of Gaussians therefore holds for
+Skellam noise: composition, adaptive or not, Poisson sampling (add/remove), privacy-loss distributions, Renyi
+divergences.  docs/privacy.md has the proof.  The accountant counts Skellam noise as the Gaussian that it is no worse
+than (`SkellamDpEvent`).
+
+Agarwal, Kairouz and Liu (2021) bound the Renyi divergence (`renyi_bound`).  The theorem is tighter unless the order
+times the length of a shift is more than some 9 v, and needs no conversion from Renyi orders, which costs 5 to 10 % of
+epsilon.
+
+>>> round(gaussian_scale(100.0) / 10, 5), round(variance_for(10.0), 3)
+(0.99833, 100.334)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import ive, ndtri, ndtri_exp
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.mechanisms import Mechanism
+from isthmus.privacy.noise import Noise
+from isthmus.privacy.poisson_exact import skellam
+
+LARGEST = 2.0**34
+"""The largest variance that the theorem is checked for."""
+_SLACK = 1e-7
+"""Of the scale, for the rounding of float64 in it: the steps are known to 1e-9 of themselves."""
+_PLENTY = 2.0**24
+"""Above this variance up to a thousandth of the scale is given away, and fewer steps have to be looked at."""
+_UNIT = 1 << 20
+"""Variances are multiples of 1 / _UNIT: exact as floats and as fractions."""
+
+
+def gaussian_scale(variance: float) -> float:
+    """The standard deviation of the Gaussian that Skellam noise of this variance is no worse than, from below.
+
+    >>> [round(gaussian_scale(v), 4) for v in (1.0, 10.0, 1e6)]
+    [0.8044, 3.1074, 999.9997]
+    """
+    validate.positive(variance=variance)
+    remedy = f"give 1 to {LARGEST:g} squared grid steps: a finer or a coarser grid changes it"
+    validate.check(1 <= variance <= LARGEST, "variance", variance, remedy)
+    _certify(float(variance))
+    return 1 / _step(variance)
+
+
+@lru_cache(maxsize=256)
+def variance_for(scale: float) -> float:
+    """The least variance, in multiples of 2^-20, whose Skellam noise is no worse than a Gaussian of this scale.
+
+    >>> v = variance_for(3.0)
+    >>> gaussian_scale(v) >= 3.0 > gaussian_scale(v - 1e-5)
+    True
+    """
+    validate.positive(scale=scale)
+    most = math.sqrt(LARGEST) / 1.01
+    remedy = f"give 1 to {most:.5g} grid steps: a finer or a coarser grid changes it"
+    validate.check(1 <= scale <= most, "noise in grid steps", scale, remedy)
+    low, high = 0, math.ceil((scale**2 + 1) * 1.01 * _UNIT)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _step(max(middle, 1) / _UNIT) * scale <= 1 else (middle, high)
+    _certify(high / _UNIT)
+    return high / _UNIT
+
+
+def renyi_bound(order: int, variance: float, l2: float, l1: float) -> float:
+    """The bound of Agarwal, Kairouz and Liu (2021) on the Renyi divergence between integer vectors with this noise.
+
+    `order l2^2 / (2 v) + min(((2 order - 1) l2^2 + 6 l1) / (4 v^2), 3 l1 / (2 v))`, for vectors that are `l2` and `l1`
+    apart.  Integers have l1 <= min(sqrt(m) l2, l2^2).
+
+    >>> round(renyi_bound(4, 100.0, 1.0, 1.0), 6)
+    0.020325
+    """
+    validate.check(int(order) == order and order > 1, "order", order, "give an integer > 1")
+    validate.positive(variance=variance, l2=l2, l1=l1)
+    more = min(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
+    return order * l2**2 / (2 * variance) + more
+
+
+def renyi(order: float, variance: float, shift: int = 1) -> float:
+    """The Renyi divergence between Skellam noise and the same noise moved by an integer, numerically.
+
+    The sum over all integers, `log(sum_x p(x - k)^a p(x)^(1 - a)) / (a - 1)`, until its terms fall geometrically and
+    are 1e-20 of it.  Coordinates are independent, so divergences of vectors are sums of these.
+
+    >>> round(renyi(2.0, 100.0), 8), round(2 / (2 * 100.0), 8)
+    (0.00999959, 0.01)
+    """
+    validate.check(order > 1, "order", order, "give a number > 1")
+    validate.positive(variance=variance)
+    validate.positive_int(shift=shift)
+    reach = int(order * shift + 60 + 14 * math.sqrt(variance))
+    while True:
+        logs = _log_masses(variance, reach + shift)
+        both = np.concatenate([logs[:0:-1], logs])  # of -top, ..., top
+        terms = order * both[:-shift] + (1 - order) * both[shift:]
+        if max(terms[0], terms[-1]) < terms.max() - 60 and terms[-1] < terms[-2] - 0.5 and terms[0] < terms[1] - 0.1:
+            return float(np.logaddexp.reduce(terms)) / (order - 1)
+        reach *= 2
+
+
+@dataclass(frozen=True)
+class Skellam(Mechanism):
+    """Integer Skellam noise on a grid: exact, and the sum of such noise is of the same kind.
+
+    The value is rounded to multiples of `grid`, which moves neighbours apart by at most `sqrt(m) * grid` more, and
+    noise of `variance_for(multiplier * (C / grid + sqrt(m)))` is added to the integers.  Guarantee: that of Gaussian
+    noise of `multiplier` times the bound of one record, for every value and dimension.  The noise is drawn from the
+    run's source, exactly (`isthmus.privacy.poisson_exact`).  In `isthmus.distributed.secagg` clients draw it in
+    shares.
+
+    >>> from isthmus.privacy import SeededSource
+    >>> released = Skellam(2.0, grid=0.25).release(Bounded(torch.zeros(3), 2, 1.0), SeededSource(0))
+    >>> bool((released * 4 == (released * 4).round()).all())
+    True
+    >>> Skellam(2.0, grid=0.25).event()
+    SkellamDpEvent(noise_multiplier=2.0)
+    """
+
+    multiplier: float
+    grid: float
+    kind: ClassVar[str] = "skellam"
+
+    def __post_init__(self) -> None:
+        validate.positive(noise_multiplier=self.multiplier, grid=self.grid)
+
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+        """The rounded value plus noise: multiples of the grid, before rounding to the value's dtype."""
+        noise = self.check(bounded, noise)
+        steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
+        variance = self.variance(bounded.bound, len(steps))
+        # saturation is a contraction: it never moves two neighbours further apart
+        integers = steps.nan_to_num(0.0).clamp(-(2.0**40), 2.0**40).long()
+        noisy = integers + torch.from_numpy(skellam(Fraction(variance), len(steps), noise))
+        return (noisy.double() * self.grid).reshape(bounded.value.shape).to(bounded.value)
+
+    def variance(self, bound: float, m: int) -> float:
+        """The variance of the noise of m numbers of bound C, in squared grid steps.
+
+        A quotient of at most 2^40 is off by 2^-13 at most: the root of m is taken that much larger.
+        """
+        return variance_for(self.multiplier * (bound / self.grid + (1 + 2.0**-12) * math.sqrt(m)) * (1 + 2.0**-50))
+
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
+        """`SkellamDpEvent(sigma / C)`: sigma is that of the Gaussian it is no worse than."""
+        return SkellamDpEvent(float(self.multiplier))
+
+    def describe(self) -> str:
+        """The release in words."""
+        much = f"{self.multiplier:.4g} times the bound of one record"
+        return f"Skellam noise (whole numbers) no worse than Gaussian noise of {much}, on multiples of {self.grid:g}"
+
+
+# ---------------------------------------------------------------- the theorem
+
+
+def _step(variance: float) -> float:
+    """The largest step of Phi^-1(F), at 0, and no less than 1 / sqrt(v) (the certificate needs that), from above."""
+    centre = 2 * float(ndtri(0.5 + math.exp(_log_masses(variance, 0)[0]) / 2))
+    given = 1e-3 * max(0.0, 1 - _PLENTY / variance)
+    return max(centre, 1 / math.sqrt(variance)) * (1 + _SLACK + given)
+
+
+@lru_cache(maxsize=256)
+def _certify(variance: float) -> None:
+    """Check for this variance that no step is larger than `_step`: computed near 0, proven beyond."""
+    allowed = _step(variance) * (1 - _SLACK / 2)
+    last = _proven_from(variance, allowed)
+    quantiles = -ndtri_exp(_log_tails(variance, last))  # of P(Z > 0), P(Z > 1), ...
+    found = float(np.diff(quantiles).max())
+    if found > allowed:
+        raise ArithmeticError(f"variance {variance}: a step of {found} is larger than {allowed}, the one at 0")
+
+
+def _proven_from(v: float, step: float) -> int:
+    """The first integer (up to a factor 1.1) from which on the proof of docs/privacy.md bounds all steps."""
+    x = 2.0 + math.sqrt(v)
+    while True:
+        y = x / v
+        rate = x * math.asinh(y) - v * y * y / (math.hypot(1.0, y) + 1)  # P(Z >= x) <= exp(-rate)
+        z = -float(ndtri_exp(-rate))
+        grows = step * math.sqrt(v) * math.asinh(y) * math.hypot(1.0, y) - math.sqrt(2 * rate / v)
+        if z > 1 and math.sqrt(v) * grows >= 1 / z and math.asinh((x + 1) / v) <= step * z + step**2 / 2:
+            return math.ceil(x)
+        x = 1.1 * x + 1
+
+
+def _log_masses(variance: float, last: int) -> NDArray[np.float64]:
+    """log P(Z = k) for k = 0, ..., last: log(exp(-v) I_k(v)).
+
+    Small variances: ratios of Bessel functions by the recurrence that is stable, downwards.  Large ones: Debye's
+    expansion with two terms, whose third is below 1e-18 of the mass.
+    """
+    if variance <= 1e6:
+        top = last + 40 + int(4 * math.sqrt(variance))
+        ratios = list(accumulate(range(top, 0, -1), lambda r, k: 1 / (2 * k / variance + r), initial=0.0))
+        logs = np.cumsum(np.log(np.array(ratios[:0:-1])))[:last]
+        return np.concatenate([[0.0], logs]) + math.log(float(ive(0, variance)))
+    k = np.arange(last + 1, dtype=np.float64)
+    root = np.hypot(k, variance)
+    p = (k / root) ** 2
+    more = (3 - 5 * p) / (24 * root) + (81 - 462 * p + 385 * p * p) / (1152 * root * root)
+    return k * k / (root + variance) - k * np.arcsinh(k / variance) - 0.5 * np.log(2 * math.pi * root) + np.log1p(more)
+
+
+def _log_tails(variance: float, last: int) -> NDArray[np.float64]:
+    """log P(Z > k) for k = 0, ..., last: what is left out after the end of the sum is below 1e-17 of it."""
+    logs = _log_masses(variance, last + 40 + int(40 * variance / (last + math.sqrt(variance))))
+    tails: NDArray[np.float64] = np.logaddexp.accumulate(logs[::-1])[::-1]
+    return tails[1 : last + 2]
