@@ -154,8 +154,8 @@ class Ranks:
         told = [tuple(HEADER.unpack(each)) for each in self.gather(mine)]
         failed = [rank for rank, each in enumerate(told) if each[0]]
         if failed:
-            mine = failed[0] == self.rank
-            data = self.broadcast(packed.pack("led", _told(error)) if mine and error is not None else None, failed[0])
+            said = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
+            data = self.broadcast(said, failed[0])
             if error is not None:
                 raise error
             raise _raised(packed.unpack(data, "led"), failed[0])
