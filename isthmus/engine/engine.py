@@ -18,6 +18,7 @@ from isthmus.engine import checkpoint, modules, options
 from isthmus.engine.accountant import Accountant
 from isthmus.engine.claims import FIXED, KEPT, PIECES, claims
 from isthmus.engine.filling import Filling, Norm, Unnoised, looks_at_public
+from isthmus.engine.group import SHARED, company_of, met, shard_of
 from isthmus.engine.loader import Draws, PrivateLoader, check_loader, check_physical
 from isthmus.engine.optimizer import (
     check_fresh,
@@ -37,10 +38,11 @@ from isthmus.privacy.ledger import Limit
 from isthmus.privacy.library import dpa
 from isthmus.privacy.noise import check_scale
 from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.round.drivable import Ticket
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.round.sound import others_parts
 from isthmus.round.spending import stopped
-from isthmus.round.torch_loop import Ticket, TorchDriver
+from isthmus.round.torch_loop import TorchDriver
 
 Triple = tuple[nn.Module, torch.optim.Optimizer, PrivateLoader]
 
@@ -58,6 +60,8 @@ class Training:
     """Gives the loop's `GradScaler` back."""
     planned: int | None = None
     attached: bool = True
+    agreed: str = ""
+    """What all ranks of a group must have alike."""
     bare: bool = False
     """Whether no noise is added (`noise_multiplier=0`): nothing of it is private."""
 
@@ -105,11 +109,13 @@ class PrivacyEngine:
         self._ledger: Ledger | None = ledger if isinstance(ledger, Ledger) else None
         self.driver: TorchDriver | None = None
         self._limit: Limit | None = None
+        self._copy = False
         self._trainings: list[Training] = []
         """Every training that was ever made private."""
 
     # ------------------------------------------------------------ making things private
 
+    @met
     def make_private(
         self,
         *,
@@ -135,6 +141,7 @@ class PrivacyEngine:
         micro_batch_size: int = 1,
         grad_scaler: Any = None,
         precision: str = "network",
+        group: Any = None,
         **more: Any,
     ) -> Triple:
         """The private triple (module, optimizer, data_loader): the first two are the user's own objects.
@@ -152,6 +159,9 @@ class PrivacyEngine:
         grad_scaler  the `GradScaler` of the loop, whose scale stays as it is from now on (`isthmus.engine.scaler`)
         precision    "network": a record's gradient is what the device computes in the precision of the network (TF32,
                      bfloat16 with float32 sums), measured as it is; "exact": products of float32 numbers in float32
+        group        a `torch.distributed` process group (True: the default one): every rank calls this with its copy of
+                     the module and the same dataset; its loader draws this rank's part of the records, the batch
+                     size is that of all ranks together, and rank 0 has the ledger and adds the noise
 
         `poisson_sampling=False` draws batches of a fixed size without replacement, under replace-one adjacency.
         `noise_multiplier=0` adds no noise, to look for mistakes with: the statement says NOT private, and epsilon is
@@ -177,13 +187,15 @@ class PrivacyEngine:
         )
         sampler = self._sampler(poisson_sampling, n, batch, normaliser, micro_batch_size)
         stage = _stage(sampler, filling.releases(noise_multiplier, layers.space), layers)
-        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling)
+        company = company_of(group, n, poisson_sampling)
+        noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, company.leads)
         options.check_budget(noise_multiplier, ledger.budget)
         looked = public is not None or looks_at_public(sketch)
         told = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
+        told = (*told, SHARED) if company.share < 1 else told
         promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
-        own["fast"] = precision == "network"
+        own |= {"fast": precision == "network", "company": company}
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
         driver.loss_scale, free = scale, fix_scale(grad_scaler, optimizer)
         numbers = {"clipping": clipping, "max_grad_norm": max_grad_norm, "micro_batch_size": micro_batch_size}
@@ -193,8 +205,9 @@ class PrivacyEngine:
         order = data_loader.batch_sampler if bare and not poisson_sampling else None
         words = sampler.describe() if order is None else "the batches of the user's own loader"
         secret = noise if noise.seeded else SecretSource()
-        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order)
-        self._trainings.append(Training(driver, noise, terms, words, draws, free, bare=bare))
+        draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, shard_of(company))
+        agreed = f"{batch} {normaliser} {words} {numbers} {terms['sketch']}"
+        self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)
         return module, given, PrivateLoader(data_loader, draws, driver)
@@ -250,12 +263,17 @@ class PrivacyEngine:
         (Copies made with `copy.deepcopy` at any time are free of the engine by themselves.)
         """
         for training in self._trainings:
-            if training.attached:
-                training.driver.forget()  # what was not released yet, or was refused, never is
-                training.driver.detach()
-                restore_steps(training.driver.optimizer)
-                training.free()
-            training.attached = False
+            self.take_apart(training)
+
+    @staticmethod
+    def take_apart(training: Training) -> None:
+        """Take one training apart."""
+        if training.attached:
+            training.driver.forget()  # what was not released yet, or was refused, never is
+            training.driver.detach()
+            restore_steps(training.driver.optimizer)
+            training.free()
+        training.attached = False
 
     # ------------------------------------------------------------ what was spent
 
@@ -358,9 +376,17 @@ class PrivacyEngine:
         optimizer: torch.optim.Optimizer | None = None,
         checkpoint_dict: dict[str, Any] | None = None,
     ) -> None:
-        """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all."""
+        """Module, optimiser, the driver's state, terms and ledger in one file, without pickle, whole or not at all.
+
+        Of several ranks rank 0 writes it, with its ledger; the others wait until it is there.
+        """
         own = self._training_of(module)
-        checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, self._seeded)
+        company, seeded = own.driver.company, self._seeded
+
+        def write() -> None:
+            checkpoint.save(path, own.driver, self.ledger, own.terms, module, optimizer, checkpoint_dict, seeded)
+
+        company.lead(write)
 
     def load_checkpoint(
         self, *, path: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
@@ -370,8 +396,13 @@ class PrivacyEngine:
         What the checkpoint had spent and this ledger does not show is charged again: epsilon never falls, and training
         that was not private (seeded noise) never becomes so.
         """
-        own = self._training_of(module)
-        return checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
+        own, extra, error = self._training_of(module), {}, None
+        try:
+            extra = checkpoint.load(path, own.driver, self.ledger, own.terms, module, optimizer)
+        except Exception as failed:
+            error = failed
+        own.driver.company.meet(error)
+        return extra
 
     # ------------------------------------------------------------ helpers
 
@@ -387,7 +418,8 @@ class PrivacyEngine:
         """The driver of a training; only batches of the private loader go through the module from now on."""
         pipe = Pipeline([stage], step=lambda t: optimizer.param_groups[0]["lr"], promise=promise)
         seeded = own["noise"] is not None and own["noise"].seeded
-        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=self._limit)
+        limit = self._limit if own["company"].leads else None  # a copy of the ledger refuses nothing
+        charged = ledger.run({stage.name: stage.event(promise.adjacency)}, seeded=seeded, limit=limit)
         same: dict[str, Any] = {"n": promise.n, "seed": self.seed, "ledger": charged, "layers": layers}
         self.driver = TorchDriver(pipe, layers.module, optimizer, **same, **own)
         self.driver.begin(Ticket(0))
@@ -415,9 +447,15 @@ class PrivacyEngine:
         """Amplification by batches of a fixed size is known for replace-one only."""
         return self.adjacency if poisson else Adjacency.REPLACE_ONE
 
-    def _open_ledger(self, poisson: bool) -> Ledger:
-        """The engine's ledger, opened at its first use for the adjacency of the sampling."""
+    def _open_ledger(self, poisson: bool, leads: bool = True) -> Ledger:
+        """The engine's ledger, opened at its first use for the adjacency of the sampling.
+
+        A rank that does not lead keeps a copy in memory of what its training is charged: whatever ledger it was given,
+        only rank 0 charges.
+        """
         needed = self._needed(poisson)
+        if not leads and not self._copy:
+            self._ledger, self._copy = Ledger(adjacency=needed), True
         if self._ledger is None:
             path = None if self._given is None else Path(str(self._given))
             budget = None if self._limit is None else self._limit.budget

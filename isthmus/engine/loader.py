@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from isthmus.base import validate
+from isthmus.round.drivable import Ticket
 from isthmus.round.passes import hiding
-from isthmus.round.torch_loop import Ticket, TorchDriver
+from isthmus.round.torch_loop import TorchDriver
 from isthmus.round.wire import Keys
 
 
@@ -26,11 +27,20 @@ class Draws(Sampler[list[int]]):
     micro     the size of micro-batches: every drawn record is put into one of `divisor / micro` of them, independently
               of every other record, so that one record moves one micro-batch only
     order     index lists that are taken as they are, where nothing is private (`noise_multiplier=0`)
+    shard     (rank, size): only records rank, rank + size, ... are drawn here, by coins of this rank's own
     """
 
     def __init__(
-        self, sampler: Any, n: int, noise: Any, physical: int | None, micro: int = 1, order: Any = None
+        self,
+        sampler: Any,
+        n: int,
+        noise: Any,
+        physical: int | None,
+        micro: int = 1,
+        order: Any = None,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
+        self.shard, self.own = shard, len(range(shard[0], n, shard[1]))
         self.draw, self.n, self.keys, self.physical, self.micro = sampler, n, Keys(0, noise), physical, micro
         self.order = order
         self.was_cut = False
@@ -59,12 +69,12 @@ class Draws(Sampler[list[int]]):
             yield from map(torch.tensor, self.order)
             return
         for t in range(len(self)):
-            yield self.draw.draw(self.n, t, self.keys, "0")
+            yield self.shard[0] + self.shard[1] * self.draw.draw(self.own, t, self.keys, "0")
 
     def _groups(self, count: int) -> Tensor | None:
         if self.micro == 1:
             return None
-        number = max(1, round(self.draw.rate * self.n / self.micro))
+        number = max(1, round(self.draw.rate * self.own / self.micro))
         assert self.keys.noise is not None
         return self.keys.noise.integers(number, count)
 

@@ -8,7 +8,7 @@ from isthmus.base import validate
 
 MODES = {
     "ghost": "not needed: norms always come from the factors; use grad_sample_mode='hooks', three values come back",
-    "ghost_fsdp": "fully sharded modules are not supported yet: train on one device, or all-reduce narrow sums",
+    "ghost_fsdp": "sharded modules are not supported: give the bare module, and make_private(group=) for several ranks",
     "functorch": "layers without a rule go through torch.func by themselves: use grad_sample_mode='hooks'",
     "ew": "ExpandedWeights are not used here: use grad_sample_mode='hooks'",
 }

@@ -227,7 +227,9 @@ def _log_masses(variance: float, last: int) -> NDArray[np.float64]:
     root = np.hypot(k, variance)
     p = (k / root) ** 2
     more = (3 - 5 * p) / (24 * root) + (81 - 462 * p + 385 * p * p) / (1152 * root * root)
-    return k * k / (root + variance) - k * np.arcsinh(k / variance) - 0.5 * np.log(2 * math.pi * root) + np.log1p(more)
+    main = k * k / (root + variance) - k * np.arcsinh(k / variance) - 0.5 * np.log(2 * math.pi * root)
+    whole: NDArray[np.float64] = main + np.log1p(more)
+    return whole
 
 
 def _log_tails(variance: float, last: int) -> NDArray[np.float64]:

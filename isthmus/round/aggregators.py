@@ -86,6 +86,10 @@ class Aggregator(ABC):
         """What `make` returns where the ledger is; an error there is an error everywhere."""
         return make()
 
+    def publish(self, close: Callable[[], Any]) -> Any:
+        """What was released of a message that has just been collected."""
+        return self.lead(close)
+
     def whole(self, n: int) -> int:
         """How many records all holders have, where an objective of this process has n."""
         return n

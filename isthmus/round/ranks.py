@@ -2,7 +2,7 @@
 
 Every rank runs the same program with records of its own.  In a round
 
-    all_gather   56 bytes a rank: whether it failed, and digests of its order, its maps and its message
+    all_gather   64 bytes a rank: whether it failed, and digests of its order, its maps and its message
     reduce       the clipped sums, to rank 0: m numbers a rank
     broadcast    what rank 0 released after it was charged for and noised: m numbers
 
@@ -30,10 +30,15 @@ from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.privacy.sampling import Sampler
 from isthmus.problems.queries import Query
 from isthmus.round.aggregators import Aggregator, Asks, Client, check_samplers
+from isthmus.round.opened import Round
 from isthmus.round.wire import Message
 
-HEADER = struct.Struct("<7q")
-"""Failed or not, numbers in the message, digests of what was asked, of the maps and of the iterate, divisor, bytes."""
+HEADER = struct.Struct("<8q")
+"""Failed or not, where the rank is, and six numbers: in a round digests of its message, its order, its maps and its
+iterate, its divisor and its bytes."""
+PLACES = {"round": 1, "lead": 2, "batch": 3, "meet": 4, "make_private": 5, "records": 6, "figure": 7}
+"""What ranks meet for.  All begin with one header of one length: ranks that are in different places find out there, and
+do not hang or abort in collectives of different lengths."""
 
 
 class RankFailed(RuntimeError):
@@ -120,8 +125,13 @@ class Ranks:
         (self.sent if mine else self.received)["broadcast"] += count + 8
         return raw.cpu().numpy().tobytes()
 
-    def lead(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on rank 0, on every rank; it is called nowhere else, and its error is everybody's."""
+    def lead(self, make: Callable[[], Any], met: bool = False) -> Any:
+        """What `make` returns on rank 0, on every rank; it is called nowhere else, and its error is everybody's.
+
+        `met` says that the ranks have met just before, and need not again.
+        """
+        if not met:
+            self.agree("lead", [0] * 6)
         if self.rank:
             told = packed.unpack(self.broadcast(None), "led")
             if told["error"] is not None:
@@ -136,19 +146,26 @@ class Ranks:
         self.broadcast(data)
         return value
 
-    def agree(self, header: Sequence[int], error: BaseException | None, names: Sequence[str]) -> list[tuple[int, ...]]:
+    def agree(
+        self, place: str, header: Sequence[int], error: BaseException | None = None, names: Sequence[str] = ()
+    ) -> list[tuple[int, ...]]:
         """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
-        told = [tuple(HEADER.unpack(each)) for each in self.gather(HEADER.pack(int(error is not None), *header))]
+        mine = HEADER.pack(int(error is not None), PLACES[place], *header)
+        told = [tuple(HEADER.unpack(each)) for each in self.gather(mine)]
         failed = [rank for rank, each in enumerate(told) if each[0]]
         if failed:
-            mine = failed[0] == self.rank
-            data = self.broadcast(packed.pack("led", _told(error)) if mine and error is not None else None, failed[0])
+            said = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
+            data = self.broadcast(said, failed[0])
             if error is not None:
                 raise error
             raise _raised(packed.unpack(data, "led"), failed[0])
-        for place, name in enumerate(names, start=1):
-            if name and len({each[place] for each in told}) > 1:
-                found = [each[place] for each in told]
+        where = [next(name for name, code in PLACES.items() if code == each[1]) for each in told]
+        remedy = "the ranks are at different places of the program: let all of them take the same steps"
+        validate.check(len(set(where)) == 1, "ranks", where, remedy)
+        told = [each[2:] for each in told]
+        for at, name in enumerate(names):
+            if name and len({each[at] for each in told} - {0}) > 1:  # 0 is a rank that has nothing to compare
+                found = [each[at] for each in told]
                 validate.refuse(name, found, "the ranks differ: give all of them the same program, arguments and start")
         return told
 
@@ -196,18 +213,22 @@ class AllReduce(Aggregator):
 
     def whole(self, n: int) -> int:
         """The records of all ranks."""
-        told = self.ranks.agree([0, 0, 0, 0, 0, self.problem.n], None, ())
-        return sum(each[6] for each in told)
+        told = self.ranks.agree("records", [self.problem.n, 0, 0, 0, 0, 0])
+        return sum(each[0] for each in told)
 
     def mean(self, value: float) -> float:
         """The mean over ranks, weighted by their records."""
         n = self.problem.n
-        told = [struct.unpack("<dq", each) for each in self.ranks.gather(struct.pack("<dq", value * n, n))]
-        return float(sum(each[0] for each in told) / sum(each[1] for each in told))
+        told = self.ranks.agree("figure", [_bits(value * n), n, 0, 0, 0, 0])
+        return float(sum(_float(each[0]) for each in told) / sum(each[1] for each in told))
 
     def lead(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0."""
         return self.ranks.lead(make)
+
+    def publish(self, close: Callable[[], Any]) -> Any:
+        """What rank 0 released, right after the ranks have met in `collect`."""
+        return self.ranks.lead(close, met=True)
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """Each rank draws its own records."""
@@ -241,16 +262,15 @@ class AllReduce(Aggregator):
             reach = reach_of(sampler, self.problem.n, client.whole, size)
             message = for_wire(message, reach, size)
             asked = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
-            maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
-            header = [_numbers(message), asked, maps, packed.checksum(round.w), _bits(message.divisor), message.bytes]
+            header = checked(message, asked, round, packed.checksum(round.w))
         except Exception as failed:
             error, header = failed, [0] * 6
         names = ("message", "order", "maps", "iterate", "", "")
-        told = self.ranks.agree([_signed(each) for each in header], error, names)
+        told = self.ranks.agree("round", header, error, names)
         assert message is not None
-        divisor = message.divisor if message.fixed else sum(_float(each[5]) for each in told)
+        divisor = message.divisor if message.fixed else sum(_float(each[4]) for each in told)
         total = summed(self.ranks, message)
-        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[6] for each in told))
+        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[5] for each in told))
 
 
 # ---------------------------------------------------------------- what goes over the wire
@@ -283,6 +303,12 @@ def summed(ranks: Ranks, message: Message) -> Message:
         parts = total.split([len(each) for each in flat])
         found |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
     return replace(message, values={name: found[name] for name in message.values})
+
+
+def checked(message: Message, asked: int, round: Round, iterate: int) -> list[int]:
+    """What ranks compare before they add: message, order, maps and iterate as numbers; and its divisor and bytes."""
+    maps = key(*(sketch.fingerprint for sketch in round.sketches.values()))
+    return [*map(_signed, (_numbers(message), asked, maps, iterate)), _bits(message.divisor), message.bytes]
 
 
 def _numbers(message: Message) -> int:

@@ -181,7 +181,7 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
     aggregator = setting.aggregator
     bind_stage(round, stage, state)
     message = aggregator.collect(order_of(round, stage, state), site)
-    released = aggregator.lead(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
+    released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
     if stage.name not in round.released:  # it was released elsewhere
         take_stage(round, stage, released)
     return message

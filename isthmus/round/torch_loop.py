@@ -15,10 +15,9 @@ used before the next one is read: a loop that reads ahead would carry a record i
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,37 +30,26 @@ from isthmus.gradients.base import Rows
 from isthmus.gradients.layers.apart import look
 from isthmus.gradients.stack import Stack
 from isthmus.privacy.bounded import Rounding, part_of_error
-from isthmus.privacy.clips import SPAN
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
 from isthmus.problems.objectives.module import Layers, captured, unused
 from isthmus.round import passes
 from isthmus.round.arrivals import Arrivals
-from isthmus.round.averages import Last
 from isthmus.round.copies import plain_copies
 from isthmus.round.directions import Taking
+from isthmus.round.drivable import Ticket, batches_of, check_drivable, counted, least_bound
 from isthmus.round.gather import Gathering
 from isthmus.round.means import Undo, reduced
-from isthmus.round.pipeline import Pipeline, slots
-from isthmus.round.sources import current
+from isthmus.round.pipeline import Pipeline
 from isthmus.round.step import Kept, Round, advance, bind_stage, close_stage, fragment, open_round, start
+from isthmus.round.together import Company, Single
 from isthmus.round.updates import Delegate
 from isthmus.round.wire import Keys, Message
 
+__all__ = ["Ticket", "TorchDriver"]
+
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ticket:
-    """A physical batch: how many examples it holds, whether its logical batch ends with it, its micro-batches.
-
-    `groups` has the micro-batch of every example, drawn independently of every other example.
-    """
-
-    size: int
-    last: bool = True
-    groups: Tensor | None = None
 
 
 class TorchDriver:
@@ -94,15 +82,16 @@ class TorchDriver:
         ledger: Purse | None = None,
         layers: Layers | None = None,
         fast: bool = True,
-        reduce: Callable[[Message], Message] = lambda message: message,
+        company: Company | None = None,
     ) -> None:
-        _check_drivable(pipe)
+        check_drivable(pipe)
         validate.positive_int(n=n)
         validate.one_of(("mean", "sum"), reduction=reduction)
         self.layers = Layers(module) if layers is None else layers
         self.module, self.optimizer, self.stage = module, optimizer, pipe.stages[0]
         self.n, self.loss, self.public, self.reduction = n, loss, public, reduction
-        self.keys, self.ledger, self._reduce = Keys(seed, noise), ledger, reduce
+        self.keys, self.ledger = Keys(seed, noise), ledger
+        self.company: Company = Single() if company is None else company
         self.pipe = replace(pipe, update=Delegate(self._collect))
         self.state = start(self.pipe, torch.empty(0), seed)
         self.observers: list[Callable[[Round], None]] = []
@@ -125,7 +114,7 @@ class TorchDriver:
         self._left_out: list[str] = []
         self._directions: list[Sequence[Lifted]] = []
         self._kept: Kept = {}
-        self._gathered = Gathering(self.stage, fast and _bounds(pipe) >= LEAST)
+        self._gathered = Gathering(self.stage, fast and least_bound(pipe) >= LEAST)
         self.arrivals, self._take = Arrivals(), Taking(self.layers, optimizer)
         before, after = _hooks_of(self)
         if pipe.private:
@@ -156,7 +145,7 @@ class TorchDriver:
         self._finish_backward()
         self._adrift |= self._ticket is not None and self._ticket.size > 0  # nobody used it: what comes may be of it
         if self._ticket is not None and self._ticket.last:
-            if self._sum is not None:  # several logical batches before one step: each is a round of its own
+            if self._waits():  # several logical batches before one step: each is a round of its own
                 self._close()
             elif self._idle:
                 warnings.warn(
@@ -177,7 +166,7 @@ class TorchDriver:
         """
         self.guard.reset()
         self._finish_backward()
-        if self._ticket is not None and self._ticket.last and self._sum is not None:
+        if self._ticket is not None and self._ticket.last and self._waits():
             self._close()
         self._drop()
         self._sum, self._parts, self._idle = None, 0, False
@@ -203,11 +192,14 @@ class TorchDriver:
 
     def step(self) -> bool:
         """Close the round and let the optimiser move; False where more of the logical batch is to come."""
-        self._finish_backward()
-        if self._ticket is not None:
-            if not self._ticket.last:
-                return False
-            self._check_seen(self._ticket)
+        try:
+            self._finish_backward()
+            if self._ticket is not None and self._ticket.last:
+                self._check_seen(self._ticket)
+        except Exception as error:
+            self.company.meet(error)
+        if self._ticket is not None and not self._ticket.last:
+            return False
         self._close()
         self._take(self._directions)
         self._directions, self._idle = [], False
@@ -222,12 +214,25 @@ class TorchDriver:
         round = self._open()
         message = self._sum if self._sum is not None else self._nothing(round)
         divisor = self.stage.sampler.divisor(self.n, round.t)
-        message = self._reduce(replace(_counted(message), divisor=divisor))
-        close_stage(round, self.stage, message, self.keys, self.ledger)
+        message = replace(counted(message), divisor=divisor)
+
+        def close(total: Message) -> dict[str, Tensor]:
+            return close_stage(round, self.stage, total, self.keys, self.ledger)
+
+        empty, weights = self._sum is None, self.layers.parameters()
+        message = self.company.close(round, self.stage, message, close, weights, empty)
+        if not self.company.leads and self.ledger is not None and self.stage.private:
+            self.ledger.charge(self.stage, round.t)  # a copy of what was charged where the noise is
         self.state = advance(round, self.state, [message])
         self._round, self._sum, self._parts = None, None, 0
         for observe in self.observers:
             observe(round)
+
+    def _waits(self) -> bool:
+        """Whether a whole logical batch, here or on another rank, has not become a round yet."""
+        return (
+            self.company.some(self._sum is not None) if self._idle and self._turn is not None else self._sum is not None
+        )
 
     def _open(self) -> Round:
         if self._round is None:
@@ -245,6 +250,7 @@ class TorchDriver:
                     kept=self._kept,
                     device=self._device,
                     place=None if self._directions or self.observers else self.arrivals.placed,
+                    lead=self.company.lead,
                 )
                 bind_stage(self._round, self.stage, self.state)
             finally:
@@ -271,7 +277,7 @@ class TorchDriver:
                 "ahead, skipping or collecting), or begin a new pass over the loader"
             )
         self._open()
-        sizes = _batches_of(args, kwargs, self.layers.batch_dim)
+        sizes = batches_of(args, kwargs, self.layers.batch_dim)
         if self._ticket is None:  # no loader tells batches apart: every forward pass is a physical batch
             self._finish_backward()
             self._undo.reset()
@@ -338,7 +344,9 @@ class TorchDriver:
     def _rounding(self, round: Round) -> Rounding:
         """How exactly the physical batch at hand is added up."""
         last = self._ticket is not None and self._ticket.last
-        return Rounding(self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last))
+        return Rounding(
+            self.stage.sampler.divisor(self.n, round.t), part_of_error(self._parts + 1, last) * self.company.share
+        )
 
     def _drop(self) -> None:
         self._gathered.clear()
@@ -455,38 +463,3 @@ def _hooks_of(driver: TorchDriver) -> tuple[Any, Any]:
 
     before.driver = driver  # type: ignore[attr-defined]
     return before, after
-
-
-def _batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[int]:
-    """How many examples a module may be given: the sizes of its tensors where their examples would be."""
-    return [x.shape[dim] for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim > dim]
-
-
-def _bounds(pipe: Pipeline) -> float:
-    """The least bound that rows of a pipeline may be clipped to."""
-    clips = [release.clip for _, release, _ in slots(pipe.stages) if release.clip is not None]
-    given = [clip.each(clip.init()) for clip in clips]
-    least = [min(each.values()) if isinstance(each, Mapping) else each for each in given]
-    return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
-
-
-def _counted(message: Message) -> Message:
-    values = [bounded.value for bounded in message.values.values()]
-    return replace(
-        message,
-        values={name: replace(bounded, spare=True) for name, bounded in message.values.items()},
-        dims=sum(value.numel() for value in values),
-        bytes=sum(value.numel() * value.element_size() for value in values),
-    )
-
-
-def _check_drivable(pipe: Pipeline) -> None:
-    """What a user's loop cannot hold is refused when the driver is made."""
-    stage = pipe.stages[0]
-    remedy = "several stages, variance reduction, codecs and error feedback run in `minimize` only"
-    simple = len(pipe.stages) == 1 and stage.every == 1 and stage.source is current
-    validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
-    validate.check(not pipe.wire.feedback and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
-    validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
-    validate.check(not pipe.before, "pipe.before", [each.name for each in pipe.before], remedy)
-    validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

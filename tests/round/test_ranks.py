@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gloo import together
 
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
@@ -22,7 +23,6 @@ from isthmus.privacy.ledger import BudgetExceeded
 from isthmus.round.parts import AllReduce, Clients, Full, Shuffle
 from isthmus.round.pipeline import Pipeline, Release, Stage
 from isthmus.round.ranks import RankFailed
-from tests.round.gloo import together
 
 SIZE = 2
 

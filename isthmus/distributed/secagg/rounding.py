@@ -47,7 +47,7 @@ def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Nois
     A row with anything that is no finite number counts as zero.
     """
     validate.check(rows.ndim == 2, "rows", rows.shape, "give a matrix, one vector a row")
-    sound: NDArray[np.bool_] = np.isfinite(rows).all(axis=1)
+    sound = np.asarray(np.isfinite(rows).all(axis=1))
     values = np.where(sound[:, None], rows, 0.0)
     peak = np.abs(values).max(axis=1, initial=0.0)[:, None]
     values = values / np.maximum(peak, 1e-300)  # squares neither overflow nor vanish

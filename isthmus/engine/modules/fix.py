@@ -21,6 +21,14 @@ MAX_GROUPS = 32
 MIN_FEATURES = 8
 """Features to a group, at least, where a layer may see no positions to take statistics over."""
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+BARE = (
+    "give the bare module, and make_private(group=) for several processes: it adds clipped sums in the narrow space, "
+    "where the wrapper would add raw gradients"
+)
+SHARDED = (
+    "give the bare module, and make_private(group=): a sharded module puts other parameters in the place of its own in "
+    "every pass, which would get raw gradients and reduce them over the ranks before anything is clipped"
+)
 REPLACE = "call `engine.get_compatible_module(module)` before making the optimiser"
 
 
@@ -161,7 +169,7 @@ def _problems(name: str, layer: nn.Module) -> Iterator[Problem]:
     wrapper = next((base.__name__ for base in type(layer).__mro__ if base.__name__ in WRAPPERS), None)
     trained = any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
     if wrapper is not None:
-        yield Problem(name, f"is wrapped in {wrapper}", "give the bare module: gradients are added up after the clip")
+        yield Problem(name, f"is wrapped in {wrapper}", SHARDED if "FSDP" in wrapper or "Fully" in wrapper else BARE)
     elif type(layer).__module__.startswith(("torch.ao.", "torch.nn.quantized", "torch.nn.qat", "torch.nn.intrinsic")):
         yield Problem(
             name, f"is quantised ({type(layer).__name__})", "quantise after training, with a module of floats"
