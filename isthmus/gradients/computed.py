@@ -26,7 +26,7 @@ from torch import Tensor
 from isthmus.base.matrix import precision, with_precision
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.geometry.sketches.forms import OuterForm
-from isthmus.gradients import adding, rounding
+from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients._products import cheaper_ghost
 from isthmus.gradients.base import KINDS, Dense, Rows
 from isthmus.gradients.grids import gridded
@@ -90,7 +90,7 @@ class Computed(Rows):
         step = min(self.q, step if step < 16 else step - step % 16)
         return ((lo, min(lo + step, self.q)) for lo in range(0, self.q, step))
 
-    def slab(self, lo: int, hi: int) -> Tensor:
+    def slab(self, lo: int, hi: int, masked: bool = True) -> Tensor:
         """(n, hi - lo, p): rows lo, ..., hi - 1 of every example's matrix, without the bias; inside `_as_trained`."""
         parts = [piece for piece in self.pieces if isinstance(piece, Outer)]
         total = _product(parts[0], lo, hi, self.dtype) if parts else self._zeros(self.n, hi - lo, self.width)
@@ -99,7 +99,7 @@ class Computed(Rows):
         for table in self.pieces:
             if isinstance(table, Lookup):
                 table.add_to(total, lo, hi)
-        return total if self._out is None else total.masked_fill_(self._out[:, None, None], 0.0)
+        return total if self._out is None or not masked else total.masked_fill_(self._out[:, None, None], 0.0)
 
     def bias(self) -> Tensor:
         """(n, q): the last column, sum_t b_t."""
@@ -182,19 +182,18 @@ class Computed(Rows):
         room = self._room(rho, out)
         matrix, c = room.view(self.q, -1), self._weights(weights)[:, None]
         c = c if self.factor == 1.0 else rounding.times(c, self.factor)
+        skips = self._skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
         for lo, hi in self.slabs():
-            if self._held is None:
-                with self._as_trained():
-                    g = self.slab(lo, hi)
-            else:
-                g, self._held = self._held, None
-            same = None if lo or self._seen is None else (g[:, :PROBE] == self._seen).all()
-            g = g.flatten(1)
+            g = self._slab_again(lo, hi, skips)
+            same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE])
             place = matrix[lo:hi, : self.width]
-            flat = place.view(1, -1) if not self.ones else room.new_empty(1, g.shape[1])
-            adding.outer_sum(g, c, rho, flat)
-            if self.ones:
-                place.copy_(flat.view(place.shape))
+            if skips:  # rows that count as zero are never read
+                fused.weighted_sum_of(g, self._kept_of(c), place)
+            else:
+                flat = place.view(1, -1) if not self.ones else room.new_empty(1, place.numel())
+                adding.outer_sum(g.flatten(1), c, rho, flat)
+                if self.ones:
+                    place.copy_(flat.view(place.shape))
             if same is not None:
                 place[:1] += torch.where(same, 0.0, torch.nan)
         if self.ones:
@@ -203,13 +202,37 @@ class Computed(Rows):
             matrix[:, -1] = column[0]
         return room
 
-    def masked(self, keep: Tensor) -> Computed:
-        """The matrices are blanked when they have been computed: factors are not copied."""
+    def _slab_again(self, lo: int, hi: int, skips: bool) -> Tensor:
+        """The matrices as they were measured: kept since, or computed by the same call."""
         if self._held is not None:
-            self._held.masked_fill_(~keep[:, None, None], 0.0)
+            held, self._held = self._held, None
+            return held if skips or self._out is None else held.masked_fill_(self._out[:, None, None], 0.0)
+        with self._as_trained():
+            return self.slab(lo, hi, masked=not skips)
+
+    def _as_seen(self, g: Tensor) -> Tensor:
+        """Whether the first rows of all matrices that count are what they were when their norms were measured."""
+        assert self._seen is not None
+        same: Tensor = g == self._seen
+        return (same if self._out is None else same | self._out[:, None, None]).all()
+
+    def _kept_of(self, c: Tensor) -> Tensor:
+        """The weights (n,), 0 for what counts as zero."""
+        return c[:, 0] if self._out is None else torch.where(self._out, 0.0, c[:, 0])
+
+    @property
+    def _skips(self) -> bool:
+        """Whether rows of weight 0 need not be masked: the sum does not read them."""
+        return fused.can_sum(self.device, self.dtype)
+
+    @property
+    def small(self) -> bool:
+        return self._skips
+
+    def masked(self, keep: Tensor) -> Computed:
+        """The matrices are blanked when they have been computed, if at all: factors are not copied."""
         bias = None if self._bias is None else self._bias.masked_fill(~keep[:, None], 0.0)
-        seen = None if self._seen is None else self._seen.masked_fill(~keep[:, None, None], 0.0)
-        return self._but(_out=~keep if self._out is None else self._out | ~keep, _seen=seen, _bias=bias, _sound=None)
+        return self._but(_out=~keep if self._out is None else self._out | ~keep, _bias=bias, _sound=None)
 
     def sound(self) -> Tensor:
         """Of the matrices as they are added: other products of the same factors may overflow elsewhere."""

@@ -136,6 +136,10 @@ class Lookup(Rows):
         whole.index_add_(0, (first + self.index).flatten(), self.values.to(self.dtype).flatten(0, 1))
         return whole.view(self.n, self.d)
 
+    @property
+    def small(self) -> bool:
+        return self.values.nbytes <= CHUNK_BYTES
+
     def masked(self, keep: Tensor) -> Lookup:
         zero = torch.zeros((), dtype=self.values.dtype, device=self.device)
         return self._with(torch.where(keep[:, None, None], self.values, zero))
