@@ -70,7 +70,7 @@ def column(name: str, width: int, batch: int, rank: int, steps: int) -> dict[str
         optimizer.step()
 
     sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(5):
+    for _ in range(24):  # memory comes to rest, and a private step is recorded
         step()
     sync()
     if device.type == "cuda":

@@ -130,7 +130,7 @@ def measured(step: Any, device: torch.device, steps: int) -> dict[str, float]:
     """Milliseconds, memory, launches."""
     cuda = device.type == "cuda"
     sync = torch.cuda.synchronize if cuda else (lambda: None)
-    for _ in range(4):
+    for _ in range(24):  # memory comes to rest, and a private step is recorded
         step()
     sync()
     if cuda:

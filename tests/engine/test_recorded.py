@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-N, TOKENS, WORDS, STEPS = 8, 16, 40, 14
+N, TOKENS, WORDS, STEPS = 8, 16, 40, 40
 
 
 class Text(nn.Module):

@@ -39,6 +39,8 @@ EXAMPLES = 6
 """Examples of a first trial, at most."""
 LATER = 16
 """Examples of a later trial, at most."""
+FEW = 3
+"""Examples of any trial of a large module, whose passes take much memory."""
 AGAIN = 128
 """One batch in this many, at random, is tried out again."""
 NUMBERS = 1 << 20
@@ -81,8 +83,8 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     if not first and secrets.randbelow(AGAIN):
         return
     layers.seen_pieces.clear()
-    most = EXAMPLES if _large(layers.module) else LATER  # a later trial takes memory that large modules need
-    count = EXAMPLES if first else secrets.randbelow(min(most, n) - 1) + 2
+    most = FEW if _large(layers.module) else EXAMPLES if first else LATER
+    count = most if first else secrets.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
     gc.collect()  # copies and their taps hold each other: their memory is for the pass that comes
