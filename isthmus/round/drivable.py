@@ -43,6 +43,7 @@ def least_bound(pipe: Pipeline) -> float:
 
 
 def counted(message: Message) -> Message:
+    """The message with the numbers and bytes that it would take on a wire; its values may be overwritten."""
     values = [bounded.value for bounded in message.values.values()]
     return replace(
         message,
