@@ -43,7 +43,7 @@ def least_bound(pipe: Pipeline) -> float:
 
 
 def counted(message: Message) -> Message:
-    """The message with the numbers and bytes that it would take on a wire; its values may be overwritten."""
+    """The message with its numbers and bytes, its values free to be used up."""
     values = [bounded.value for bounded in message.values.values()]
     return replace(
         message,
