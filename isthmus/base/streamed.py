@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -156,30 +157,24 @@ class FileRows(Streamed):
         self._kept = np.dtype(np.float32) if array.dtype in (np.float32, np.float16) else np.dtype(np.float64)
         self.dtype = torch.float32 if self._kept == np.float32 else torch.float64
         self._start = _file_offset(array)
-        self._file = threading.local()
+        self._file = None if self._start is None else os.open(str(array.filename), os.O_RDONLY)
+        if self._file is not None:
+            weakref.finalize(self, os.close, self._file)
 
     def read(self, lo: int, hi: int) -> Tensor:
         """The rows lo, ..., hi - 1, in memory of their own."""
         return torch.from_numpy(np.ascontiguousarray(self._raw(lo, hi), dtype=self._kept))
 
     def _raw(self, lo: int, hi: int) -> NDArray[Any]:
-        if self._start is None or hi <= lo:
+        if self._start is None or self._file is None or hi <= lo:
             return np.array(self.array[lo:hi])
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
         view, done = memoryview(rows.data).cast("B"), 0
         while done < len(view):
-            count = os.preadv(self._descriptor(), [view[done:]], self._start + lo * self.array.strides[0] + done)
+            count = os.preadv(self._file, [view[done:]], self._start + lo * self.array.strides[0] + done)
             validate.check(count > 0, "X", str(self.array.filename), "the file has become shorter")
             done += count
         return rows
-
-    def _descriptor(self) -> int:
-        """Of the file, opened once a thread and process."""
-        if getattr(self._file, "process", None) != os.getpid():
-            self._file.stream = open(str(self.array.filename), "rb")  # closed with the thread
-            self._file.process = os.getpid()
-        found: int = self._file.stream.fileno()
-        return found
 
     def __getstate__(self) -> dict[str, Any]:
         validate.refuse("X", type(self).__name__, "rows of a file do not travel: open the file where they are read")

@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.base import validate
-from isthmus.base.matrix import as_matrix, canonical, is_sparse, row_norms
+from isthmus.base.matrix import as_matrix, canonical, is_sparse, spans_of
+from isthmus.base.parallel import one_thread
+from isthmus.base.streamed import Streamed
 from isthmus.estimators.leaks import leak
+from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
@@ -77,7 +81,7 @@ def inputs_of(
         bounds = _ranges_of(X)
         told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        data_norm = max(float(row_norms(X).max()), 1e-12)
+        data_norm = max(float(matrix_bounds(X, 2)[1].max()), 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
         return _ranged(d, bounds, data_norm, public, intercept, origin, whole, told)
@@ -142,8 +146,9 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
     X = as_matrix("public", X)
     if is_sparse(X):
         return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
-    mean = X.double().mean(0)
-    spread = X.double().std(0, correction=0)
+    n = X.shape[0]
+    mean = sum(part.sum(0) for part in _wide(X)) / n
+    spread = (sum((part - mean).square().sum(0) for part in _wide(X)) / n).sqrt()
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -154,26 +159,55 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
 def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
-    low, high = X.double().amin(0), X.double().amax(0)
+    ends = [torch.aminmax(part, dim=0) for part in _wide(X)]
+    low, high = torch.stack([end[0] for end in ends]).amin(0), torch.stack([end[1] for end in ends]).amax(0)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
+
+
+def _wide(X: Any) -> Iterator[Tensor]:
+    """Dense rows in float64, a slice at a time."""
+    for lo, hi in spans_of(X) or [(0, X.shape[0])]:
+        yield X[lo:hi].double()
 
 
 @contextmanager
 def threads_for(entries: int) -> Iterator[None]:
     """One thread for small data: waiting for others would take longer than the products."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if entries < THREADED else before)
-    try:
+    with one_thread(entries < THREADED):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def as_rows(X: Any) -> Any:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
+    if isinstance(X, Streamed):
+        return X
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
     with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())
+
+
+def read_table(estimator: Any, X: Streamed, y: Any, reset: bool) -> tuple[Streamed, Any]:
+    """A table that is read in slices, and its targets, with the checks that scikit-learn makes of arrays."""
+    names = None if X.names is None else np.array(X.names, dtype=object)
+    if reset:
+        estimator.__dict__.pop("feature_names_in_", None)
+        estimator.n_features_in_ = X.shape[1]
+        if names is not None:
+            estimator.feature_names_in_ = names
+    known = getattr(estimator, "feature_names_in_", None)
+    validate.check(min(X.shape) > 0, "X.shape", X.shape, "give at least one row and one column")
+    d = estimator.n_features_in_
+    validate.check(X.shape[1] == d, "X.shape", X.shape, f"give the {d} columns of the fit")
+    same = known is None or names is None or list(known) == list(names)
+    validate.check(same, "X.names", list(X.names or ())[:20], "give the columns of the fit, in their order")
+    X.check_finite("X")
+    if y is None:
+        validate.check(not reset, "y", None, "give targets, or the name of their column")
+        return X, None
+    numeric = not estimator._LABELS
+    y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric" if numeric else None, input_name="y")
+    validate.check(len(y) == X.shape[0], "len(y)", len(y), f"give one target for each of the {X.shape[0]} rows")
+    return X, y
