@@ -40,7 +40,7 @@ from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline

@@ -113,6 +113,8 @@ def minimize(
     _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
     loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
     aggregator = _aggregator(objective, clients)
+    for each in (objective, *aggregator.problems):
+        getattr(each, "forget", int)()  # rows may have been written to since the last run
     n = aggregator.whole(objective.n)
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
     aggregator = _asked(aggregator, clients, pipe)
