@@ -143,6 +143,7 @@ def _minimized(
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
     steps, epochs, seed, x0, resume = asked.steps, asked.epochs, asked.seed, asked.x0, asked.resume
     _check_arguments(constraint, steps, epochs, asked.record, asked.physical, space.d)
+    elsewhere = getattr(objective, "elsewhere", False)
     value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
     loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
     n = aggregator.whole(objective.n)
@@ -193,7 +194,7 @@ def _minimized(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
-        certificate=_certificate(pipe, lambda w: mean(slope(w)), x),
+        certificate=_certificate(pipe, None if elsewhere else lambda w: mean(slope(w)), x),
         transform=prepared.transform,
         target=prepared.target,
         centre=prepared.centre,
@@ -295,10 +296,10 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     return recipe
 
 
-def _certificate(pipe: Pipeline, gradient: Callable[[Tensor], Tensor], x: Tensor | None) -> dict[str, float]:
+def _certificate(pipe: Pipeline, gradient: Callable[[Tensor], Tensor] | None, x: Tensor | None) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    return {} if x is None or certify is None or pipe.private else certify(gradient(x), x)
+    return {} if x is None or certify is None or gradient is None or pipe.private else certify(gradient(x), x)
 
 
 class EarlyStop:
@@ -384,7 +385,7 @@ class _Watch:
         }
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
-        if not self.pipe.private:
+        if not self.pipe.private and not getattr(self.objective, "elsewhere", False):
             record["loss"] = float(self.mean(float(self.objective.loss(state.w))))
         return record
 
