@@ -246,7 +246,7 @@ class Looks:
         """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
         return self._look(name, Dense(torch.from_numpy(terms)), length * ROOT, share)
 
-    def rows(self, mine: np.ndarray) -> int:
+    def size(self, mine: np.ndarray) -> int:
         """How many rows are measured: a public number."""
         return len(mine) if self.whole is None else self.whole
 
@@ -291,7 +291,7 @@ def noisy_figures(
 
 
 def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = np.asarray(model.classes_), looks.rows(y)
+    classes, n = np.asarray(model.classes_), looks.size(y)
     k = len(classes)
     true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
@@ -383,7 +383,7 @@ class _Groups:
     @staticmethod
     def of(margins: np.ndarray, looks: Looks) -> _Groups:
         """By the noisy numbers of rows in the cells of `SCORES`."""
-        n = looks.rows(margins)
+        n = looks.size(margins)
         (counts,), noise = looks.counts(RANGES, SCORES.of(margins)[:, None], SCORES.cells, FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
@@ -403,7 +403,7 @@ class _Groups:
 def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
     low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
-    n, middle, half = looks.rows(y), (low + high) / 2, (high - low) / 2
+    n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), FIRST)
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
