@@ -22,7 +22,7 @@ import torch.distributed as dist
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
 from isthmus.privacy import PrivacyStatement
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.round.aggregators import Aggregator, Local
 from isthmus.round.ranks import AllReduce, Ranks

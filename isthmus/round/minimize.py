@@ -146,6 +146,8 @@ def _minimized(
     elsewhere = getattr(objective, "elsewhere", False)
     value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
     loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
+    for each in (objective, *aggregator.problems):
+        getattr(each, "forget", int)()  # rows may have been written to since the last run
     n = aggregator.whole(objective.n)
     validate.check(n > 0, "objective.n", n, "give at least one record")
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))

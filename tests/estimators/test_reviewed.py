@@ -32,7 +32,7 @@ from isthmus.estimators import load, watching
 from isthmus.geometry.sets import Whole
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.privacy import Ledger
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding
 
