@@ -148,7 +148,8 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
     round = site.round
     assert round is not None
     sent = [_through(site, round, stage, state, setting) for stage in round.active]
-    return round, advance(round, replace(state, memory=site.memory), sent)
+    with setting.aggregator.alike():
+        return round, advance(round, replace(state, memory=site.memory), sent)
 
 
 def look(stage: Stage, setting: Setting, promise: Promise | None = None) -> dict[str, Tensor]:
@@ -194,9 +195,10 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
         _needed(ledger, stage).charge(stage, round.t)
         ledger = _Paid()
     message = aggregator.collect(order_of(round, stage, state), site)
-    released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
-    if stage.name not in round.released:  # it was released elsewhere
-        take_stage(round, stage, released)
+    with aggregator.alike():
+        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
+        if stage.name not in round.released:  # it was released elsewhere
+            take_stage(round, stage, released)
     return message
 
 
