@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import CHUNK_BYTES, SLICE_BYTES, Total, View, margins, rmatmul, row_norms
+from isthmus.base.matrix import CHUNK_BYTES, SLICE_BYTES, Total, View, margins, rmatmul, row_norms, spans_of
 from isthmus.base.parallel import in_order
 
 Where = slice | Tensor
@@ -279,3 +279,10 @@ def gathered(x: Streamed) -> Tensor:
     for _ in in_order(fill, x.spans()):
         pass
     return found
+
+
+def dense_parts(x: Any) -> Iterator[Tensor]:
+    """Rows of a dense matrix or of a table in float64, a slice at a time; none where there are none."""
+    for lo, hi in spans_of(x) or [(0, x.shape[0])]:
+        if hi > lo:
+            yield x[lo:hi].to(torch.float64)

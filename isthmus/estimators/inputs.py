@@ -16,9 +16,10 @@ from torch import Tensor
 
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.base import validate
-from isthmus.base.matrix import as_matrix, canonical, is_sparse, spans_of
+from isthmus.base.matrix import as_matrix, canonical, is_sparse
 from isthmus.base.parallel import one_thread
-from isthmus.base.streamed import Streamed
+from isthmus.base.streamed import Streamed, dense_parts
+from isthmus.estimators.crew import Crew
 from isthmus.estimators.leaks import leak
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
@@ -66,22 +67,25 @@ def inputs_of(
     private: bool,
     origin: bool = False,
     whole: bool = False,
+    crew: Crew = Crew(),  # noqa: B008  # frozen
 ) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
+    crew   who else has rows: what is read off them is read off all
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """
     n, d = X.shape
     told: list[str] = []
     if not private:
-        return Inputs(_from_rows(X, intercept))
+        return Inputs(_from_rows(X, intercept, crew))
     if isinstance(bounds, str):
-        bounds = _ranges_of(X)
+        bounds = _ranges_of(X, crew)
         told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        data_norm = max(float(matrix_bounds(X, 2)[1].max()), 1e-12)
+        longest = max(crew.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
+        data_norm = max(longest, 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
         return _ranged(d, bounds, data_norm, public, intercept, origin, whole, told)
@@ -141,14 +145,12 @@ def _column(side: Any, d: int) -> Tensor:
     return values
 
 
-def _from_rows(X: Any, intercept: bool) -> RowMaps:
+def _from_rows(X: Any, intercept: bool, crew: Crew = Crew()) -> RowMaps:  # noqa: B008  # frozen
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
         return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
-    n = X.shape[0]
-    mean = sum(part.sum(0) for part in _wide(X)) / n
-    spread = (sum((part - mean).square().sum(0) for part in _wide(X)) / n).sqrt()
+    mean, spread = crew.moments(X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -156,19 +158,16 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
     return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
 
 
-def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
+def _ranges_of(X: Any, crew: Crew = Crew()) -> tuple[Tensor, Tensor]:  # noqa: B008  # frozen
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
-    ends = [torch.aminmax(part, dim=0) for part in _wide(X)]
-    low, high = torch.stack([end[0] for end in ends]).amin(0), torch.stack([end[1] for end in ends]).amax(0)
+    low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
+    high = -low
+    for part in dense_parts(X):
+        low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
+    low, high = crew.extremes(low, high)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
-
-
-def _wide(X: Any) -> Iterator[Tensor]:
-    """Dense rows in float64, a slice at a time."""
-    for lo, hi in spans_of(X) or [(0, X.shape[0])]:
-        yield X[lo:hi].double()
 
 
 @contextmanager

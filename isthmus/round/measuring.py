@@ -140,7 +140,8 @@ def fragment(
 
 def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
     """What is no sum over records is no sum over their holders either: they answer together, where they can."""
-    if not isinstance(rows, Query) or client.whole is None or client.whole == client.problem.n:
+    alone = client.joint is None and client.whole in (None, client.problem.n)  # ranks answer together, an empty one too
+    if not isinstance(rows, Query) or alone:
         return rows
     name = type(rows).__name__
     remedy = (
@@ -182,7 +183,7 @@ def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | N
     """The records in batches of at most `physical`, or as many as the problem looks at together."""
     apart = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
     count = problem.n if index is None else len(index)
-    spans = problem.spans() if apart and hasattr(problem, "spans") else None
+    spans = (problem.spans() or None) if apart and hasattr(problem, "spans") else None
     if spans is not None and index is None and (physical is None or physical >= max(hi - lo for lo, hi in spans)):
         return [slice(lo, hi) for lo, hi in spans]
     most = physical if spans is None else min(physical or count, max(hi - lo for lo, hi in spans))

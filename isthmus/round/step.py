@@ -17,7 +17,7 @@ from isthmus.privacy.ledger import Purse
 from isthmus.privacy.mechanisms import check_bounded
 from isthmus.round.aggregators import Aggregator, alone
 from isthmus.round.measuring import contribute, fragment, measure, measure_leaf, measured_leaves
-from isthmus.round.opened import Kept, Round, RoundContext, bind_stage, clip_slot, no_public, open_round
+from isthmus.round.opened import Kept, Round, RoundContext, bind_stage, clip_slot, lift_slot, no_public, open_round
 from isthmus.round.order import DataSite, order_of
 from isthmus.round.pipeline import Pipeline, Promise, Stage, slots
 from isthmus.round.state import Held, State
@@ -59,9 +59,7 @@ def close_stage(
         if release.mechanism.private:
             check_bounded(release.mechanism, settled[release.name])
     if stage.private:
-        if ledger is None:
-            validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
-        ledger.charge(stage, round.t)
+        _needed(ledger, stage).charge(stage, round.t)
     released = {}
     for _, release, _ in slots([stage]):
         bounded = settled.pop(release.name)
@@ -74,12 +72,24 @@ def close_stage(
     return released
 
 
+def _needed(ledger: Purse | None, stage: Stage) -> Purse:
+    if ledger is None:
+        validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
+    return ledger
+
+
 def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
     """What was released, here or elsewhere, lifted to R^d and held in the round."""
     lifted = []
     for _, release, slot in slots([stage]):
         w = round.w if getattr(release.lift, "reads_w", True) else None
-        result = release.lift(round.sketches[slot], released[release.name], w, round.eta)
+        told = round.sketches[slot], released[release.name], w, round.eta
+        remember = getattr(release.lift, "remember", None)
+        if remember is None:
+            result = release.lift(*told)
+        else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
+            result, kept = remember(*told, round.context.state_of(lift_slot(slot)))
+            round.context.changed[lift_slot(slot)] = kept
         lifted += [] if result is None else [result]
     anchor = round.w if stage.every > 1 else None
     round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), dict(released)
@@ -138,7 +148,8 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
     round = site.round
     assert round is not None
     sent = [_through(site, round, stage, state, setting) for stage in round.active]
-    return round, advance(round, replace(state, memory=site.memory), sent)
+    with setting.aggregator.alike():
+        return round, advance(round, replace(state, memory=site.memory), sent)
 
 
 def look(stage: Stage, setting: Setting, promise: Promise | None = None) -> dict[str, Tensor]:
@@ -178,13 +189,24 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
 
 def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: Setting) -> Message:
     """One stage of a round: its maps, everybody's contributions, its release."""
-    aggregator = setting.aggregator
+    aggregator, ledger = setting.aggregator, setting.ledger
     bind_stage(round, stage, state)
+    if aggregator.noisy and stage.private:  # what arrives is what is released
+        _needed(ledger, stage).charge(stage, round.t)
+        ledger = _Paid()
     message = aggregator.collect(order_of(round, stage, state), site)
-    released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
-    if stage.name not in round.released:  # it was released elsewhere
-        take_stage(round, stage, released)
+    with aggregator.alike():
+        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
+        if stage.name not in round.released:  # it was released elsewhere
+            take_stage(round, stage, released)
     return message
+
+
+class _Paid:
+    """The purse of a stage that was charged before anybody was asked."""
+
+    def charge(self, stage: Any, t: int) -> None:
+        """Nothing more."""
 
 
 def run(

@@ -78,7 +78,8 @@ def test_rows_on_disk_are_the_rows(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "recipe"), [("npy", "dp_gd"), ("npy", "bought"), ("npy", "dp_sgd"), ("parquet", "dp_sgd"), ("parquet", "gd")]
+    ("kind", "recipe"),
+    [("npy", "dp_gd"), ("npy", "bought"), ("npy", "dp_sgd"), ("parquet", "dp_sgd"), ("parquet", "gd")],
 )
 def test_runs_over_a_file_find_what_runs_in_memory_find(kind: str, recipe: str, tmp_path: Path) -> None:
     X, y = numbers("float64")
