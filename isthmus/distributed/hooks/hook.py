@@ -35,8 +35,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
 
 def _whole(state: SketchState, buffer: Tensor) -> Future[Tensor]:
     """The mean as it is."""
-    state.sent += buffer.numel() * buffer.element_size()
-    return _mean(state, buffer).then(lambda done: done.value()[0])
+    return _sum(state, buffer.div_(_size(state))).then(lambda done: done.value()[0])
 
 
 def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Future[Tensor]:
@@ -46,10 +45,9 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
     drawn = state.way.map(layout, state.seed, t, state.kept, v)
     code = drawn.forward(v)
     code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
-    wire = code.to(buffer.dtype)
-    state.sent += wire.numel() * wire.element_size()
-    own = wire.to(wide, copy=True)
-    coming = _mean(state, wire)
+    wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
+    own = wire.to(wide) * _size(state)
+    coming = _sum(state, wire)
     left = _left(drawn, v, own) if state.feedback else None  # while the numbers travel
 
     def lifted(done: Future[list[Tensor]]) -> Tensor:
@@ -69,7 +67,11 @@ def _left(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
     return v.sub_(drawn.pinv(own))
 
 
-def _mean(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
-    """One all-reduce; divided first, so that halves do not overflow."""
-    wire.div_(dist.get_world_size(state.process_group))
+def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
+    """The one all-reduce of a bucket."""
+    state.sent += wire.numel() * wire.element_size()
     return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()
+
+
+def _size(state: SketchState) -> int:
+    return dist.get_world_size(state.process_group)

@@ -67,11 +67,11 @@ class WarmRank:
         if not rank:
             return None
         if f"{LEFT} {leaf.name}" in kept:
-            return LEFT, kept[f"{LEFT} {leaf.name}"]
+            return LEFT, kept[f"{LEFT} {leaf.name}"].to(like)
         start = like.new_zeros(k, rank)
         if f"{RIGHT} {leaf.name}" not in kept:
             kept[f"{RIGHT} {leaf.name}"] = _basis(start, key(seed, t, RIGHT, leaf.name))
-        return RIGHT, kept[f"{RIGHT} {leaf.name}"]
+        return RIGHT, kept[f"{RIGHT} {leaf.name}"].to(like)
 
 
 class LowRankMap:
