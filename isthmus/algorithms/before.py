@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.algorithms.purchases import Purchase, Terms
+from isthmus.algorithms.purchases import CAPACITY, Purchase, Terms
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy
 from isthmus.base.space import Space
@@ -36,6 +36,7 @@ class Bought:
 
     def check(self, objective: Any) -> None:
         """Refuse what it cannot be bought for."""
+        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
         self.item.check(objective)
 
     def stage(self, objective: Any) -> tuple[Stage, Space]:

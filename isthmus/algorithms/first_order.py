@@ -16,9 +16,9 @@ from isthmus.algorithms.dimension import WidthRule, bound_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.geometry.lifts import ProjectAndLift, pinv
+from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv
 from isthmus.geometry.sets import Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, Identity
+from isthmus.geometry.sketches import CountSketch, Encoder, Identity, SparseJL
 from isthmus.geometry.sketches.base import Random, Size
 from isthmus.papers import Schedule
 from isthmus.round.averages import Average
@@ -158,9 +158,11 @@ def comp_dist_sgd(
     batch_size: int | None = None,
     codec: Codec | str | None = None,
     error_feedback: bool = False,
+    heavy: int | None = None,
+    momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
-    sketch: Family = CountSketch,
+    sketch: Family | None = None,
     refresh: int = 1,
     tol: float = 1e-2,
 ) -> Recipe:
@@ -170,6 +172,10 @@ def comp_dist_sgd(
                        says, and without one every client
     batch_size         records a client looks at; None: all of its own
     codec              an unbiased contraction of the code to bytes: one of `isthmus.codecs`, or its name
+    error_feedback     clients keep what the sketch lost: d numbers each
+    heavy              the server keeps it instead, as a code (FetchSGD): a round changes this many coordinates; the
+                       memory lasts `refresh` rounds, as the map does; `momentum` is then that of the codes
+    sketch             the family, as a function of m: `CountSketch`, with `heavy` `SparseJL` of 5 non-zeros a column
 
     Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.
 
@@ -179,12 +185,24 @@ def comp_dist_sgd(
     if clients_per_round is not None and not callable(clients_per_round):
         validate.positive_int(clients_per_round=clients_per_round)
     contraction = named(codec)
+    if heavy is not None:
+        validate.positive_int(heavy=heavy)
+        validate.check(not error_feedback, "error_feedback", True, "one memory is enough: leave it out with `heavy`")
+        validate.check(refresh > 1, "refresh", refresh, "a memory of codes lasts as long as its map: give 2 or more")
+    validate.check(heavy is not None or momentum == 0, "momentum", momentum, "momentum of codes needs `heavy`")
+    family = sketch or (CountSketch if heavy is None else _five)
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
     planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
     wire = Wire(contraction, error_feedback, planned)
-    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire)
-    return filling.recipe("comp_dist_sgd", {**arguments, "codec": contraction, "error_feedback": error_feedback})
+    lift = None if heavy is None else HeavyHitters(heavy, momentum)
+    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, lift)
+    told = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy}
+    return filling.recipe("comp_dist_sgd", {**arguments, **told})
+
+
+def _five(m: Size) -> Encoder:
+    return SparseJL(m, s=5)
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
@@ -214,6 +232,7 @@ class _Descent:
     refresh: int = 1
     tol: float = 1e-2
     wire: Wire = Wire()
+    lift: Lift | None = None
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
@@ -252,7 +271,7 @@ class _Descent:
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
         memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
         lift = ProjectAndLift(binding.constraint, tol=self.tol) if memoryless else pinv
-        return Release(encode=encode, lift=lift)
+        return Release(encode=encode, lift=self.lift or lift)
 
     def _kept(self, encode: Encoder) -> Encoder:
         """A map that serves `refresh` rounds, where the family can."""

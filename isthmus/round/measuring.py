@@ -140,7 +140,8 @@ def fragment(
 
 def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
     """What is no sum over records is no sum over their holders either: they answer together, where they can."""
-    if not isinstance(rows, Query) or client.whole is None or client.whole == client.problem.n:
+    alone = client.joint is None and client.whole in (None, client.problem.n)  # ranks answer together, an empty one too
+    if not isinstance(rows, Query) or alone:
         return rows
     name = type(rows).__name__
     remedy = (

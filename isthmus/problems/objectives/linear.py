@@ -270,7 +270,8 @@ class LinearModel(Objective):
 
     def _load(self, X: object, y: object) -> None:
         self.X: Matrix = as_matrix("X", X)
-        validate.check(min(self.X.shape) > 0, "X.shape", tuple(self.X.shape), "give at least one row and one column")
+        some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
+        validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
         self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
