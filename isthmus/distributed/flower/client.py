@@ -22,6 +22,7 @@ from isthmus.distributed.flower.records import (
     read_ask,
     to_arrays,
 )
+from isthmus.distributed.flower.secure import secure_step
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.round.aggregators import Client
 from isthmus.round.order import DataSite
@@ -96,6 +97,11 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
 def answered(message: Any, context: Any, federation: Shared, terms: Terms, noise: Noise | None = None) -> Any:
     """The reply to an order."""
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
+    if "step" in message.content[RECORD]:
+        data = _secured(message.content, context, plan, terms, noise)
+        return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
+    remedy = "this plan sends vectors by secure aggregation only"
+    validate.check(plan.dropouts is None, "message", "an order", remedy)
     asked = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
     if plan.down == "update":
         keep(context.state, ITERATE, {"w": asked.w})
@@ -117,7 +123,22 @@ def contribution(plan: Federation, asked: Ask, context: Any, terms: Terms, noise
     message = replace(order, w=None)(client)
     if pipe.wire.feedback:
         keep(context.state, MEMORY, site.memory)
-    return narrowed(message, plan, site.stage(order), problem.n) if plan.private else message
+    central = plan.private and plan.dropouts is None
+    return narrowed(message, plan, site.stage(order), problem.n) if central else message
+
+
+def _secured(content: Any, context: Any, plan: Federation, terms: Terms, noise: Noise | None) -> bytes:
+    """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
+    validate.check(plan.dropouts is not None, "step", content[RECORD]["step"], "this plan has no secure aggregation")
+    (stage,) = plan.pipe.stages
+    # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own
+    secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
+
+    def vector() -> Tensor:
+        (value,) = contribution(plan, read_ask(content, plan.whole, None), context, terms, noise).values.values()
+        return value.value
+
+    return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)
 
 
 def narrowed(message: Message, plan: Federation, stage: Any, n: int) -> Message:
