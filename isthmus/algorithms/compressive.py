@@ -17,7 +17,7 @@ from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.filling import Choice, Facts, Refusal, Run, allowed_step, full_rounds, full_run
-from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
+from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import CoSaMP, discard, pinv
@@ -26,6 +26,7 @@ from isthmus.geometry.sketches.selection import SelectionMap
 from isthmus.papers import Rule
 from isthmus.papers.printed import Inside, LargestEntries, Printed
 from isthmus.privacy import Charge, Clip, Laplace
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
@@ -93,7 +94,7 @@ class _Compressive:
         Clip(self.clip)
         if self.step is not None:
             step_rule(self.step, None)
-        validate.one_of(OUTPUTS, output=self.output)
+        average_of(self.output)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
@@ -110,7 +111,7 @@ class _Compressive:
             stages,
             self._step(binding),
             Step(binding.constraint, binding.penalty),
-            OUTPUTS[self.output],
+            average_of(self.output),
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=promise,

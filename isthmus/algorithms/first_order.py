@@ -21,16 +21,15 @@ from isthmus.geometry.sets import Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity
 from isthmus.geometry.sketches.base import Random, Size
 from isthmus.papers import Schedule
-from isthmus.round.averages import Average
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
+from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.samplers import Sampler
 from isthmus.round.wire import Wire
 
 StepRule = float | Callable[[int], float]
 Family = Callable[[Size], Encoder]
-OUTPUTS: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
 
 
 @algorithm(direct=True)
@@ -41,18 +40,22 @@ def sgd(
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str = "shuffle",
 ) -> Recipe:
     """Projected SGD: w+ = P_C(w - eta g).
 
     step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.papers`
     momentum  beta of the heavy ball: v = beta v + g, w+ = P_C(w - eta v)
-    output    "last", "average" (weighted by the steps) or "random" (one iterate, uniformly)
+    output    "last", "average" (sum eta_t w_t / sum eta_t), "random" (one of w_1, ..., w_T, uniformly), or the mean of
+              the last K points: "last 10"
+    draw      "shuffle" (batches from a new permutation every pass) or "independent" (every record of every batch is
+              drawn by itself and may come again: the oracle of the theorems)
 
     >>> sgd(step=0.1).name
     'sgd'
     """
     arguments = {"step": step, "batch_size": batch_size, "momentum": momentum, "output": output}
-    return _Descent(Shuffle(batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
+    return _Descent(_sampler(draw, batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
 
 
 @algorithm(direct=True)
@@ -74,9 +77,11 @@ def comp_sgd(
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str = "shuffle",
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
@@ -90,17 +95,19 @@ def comp_sgd(
     refresh         how many rounds one map serves; more saves time, but with error feedback a coordinate then waits
                     about refresh d/m rounds, and the largest stable step shrinks with it
     tol             accuracy of the project-and-lift solve
+    pick            of all points of C with the right sketch the "nearest" to w_t, or the papers' "min_gauge", one of
+                    least Minkowski functional (basis pursuit on an l1 ball), which forgets w_t
     stop            a stop rule; the run then returns the point it fired at, or x = None
 
-    Other arguments as for `sgd`.
+    Other arguments as for `sgd`.  Algorithm 1 of paper 000 draws each i_t by itself: `draw="independent", batch_size=1`.
 
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
     wire = Wire(feedback=error_feedback)
-    filling = _Descent(Shuffle(batch_size), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
-    return filling.recipe("comp_sgd", arguments)
+    sampler, narrow = _sampler(draw, batch_size), (m, sketch, refresh, tol, wire, pick)
+    return _Descent(sampler, step, schedule, output, momentum, stop, *narrow).recipe("comp_sgd", arguments)
 
 
 @algorithm
@@ -115,12 +122,13 @@ def comp_gd(
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
     """CompGD (000): the full-batch form of `comp_sgd`."""
     arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output}
     wire = Wire(feedback=error_feedback)
-    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
+    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire, pick)
     return filling.recipe("comp_gd", arguments)
 
 
@@ -133,19 +141,28 @@ def comp_minibatch(
     error_feedback: bool = False,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str | None = None,
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
-    """CompMinibatch (000): a fresh batch without replacement each round; its size may be a rule, or the schedule's."""
+    """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
+
+    draw  "subset" (different records, paper 000) or "independent" (with repetition, paper 001, whose theorems may ask
+          for more draws than there are records); None: independent where the schedule says how many, else a subset
+
+    Other arguments as for `comp_sgd`.
+    """
     validate.check(
         batch_size is not None or schedule is not None, "batch_size", batch_size, "give it, or a schedule that has one"
     )
     size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    sampler, wire = WithoutReplacement(size or 1), Wire(feedback=error_feedback)
-    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire)
+    how = draw or ("independent" if batch_size is None else "subset")
+    sampler, wire = _sampler(how, size or 1, ("subset", "independent")), Wire(feedback=error_feedback)
+    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire, pick)
     return filling.recipe("comp_minibatch", arguments)
 
 
@@ -163,6 +180,7 @@ def comp_dist_sgd(
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
 ) -> Recipe:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -183,8 +201,18 @@ def comp_dist_sgd(
     sampler = Full() if batch_size is None else Shuffle(batch_size)
     planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
     wire = Wire(contraction, error_feedback, planned)
-    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire)
+    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire, pick)
     return filling.recipe("comp_dist_sgd", {**arguments, "codec": contraction, "error_feedback": error_feedback})
+
+
+SAMPLERS = {"shuffle": Shuffle, "independent": Uniform, "subset": WithoutReplacement}
+
+
+def _sampler(
+    draw: str, size: int | Callable[[int], int], known: tuple[str, ...] = ("shuffle", "independent")
+) -> Sampler:
+    validate.one_of(known, draw=draw)
+    return SAMPLERS[draw](size)
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
@@ -214,12 +242,16 @@ class _Descent:
     refresh: int = 1
     tol: float = 1e-2
     wire: Wire = Wire()
+    pick: str = "nearest"
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
         validate.positive(tol=self.tol)
         validate.positive_int(refresh=self.refresh)
-        validate.one_of(OUTPUTS, output=self.output)
+        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
+        memory = self.wire.feedback and self.pick != "nearest"
+        validate.check(not memory, "pick", self.pick, "error feedback lifts by the pseudo-inverse: leave out one of both")
+        average_of(self.output)
         planned = self.schedule is not None and self.schedule.beta is not None
         known = self.sketch is None or self.m is not None or planned
         validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
@@ -234,7 +266,7 @@ class _Descent:
             [Stage(self.sampler, [self._release(binding)])],
             step_rule(self.step, self.schedule),
             Step(binding.constraint, binding.penalty, self.momentum),
-            OUTPUTS[self.output],
+            average_of(self.output),
             self.wire,
             self._stop(binding),
             output="last" if self.output == "last" else "average",
@@ -251,7 +283,7 @@ class _Descent:
         encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
         memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
-        lift = ProjectAndLift(binding.constraint, tol=self.tol) if memoryless else pinv
+        lift = ProjectAndLift(binding.constraint, self.pick, self.tol) if memoryless else pinv
         return Release(encode=encode, lift=lift)
 
     def _kept(self, encode: Encoder) -> Encoder:

@@ -17,7 +17,7 @@ from isthmus.algorithms.before import bought, charges_of
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
+from isthmus.algorithms.first_order import Family, StepRule, step_rule
 from isthmus.algorithms.histograms import Shapes, ShrunkStatistics, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
@@ -30,8 +30,9 @@ from isthmus.papers.printed import Printed, own_length
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.problems.penalties import NoPenalty
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step, Weighted
+from isthmus.round.parts import Step, Tail
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
 Relation = Adjacency | str
@@ -219,7 +220,9 @@ class _Private:
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        validate.one_of(("last", "average") if self.buys else OUTPUTS, output=self.output)
+        if self.buys:
+            validate.one_of(("last", "average"), output=self.output)
+        average_of(self.output)
         validate.positive(tol=self.tol)
 
     def recipe(self, name: str, **shown: Any) -> Recipe:
@@ -239,7 +242,7 @@ class _Private:
             [Stage(sampler, self._releases(binding, plan, sampler, rounds))],
             self._step(binding, plan, sampler.divisor(n)),
             Step(binding.constraint, binding.penalty, self.momentum),
-            Weighted(start=rounds // 2) if self.buys else OUTPUTS[self.output],
+            Tail(start=rounds // 2) if self.buys else average_of(self.output),
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=replace(promise, epsilon=math.inf) if self.published else promise,

@@ -90,12 +90,14 @@ def contribute(
 ) -> Message:
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n, whole = client.problem.n, client.problem.n if client.whole is None else client.whole
-    index = stage.sampler.draw(n, round.t, keys, client.role)
+    index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n)
     divisor, total = stage.sampler.divisor(n, round.t), None
     batch = None if getattr(client.problem, "linear", False) else stage.sampler.divisor(whole, round.t)
     parts = _physical_batches(index, n, physical)
     for number, part in enumerate(parts, start=1):
         rows = stage.source(client.problem, round.w, part, round.held)
+        if times is not None and part is not None and isinstance(rows, Rows):
+            rows = rows.take(torch.arange(len(part)), times[part])
         split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
         rows = jointly(rows, client)
         remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
@@ -169,6 +171,14 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
+
+
+def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The records that were drawn and, where there are more draws than records, how often each one was."""
+    if index is None or len(index) <= n:
+        return index, None
+    times = torch.bincount(index, minlength=n)
+    return times.nonzero().reshape(-1), times
 
 
 def _physical_batches(index: Tensor | None, n: int, physical: int | None) -> list[Tensor | None]:

@@ -1,7 +1,7 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
 from isthmus.round.aggregators import Client, Clients, Local
-from isthmus.round.averages import Last, Restart, UniformRandom, Weighted
+from isthmus.round.averages import Last, Restart, Suffix, Tail, UniformRandom, Weighted
 from isthmus.round.frank_wolfe import FrankWolfe
 from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
@@ -24,6 +24,8 @@ __all__ = [
     "Restart",
     "Shuffle",
     "Step",
+    "Suffix",
+    "Tail",
     "Uniform",
     "UniformRandom",
     "Weighted",
