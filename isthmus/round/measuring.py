@@ -123,7 +123,7 @@ def fragment(
     for _, release, slot in slots([stage]):
         if ready is not None and release.name in ready:
             values[release.name] = ready[release.name]
-        elif round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+        elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
@@ -153,9 +153,9 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
     for _, release, slot in slots([stage]):
         sketch, bounded = round.sketches[slot], values[release.name]
         value, name = bounded.value, f"{client.name}/{slot}"
-        if wire.feedback:
-            kept = memory.get(name)
-            corrected = value if kept is None else value + kept * (message.divisor / round.eta)
+        kept, corrected = memory.get(name), value
+        if wire.remembers:
+            corrected = wire.corrected(value, kept, message.divisor, round.eta)
             value = sketch.forward(corrected)
         dims += value.numel()
         if wire.codec is None:
@@ -167,8 +167,8 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             size += len(data)
             coded[release.name] = data
             value = wire.codec.decode(data, value)
-        if wire.feedback:
-            memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
+        if wire.remembers:
+            memory[name] = wire.remembered(corrected, value, sketch, kept, message.divisor, round.eta)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 

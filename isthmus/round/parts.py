@@ -7,7 +7,7 @@ from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.round.sources import AgainstAnchor, current
 from isthmus.round.stops import FirstOrderStationary, GapBelow
-from isthmus.round.updates import Delegate, Step
+from isthmus.round.updates import Delegate, Mirror, Shifted, Step
 
 __all__ = [
     "AgainstAnchor",
@@ -21,7 +21,9 @@ __all__ = [
     "GapBelow",
     "Last",
     "Local",
+    "Mirror",
     "Restart",
+    "Shifted",
     "Shuffle",
     "Step",
     "Suffix",
