@@ -8,7 +8,7 @@ Clip after the sketch: one record moves the sum by at most C, whatever Phi is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step, Tail
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.round.updates import Update
 
 Relation = Adjacency | str
 PrivateSampler = FullBatch | Poisson | FixedSize
@@ -221,6 +222,7 @@ class _Private:
 
     published  sketch the whole sum as papers 001 and 000 print it
     guarantee  what a sound mechanism, run as printed, says of itself
+    update     of what the recipe is bound to, in place of a projected step
     """
 
     budget: Budget
@@ -239,6 +241,7 @@ class _Private:
     buys: tuple[Purchase, ...] = ()
     published: bool = False
     guarantee: str = ""
+    update: Callable[[Binding], Update] | None = None
 
     def __post_init__(self) -> None:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
@@ -275,7 +278,7 @@ class _Private:
         return Pipeline(
             [Stage(sampler, self._releases(binding, plan, sampler, rounds))],
             self._step(binding, plan, sampler, rounds),
-            Step(binding.constraint, binding.penalty, self.momentum),
+            Step(binding.constraint, binding.penalty, self.momentum) if self.update is None else self.update(binding),
             Tail(start=rounds // 2) if self.buys else average_of(self.output),
             stop=stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
