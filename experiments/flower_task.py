@@ -14,7 +14,7 @@ from isthmus import CountSketch, Identity, L1Ball, Logistic, ModuleObjective, Pr
 from isthmus.distributed.flower import Federation
 
 CLIENTS, BATCH = 10, 32
-STEPS = {"imdb": 0.5, "mlp": 0.3}
+STEPS = {"imdb": 0.3, "mlp": 0.3}
 
 
 def recipe(problem: str, way: str) -> Any:

@@ -124,7 +124,7 @@ def _sent(
         held = dict(content[RECORD].items()) if RECORD in content else {}
         content[RECORD] = app.ConfigRecord({**held, **config})
         traffic.down += sum(record.count_bytes() for record in content.values())
-        messages.append(app.Message(content, node, app.MessageType.TRAIN, group_id=step))
+        messages.append(app.Message(content, node, app.MessageType.TRAIN, ttl=timeout, group_id=step))
     found = []
     for reply in grid.send_and_receive(messages, timeout=timeout):
         node = reply.metadata.src_node_id

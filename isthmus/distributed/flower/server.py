@@ -170,7 +170,8 @@ class FlowerClients(Aggregator):
         self.traffic.down += sum(record.count_bytes() for record in content.values())
         assert order.w is not None
         holds[node] = order.w
-        return app.Message(content, node, app.MessageType.TRAIN, group_id=str(order.t))
+        # an order that nobody waits for any more is not delivered: a slow client does not work through old ones
+        return app.Message(content, node, app.MessageType.TRAIN, ttl=self.timeout, group_id=str(order.t))
 
     def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
