@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base.arrow import ArrowTable, parquet_dataset
-from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed
+from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_disk
 from isthmus.tables.encode import encode
 from isthmus.tables.schema import Schema
 
@@ -52,14 +52,14 @@ class ParquetFrame:
         return ParquetFrame(self.path, self.table, kept)
 
     def encoded(self, schema: Schema) -> Streamed:
-        """The rows as numbers, encoded when they are read: each by itself and by public rules."""
+        """The rows as numbers, encoded a slice at a time, each by itself and by public rules; kept in a scratch file."""
         names = [column.name for column in schema.columns if column.features and column.name in self._names]
         rows = _Frames(self.table, [self._names[name] for name in names], names)
 
         def numbers(frame: Any, where: Any) -> Tensor:
             return torch.from_numpy(encode(frame, schema))
 
-        found = DerivedRows(rows, numbers, len(schema.features), torch.float64)
+        found = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
         return found if self.kept is None else ChosenRows(found, torch.from_numpy(self.kept))
 
 
