@@ -283,7 +283,7 @@ def gathered(x: Streamed) -> Tensor:
 
 
 def kept_on_disk(x: Streamed) -> FileRows:
-    """The same rows in a file that has no name any more: made once where reading them is dear, gone with the process."""
+    """The same rows in a file without a name: made once where reading them is dear, gone with the process."""
     with tempfile.NamedTemporaryFile(suffix=".rows") as file:
         for _, _, rows in x.chunks():
             file.write(np.ascontiguousarray(rows.numpy()).data)

@@ -52,7 +52,7 @@ class ParquetFrame:
         return ParquetFrame(self.path, self.table, kept)
 
     def encoded(self, schema: Schema) -> Streamed:
-        """The rows as numbers, encoded a slice at a time, each by itself and by public rules; kept in a scratch file."""
+        """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""
         names = [column.name for column in schema.columns if column.features and column.name in self._names]
         rows = _Frames(self.table, [self._names[name] for name in names], names)
 
