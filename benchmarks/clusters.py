@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import tempfile
 import time
 import warnings
@@ -120,6 +122,7 @@ def ray(X: np.ndarray, y: np.ndarray, ranks: int) -> dict[str, Any]:
 
 def spark(X: np.ndarray, y: np.ndarray, ranks: int) -> dict[str, Any]:
     """Spark on this machine, from a Parquet file."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     from isthmus.distributed import spark as ours

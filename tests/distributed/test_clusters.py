@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -74,16 +75,17 @@ def test_ray() -> None:
         ray.shutdown()
 
 
-def test_spark() -> None:
+def test_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark", reason="Spark is not installed: pip install isthmus[spark]")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java 17 or later: apt install openjdk-17-jre-headless")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # workers need what this interpreter has
     from pyspark.sql import SparkSession
 
     from isthmus.distributed import spark as ours
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.execution.arrow.pyspark.enabled", "true").getOrCreate()
+    session = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
     try:
         X, y = rows()
         df = session.createDataFrame([(*x, int(label)) for x, label in zip(X.tolist(), y, strict=True)], NAMES)
