@@ -250,7 +250,9 @@ class _Descent:
         validate.positive_int(refresh=self.refresh)
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         memory = self.wire.feedback and self.pick != "nearest"
-        validate.check(not memory, "pick", self.pick, "error feedback lifts by the pseudo-inverse: leave out one of both")
+        validate.check(
+            not memory, "pick", self.pick, "error feedback lifts by the pseudo-inverse: leave out one of both"
+        )
         average_of(self.output)
         planned = self.schedule is not None and self.schedule.beta is not None
         known = self.sketch is None or self.m is not None or planned
