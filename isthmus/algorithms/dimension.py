@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from isthmus.base import validate
 from isthmus.geometry.sets import ConvexSet
-from isthmus.geometry.sketches.base import Size
-from isthmus.papers import Rule, narrow_dimension
+from isthmus.geometry.sketches.base import Size, resolve
+from isthmus.papers import Rule, Schedule, narrow_dimension
 from isthmus.round.minimize import Binding
 
 
@@ -63,3 +62,16 @@ def relative_width(constraint: ConvexSet, d: int) -> float:
 def bound_size(m: Size | WidthRule, binding: Binding, per_epoch: int) -> Size:
     """A size, with a width rule turned into its numbers."""
     return m.rule(binding.constraint, binding.d, per_epoch) if isinstance(m, WidthRule) else m
+
+
+def scheduled_size(m: Size | WidthRule | None, schedule: Schedule | None) -> Size | WidthRule | None:
+    """The size that was given, else the width rule of a schedule that has a distortion."""
+    if m is not None or schedule is None or schedule.beta is None:
+        return m
+    return WidthRule(beta=schedule.beta)
+
+
+def largest_size(m: Size | WidthRule, binding: Binding, per_epoch: int, rounds: int) -> int:
+    """m_T of the theorems, the largest dimension of a run of so many rounds."""
+    size = bound_size(m, binding, per_epoch)
+    return max(resolve(size, binding.d, t) for t in (range(rounds) if callable(size) else (0,)))

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size
+from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
 from isthmus.geometry.lifts import ProjectAndLift, pinv
-from isthmus.geometry.sets import Whole
+from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity
 from isthmus.geometry.sketches.base import Random, Size
 from isthmus.papers import Schedule
@@ -99,7 +99,8 @@ def comp_sgd(
                     least Minkowski functional (basis pursuit on an l1 ball), which forgets w_t
     stop            a stop rule; the run then returns the point it fired at, or x = None
 
-    Other arguments as for `sgd`.  Algorithm 1 of paper 000 draws each i_t by itself: `draw="independent", batch_size=1`.
+    Other arguments as for `sgd`.  Algorithm 1 of paper 000, which draws each i_t by itself, is
+    `draw="independent", batch_size=1`.
 
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
@@ -205,7 +206,11 @@ def comp_dist_sgd(
     return filling.recipe("comp_dist_sgd", {**arguments, "codec": contraction, "error_feedback": error_feedback})
 
 
-SAMPLERS = {"shuffle": Shuffle, "independent": Uniform, "subset": WithoutReplacement}
+SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
+    "shuffle": Shuffle,
+    "independent": Uniform,
+    "subset": WithoutReplacement,
+}
 
 
 def _sampler(
@@ -225,6 +230,13 @@ def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     validate.positive(step=rule)
     eta = float(rule)
     return lambda t: eta
+
+
+def stop_of(stop: Any, schedule: Schedule | None, constraint: ConvexSet) -> Any:
+    """The rule that was given, else that of the schedule: an alpha-FOSP, or none."""
+    if stop is not None or schedule is None or schedule.threshold is None:
+        return stop
+    return FirstOrderStationary(schedule.threshold, constraint)
 
 
 @dataclass(frozen=True)
@@ -254,8 +266,7 @@ class _Descent:
             not memory, "pick", self.pick, "error feedback lifts by the pseudo-inverse: leave out one of both"
         )
         average_of(self.output)
-        planned = self.schedule is not None and self.schedule.beta is not None
-        known = self.sketch is None or self.m is not None or planned
+        known = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
         validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
@@ -270,7 +281,7 @@ class _Descent:
             Step(binding.constraint, binding.penalty, self.momentum),
             average_of(self.output),
             self.wire,
-            self._stop(binding),
+            stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
             rounds=self.schedule.rounds if self.schedule is not None else None,
         )
@@ -278,9 +289,7 @@ class _Descent:
     def _release(self, binding: Binding) -> Release:
         if self.sketch is None:
             return Release(encode=Identity())
-        m = self.m
-        if m is None and self.schedule is not None and self.schedule.beta is not None:
-            m = WidthRule(beta=self.schedule.beta)
+        m = scheduled_size(self.m, self.schedule)
         assert m is not None
         encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
@@ -291,11 +300,6 @@ class _Descent:
     def _kept(self, encode: Encoder) -> Encoder:
         """A map that serves `refresh` rounds, where the family can."""
         return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
-
-    def _stop(self, binding: Binding) -> Any:
-        if self.stop is not None or self.schedule is None or self.schedule.threshold is None:
-            return self.stop
-        return FirstOrderStationary(self.schedule.threshold, binding.constraint)
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
