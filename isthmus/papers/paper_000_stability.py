@@ -91,9 +91,7 @@ def uniform_stability(
     validate.check(len(seeds) > 0, "seeds", seeds, "give at least one")
     sample, neighbours = _neighbours(problem, replaced)
     bare = noise_seed is not None or not _is_private(sample, recipe, constraint, steps)
-    remedy = (
-        "a private recipe draws its own noise in every run: give a noise_seed, which the runs of a pair share"
-    )
+    remedy = "a private recipe draws its own noise in every run: give a noise_seed, which the runs of a pair share"
     validate.check(bare, "noise_seed", noise_seed, remedy)
     size = sample.n, sample.space.d
     for other in neighbours:

@@ -7,8 +7,8 @@ entries off its diagonal) would mix coordinates that were not drawn: they have n
 
 With Pi_jk = Prob(j, k in S) the mean of I_S M I_S is the entrywise product Pi o M, and
 
-    Pi o M <= P V   (*)     gives  E f(w - Gamma C g) <= f(w) - ||grad f||^2_{P V^-1} / 2 + noise,   Lemma E.3 with V for M
-    M <= V                  gives (*) for every law, and Theorem 4.2 as it is printed with V for M
+    Pi o M <= P V   gives E f(w - Gamma C g) <= f(w) - ||grad f||^2_{P V^-1} / 2 + noise: Lemma E.3 with V for M
+    M <= V          gives that for every law, and Theorem 4.2 as it is printed with V for M
 
 `expected_smoothness` is a V of the first kind (1 / v_j = 1 / M_jj on single coordinates), `diagonal_majorant` one of
 the second.  M must be public.
@@ -16,7 +16,6 @@ the second.  M must be public.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,7 @@ def matrix_block_bound(
     probabilities  p_j
 
     >>> matrix_block_bound(10, n=100, noise=1.0, radius=1.0, gap=0.1, probabilities=[0.5, 0.5], epsilon=1.0,
-    ...                    delta=math.exp(-1))
+    ...                    delta=float(np.exp(-1)))
     0.072
     """
     given(locals(), gap=validate.non_negative, probabilities=None)
@@ -127,7 +126,7 @@ def smoothness_matrix(matrix: Any) -> np.ndarray:
     least = float(np.linalg.eigvalsh(M)[0])
     remedy = "a bound of Hessians of convex losses has none: give M >= 0"
     validate.check(least >= -1e-10 * scale, "smoothness", f"an eigenvalue {least:g}", remedy)
-    return (M + M.T) / 2
+    return np.asarray((M + M.T) / 2)
 
 
 def _top(M: np.ndarray, subset: np.ndarray) -> float:
