@@ -71,7 +71,8 @@ def dp_skgd(
     as_published   the paper's noise, sigma_U^2 = 12 L_U^2 K T ln(1/delta) / (n^2 epsilon^2) for replace-one, on all
                    records: sound where the bounds hold (they are clipped to), and about 1.6 times what is needed
 
-    A penalty acts where the step does, by its proximal map on the drawn coordinates with their steps 1 / M_j.  It must therefore be a sum over the blocks; one that is not (a group that a block cuts, a `ProxPenalty`) is refused.
+    A penalty acts where the step does: its proximal map moves the drawn coordinates alone, with their steps 1 / M_j.
+    It must therefore be a sum over the blocks; one that is not (a group that a block cuts, a `ProxPenalty`) is refused.
 
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
