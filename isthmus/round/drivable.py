@@ -43,6 +43,7 @@ def least_bound(pipe: Pipeline) -> float:
 
 
 def counted(message: Message) -> Message:
+    """The message with its numbers and bytes, its values free to be used up."""
     values = [bounded.value for bounded in message.values.values()]
     return replace(
         message,

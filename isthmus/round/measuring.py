@@ -161,13 +161,13 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
         if wire.codec is None:
             size += value.numel() * value.element_size()
         else:
+            if wire.feedback:  # an unbiased codec is a contraction only after this shrink
+                value = value / (1 + wire.codec.chi(value.numel()))
             data = wire.codec.encode(value, key(round.seed, round.t, "codec", client.role, slot))
             size += len(data)
             coded[release.name] = data
             value = wire.codec.decode(data, value)
         if wire.feedback:
-            if wire.codec is not None:  # an unbiased codec is a contraction only after this shrink
-                value = value / (1 + wire.codec.chi(value.numel()))
             memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)

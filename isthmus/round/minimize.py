@@ -261,7 +261,8 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
 def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    return {} if x is None or certify is None or pipe.private else certify(_gradient(objective)(x), x)
+    hidden = pipe.private or getattr(objective, "elsewhere", False)
+    return {} if x is None or certify is None or hidden else certify(_gradient(objective)(x), x)
 
 
 class EarlyStop:
@@ -348,7 +349,7 @@ class _Watch:
         }
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
-        if not self.pipe.private:
+        if not self.pipe.private and not getattr(self.objective, "elsewhere", False):
             record["loss"] = self.mean(float(self.objective.loss(state.w)))
         return record
 

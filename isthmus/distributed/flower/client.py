@@ -1,0 +1,138 @@
+"""The side of a client: a `ClientApp` that answers orders, and a mod that lets an app of one's own answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.distributed.flower.federation import Federation, OneTerm
+from isthmus.distributed.flower.packages import flower
+from isthmus.distributed.flower.records import (
+    ARRAYS,
+    RECORD,
+    Ask,
+    answer,
+    from_arrays,
+    keep,
+    kept,
+    read_ask,
+    to_arrays,
+)
+from isthmus.privacy.noise import Noise, SecretSource
+from isthmus.round.aggregators import Client
+from isthmus.round.order import DataSite
+from isthmus.round.ranks import for_wire, reach_of
+from isthmus.round.wire import Keys, Message
+
+ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
+Shared = Federation | Callable[[Any], Federation]
+"""What server and clients share, or how it follows from a client's context (its `run_config`)."""
+Terms = Callable[[Federation, Ask, str], Any]
+"""The records of a client for an order, under its name."""
+
+
+def client_app(
+    federation: Shared, data: Callable[[Any], Any], *, mods: Sequence[Any] | None = None, noise: Noise | None = None
+) -> Any:
+    """A Flower `ClientApp` that answers orders with its own records.
+
+    federation  what server and clients share, or a function of the context that makes it
+    data        context -> objective (`Logistic(X, y)`, `ModuleObjective(...)`): called for every message, so keep what
+                is slow to load
+    mods        of the `ClientApp`
+    noise       for tests only: the source of the client's coins, which are the operating system's otherwise
+    """
+    app = flower().clientapp.ClientApp(mods=list(mods or ()))
+
+    @app.train()
+    def train(message: Any, context: Any) -> Any:
+        return answered(
+            message, context, federation, lambda plan, asked, name: records(plan, asked, name, context), noise
+        )
+
+    def records(plan: Federation, asked: Ask, name: str, context: Any) -> Any:
+        problem = data(context)
+        if plan.unit == "record":
+            return problem
+        return OneTerm(lambda w: _term(plan, problem, w, asked, name))
+
+    return app
+
+
+def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
+    """A mod for a `ClientApp` of one's own, whose `train` takes "arrays" and "config" and answers with new "arrays".
+
+    The app sees what a server of Flower's `FedAvg` would send; what leaves the client is the sketch of the change of
+    its arrays, clipped and coded as the federation says.  Metrics that the app adds stay with the client.  The
+    federation has unit="client", and its space is `space_of(arrays)`.
+    """
+    app = flower().app
+
+    def mod(message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+        if not message.has_content() or RECORD not in message.content:
+            return call_next(message, context)
+
+        def change(plan: Federation, asked: Ask, name: str) -> OneTerm:
+            validate.check(plan.unit == "client", "unit", plan.unit, 'a mod sends what one client changed: "client"')
+            return OneTerm(lambda w: w - trained(plan, w))
+
+        def trained(plan: Federation, w: Tensor) -> Tensor:
+            arrays, rest = to_arrays(w, plan.whole), message.content.get("config", app.ConfigRecord())
+            message.content = app.RecordDict({ARRAYS: arrays, "config": rest})
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise RuntimeError(f"the app answered with an error: {reply.error.reason}")
+            return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
+
+        return answered(message, context, federation, change, noise)
+
+    return mod
+
+
+def answered(message: Any, context: Any, federation: Shared, terms: Terms, noise: Noise | None = None) -> Any:
+    """The reply to an order."""
+    app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
+    asked = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
+    if plan.down == "update":
+        keep(context.state, ITERATE, {"w": asked.w})
+    data = answer(contribution(plan, asked, context, terms, noise), asked.data, not plan.private)
+    return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
+
+
+def contribution(plan: Federation, asked: Ask, context: Any, terms: Terms, noise: Noise | None = None) -> Message:
+    """What this client adds to a sum: sampled, encoded, clipped, coded."""
+    pipe, order, name = plan.at_clients, asked.order, name_of(context)
+    keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
+    site = DataSite(pipe, plan.whole, keys, memory=kept(context.state, MEMORY), read=lambda: asked.w, whole=plan.terms)
+    problem = terms(plan, asked, name)
+    if plan.private and plan.unit == "record":
+        found = [str(each[0]) for each in getattr(problem, "read_off", ())]
+        remedy = "it was read off private records, and no budget pays for it: give it to the objective"
+        validate.check(not found, "data", found, remedy)
+    client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
+    message = replace(order, w=None)(client)
+    if pipe.wire.feedback:
+        keep(context.state, MEMORY, site.memory)
+    return narrowed(message, plan, site.stage(order), problem.n) if plan.private else message
+
+
+def narrowed(message: Message, plan: Federation, stage: Any, n: int) -> Message:
+    """Clipped sums in the dtype that is sent, with the bound that their sum has (`Bounded.narrowed`)."""
+    return for_wire(message, reach_of(stage.sampler, n, plan.terms, plan.clients), plan.clients)
+
+
+def name_of(context: Any) -> str:
+    """What a client's draws are keyed by: its partition where it has one, else its node."""
+    return str(context.node_config.get("partition-id", context.node_id))
+
+
+def _term(plan: Federation, problem: Any, w: Tensor, asked: Ask, name: str) -> Tensor:
+    """The vector of a client that is one term."""
+    if plan.local is None:
+        mean: Tensor = problem.rows(w).sum() / problem.n
+        return mean
+    return plan.local.change(problem, w, asked.order.t, asked.order.seed, name)

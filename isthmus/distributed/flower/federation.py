@@ -1,0 +1,245 @@
+"""What the server and every client of a federation know beforehand: public things, made by the same code on both sides.
+
+A sum goes over **records** (each client adds up its own), or over **clients**: then all that a client has is one term,
+its mean gradient or what some local steps changed, and a private run protects the client as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.space import Space, as_space
+from isthmus.geometry.sets import ConvexSet, Whole
+from isthmus.gradients import Dense
+from isthmus.privacy.accounting import joint
+from isthmus.privacy.sampling import FullBatch, Poisson
+from isthmus.privacy.statement import Account, PrivacyStatement
+from isthmus.problems.penalties import NoPenalty, Penalty
+from isthmus.round.minimize import Binding, Recipe
+from isthmus.round.pipeline import Pipeline, Stage
+from isthmus.round.samplers import Shuffle
+from isthmus.round.wire import Keys
+
+UNITS, DOWN = ("record", "client"), ("w", "update")
+
+
+@dataclass(frozen=True, eq=False)
+class Elsewhere:
+    """A problem whose records are on other machines: its public facts, and no records.
+
+    >>> from isthmus.base.space import Space
+    >>> Elsewhere(Space.flat(3), 100).rows(torch.zeros(3)).n
+    0
+    """
+
+    space: Space
+    n: int
+    dtype: torch.dtype = torch.float32
+    linear: bool = False
+    penalty: Penalty = field(default_factory=NoPenalty)
+    elsewhere: ClassVar[bool] = True
+
+    def rows(self, w: Tensor, index: Tensor | None = None) -> Dense:
+        """None: a sum of them is zero, with the bound that sums of the clients have."""
+        return Dense(torch.zeros(0, self.space.d, dtype=self.dtype))
+
+    def loss(self, w: Tensor) -> NoReturn:
+        """Refused: it is known to the clients only."""
+        validate.refuse(
+            "objective", "Elsewhere", "the records are with the clients: use a recipe that asks for no loss"
+        )
+
+    gradient = loss
+
+
+@dataclass(frozen=True)
+class OneTerm:
+    """All that a client has, as one record: `row(w)` is its vector."""
+
+    row: Callable[[Tensor], Tensor]
+    n: ClassVar[int] = 1
+
+    def rows(self, w: Tensor, index: Tensor | None = None) -> Dense:
+        """The vector, or none where a coin left the client out."""
+        whole = Dense(self.row(w)[None]) if index is None or len(index) else Dense(w.new_zeros(0, len(w)))
+        return whole
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """w - w_K after K steps of a client's own descent from w: the server's step is then the server's rate (1: FedAvg).
+
+    steps       K
+    rate        of the local steps
+    batch_size  records of a local step; None: all of the client's
+    """
+
+    steps: int
+    rate: float
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive_int(steps=self.steps)
+        validate.positive(rate=self.rate)
+        if self.batch_size is not None:
+            validate.positive_int(batch_size=self.batch_size)
+
+    def change(self, problem: Any, w: Tensor, t: int, seed: int, name: str) -> Tensor:
+        """What the local steps of round t change."""
+        v, sampler = w, None if self.batch_size is None else Shuffle(min(self.batch_size, problem.n))
+        for k in range(t * self.steps, (t + 1) * self.steps):
+            index = None if sampler is None else sampler.draw(problem.n, k, Keys(seed), name)
+            v = v - self.rate * problem.rows(v, index).sum() / (problem.n if index is None else len(index))
+        return w - v
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One run over clients: the recipe and the public facts that it is bound to.
+
+    recipe      `isthmus.algorithms.<name>(...)`, or a ready `Pipeline`
+    space       of the parameters: a `Space`, or d
+    rounds      how many
+    clients     M, how many clients there are: a public number
+    n           the records of all clients together, or a public estimate; not needed where a client is one term
+    unit        "record" or "client": what sums go over, and what a private run protects
+    local       with unit="client": `LocalSteps`; None sends the mean gradient of the client's records
+    down        "w" sends the iterate every round; "update" sends the coordinates that have changed to clients that keep
+                the iterate in `context.state`, where that is shorter
+    uniform     in a run that is not private: whether every client counts the same, or every record
+    dtype       of the clients' gradients
+    linear      whether the clients have linear models (`Logistic` and the like)
+    dropouts    None: the server adds the noise of a private run, and sees the clients' sums.  A share of the clients in
+                [0, 1/3): clients add the noise, in secure aggregation that survives the loss of so many (unit="client")
+
+    >>> from isthmus import algorithms
+    >>> plan = Federation(algorithms.comp_dist_sgd(m=10, step=0.1), 100, rounds=5, clients=3, n=60)
+    >>> plan.pipe.stages[0].name, plan.private
+    ('main', False)
+    """
+
+    recipe: Recipe | Pipeline
+    space: Space | int
+    rounds: int
+    clients: int
+    n: int | None = None
+    constraint: ConvexSet = field(default_factory=Whole)
+    penalty: Penalty = field(default_factory=NoPenalty)
+    unit: str = "record"
+    local: LocalSteps | None = None
+    down: str = "w"
+    uniform: bool = True
+    dtype: torch.dtype = torch.float32
+    linear: bool = False
+    dropouts: float | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive_int(rounds=self.rounds, clients=self.clients)
+        validate.one_of(UNITS, unit=self.unit)
+        validate.one_of(DOWN, down=self.down)
+        one = self.unit == "client"
+        validate.check(one or self.n is not None, "n", self.n, "give the records of all clients, or a public estimate")
+        validate.check(one or self.local is None, "local", self.local, 'local steps make one term: give unit="client"')
+        remedy = 'give a share in [0, 1/3), and unit="client"'
+        fits = self.dropouts is None or (one and 0 <= self.dropouts < 1 / 3)
+        validate.check(fits, "dropouts", self.dropouts, remedy)
+
+    # ------------------------------------------------------------ what follows
+
+    @cached_property
+    def whole(self) -> Space:
+        """The space of the parameters."""
+        return as_space(self.space)
+
+    @property
+    def terms(self) -> int:
+        """How many terms a sum over everybody has: the public number that divisors come from."""
+        return self.clients if self.unit == "client" else int(self.n or 0)
+
+    @property
+    def problem(self) -> Elsewhere:
+        """What the server knows of the records."""
+        linear = self.linear and self.unit == "record"
+        return Elsewhere(self.whole, self.terms, self.dtype, linear, self.penalty)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run promises privacy."""
+        return self.pipe.promise is not None
+
+    @cached_property
+    def pipe(self) -> Pipeline:
+        """The pipeline, with what a promise rests on where clients may be lost."""
+        binding = Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None)
+        pipe = self.recipe.bind(binding) if isinstance(self.recipe, Recipe) else self.recipe
+        validate.check(
+            not pipe.before, "recipe", _name(self.recipe), "it buys something before its loop: give all of it"
+        )
+        for stage in pipe.stages:
+            self._check(stage, pipe)
+        if pipe.promise is None:
+            return pipe
+        promise = replace(pipe.promise, assumptions=(*pipe.promise.assumptions, *self.assumptions()))
+        return replace(pipe, promise=promise)
+
+    @cached_property
+    def at_clients(self) -> Pipeline:
+        """The pipeline as clients run it: a client that the server has drawn draws no coin of its own."""
+        if self.unit == "record" or not self.private or self.dropouts is not None:
+            return self.pipe
+        stages = [replace(stage, sampler=FullBatch(stage.sampler.divisor(self.terms))) for stage in self.pipe.stages]
+        return replace(self.pipe, stages=stages)
+
+    def _check(self, stage: Stage, pipe: Pipeline) -> None:
+        if self.unit == "client":
+            fits = isinstance(stage.sampler, (FullBatch, Poisson))
+            remedy = "a client is one term of the sum: take all clients, or Poisson sampling of them"
+            validate.check(fits, "sampler", type(stage.sampler).__name__, remedy)
+        private = pipe.promise is not None
+        validate.check(self.dropouts is None or private, "dropouts", self.dropouts, "clients add noise in private runs")
+
+    # ------------------------------------------------------------ what is promised
+
+    def insiders(self, *, seeded: bool = False) -> PrivacyStatement:
+        """What holds against somebody who knows who took part in each round: the same noise, and no amplification."""
+        promise = self.pipe.promise
+        validate.check(promise is not None, "recipe", _name(self.recipe), "it promises nothing: there is no statement")
+        assert promise is not None
+        said = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
+        account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=said)
+        for stage in self.pipe.stages:
+            made = [release.mechanism for release in stage.releases]
+            event = joint([mechanism.event(promise.adjacency) for mechanism in made])
+            account.add(
+                event, *made, count=-(-self.rounds // stage.every), sampler="as if every round had looked at all"
+            )
+        return account.statement()
+
+    def assumptions(self) -> list[str]:
+        """What a promise over clients rests on, in words."""
+        one = self.unit == "client"
+        found = [
+            "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
+            "nothing, and the noise and the divisor stay as they are"
+        ]
+        if one:
+            found += ["a client is connected once", "a record, here, is all that one client has"]
+        else:
+            found.append("no record is with two clients, and each client draws its own records secretly")
+        if self.dropouts is None:
+            found.append(
+                "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
+                "asked, to itself"
+            )
+        return found
+
+
+def _name(recipe: Any) -> str:
+    return str(getattr(recipe, "name", type(recipe).__name__))

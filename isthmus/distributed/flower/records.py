@@ -1,0 +1,183 @@
+"""Orders and answers as records of Flower messages: bytes and arrays, no pickle.
+
+    down   "isthmus"  order   the order without its iterate: seed, t, step, clip bounds (`Order.short`)
+                      visit   how often the client was asked in this round before
+                      since   digest of the iterate that `update` changes, where only changes are sent
+           "arrays"           the iterate by leaves, or
+           "update"           places and values of the coordinates that have changed
+    up     "isthmus"  answer  8 bytes that show damage, then the codes
+
+An answer holds no shapes, bounds or dtypes: the server has these, and takes nobody's word for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.space import Space
+from isthmus.codecs import Codec
+from isthmus.distributed.flower.packages import flower
+from isthmus.privacy.bounded import Bounded
+from isthmus.round.order import Order, digest_of
+from isthmus.round.wire import Message
+
+RECORD, ARRAYS, UPDATE = "isthmus", "arrays", "update"
+SEAL = 8
+BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+# ---------------------------------------------------------------- vectors
+
+
+def space_of(record: Any) -> Space:
+    """The space of an `ArrayRecord`: one leaf an array, in its order; arrays of whole numbers are refused.
+
+    For models whose `state_dict` a Flower app sends: `space_of(ArrayRecord(model.state_dict()))`.
+    """
+    for name, array in record.items():
+        real = array.dtype.startswith(("float", "bfloat"))
+        validate.check(real, f"arrays[{name!r}]", array.dtype, "send trained parameters only: leave counters out")
+    return Space.of({name: tuple(array.shape) for name, array in record.items()})
+
+
+def to_arrays(w: Tensor, space: Space) -> Any:
+    """A vector as an `ArrayRecord`, by leaves."""
+    app = flower().app
+    host = w.detach().cpu()
+    leaves = {leaf.name: host[space.slice(leaf.name)].reshape(leaf.shape).numpy() for leaf in space.leaves}
+    return app.ArrayRecord({name: app.Array(leaf) for name, leaf in leaves.items()})
+
+
+def from_arrays(record: Any, space: Space) -> Tensor:
+    """The vector of an `ArrayRecord` whose names and shapes are those of the space; others are refused."""
+    names = [leaf.name for leaf in space.leaves]
+    validate.check(set(record) == set(names), "arrays", sorted(record), f"give {names}")
+    parts = []
+    for leaf in space.leaves:
+        array = record[leaf.name].numpy()
+        validate.shape(leaf.shape, **{f"arrays[{leaf.name!r}]": torch.from_numpy(array)})
+        parts.append(torch.from_numpy(array.reshape(-1).copy()))
+    return torch.cat(parts)
+
+
+# ---------------------------------------------------------------- orders
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """An order as a client has received it, and how often it was asked before in this round."""
+
+    order: Order
+    w: Tensor
+    visit: int
+    data: bytes
+
+
+def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None) -> Any:
+    """The content of a message that asks a client; `since` is an iterate that it has kept."""
+    app, w = flower().app, order.w
+    assert w is not None
+    config: dict[str, Any] = {"order": order.short().to_bytes(), "visit": visit}
+    places = None if since is None else (w.view(BITS[w.dtype]) != since.view(BITS[w.dtype])).nonzero().reshape(-1)
+    if places is None or len(places) * (w.element_size() + 4) >= w.numel() * w.element_size():
+        return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
+    changes = {"places": places.to(torch.int32).numpy(), "values": w[places].cpu().numpy()}
+    record = app.ArrayRecord({name: app.Array(each) for name, each in changes.items()})
+    return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), UPDATE: record})
+
+
+def read_ask(content: Any, space: Space, kept: Tensor | None) -> Ask:
+    """What `ask` wrote; `kept` is the iterate that this client has of an earlier round."""
+    config = content[RECORD]
+    order = Order.from_bytes(config["order"])
+    if ARRAYS in content:
+        w = from_arrays(content[ARRAYS], space)
+    else:
+        has = kept is not None and digest_of(kept) == config["since"]
+        validate.check(has, "since", config["since"], "this client does not have that iterate: send it whole")
+        assert kept is not None
+        places = torch.from_numpy(content[UPDATE]["places"].numpy().copy()).long()
+        w = kept.index_copy(0, places, torch.from_numpy(content[UPDATE]["values"].numpy().copy()))
+    validate.check(digest_of(w) == order.digest, "order.digest", order.digest, "the iterate is another one")
+    return Ask(order, w, int(config["visit"]), config["order"])
+
+
+# ---------------------------------------------------------------- answers
+
+
+def answer(message: Message, asked: bytes, divides: bool) -> bytes:
+    """A message as bytes: a seal, the divisor where the server does not know it, and the code of every release."""
+    parts = [struct.pack("<d", message.divisor)] if divides else []
+    for name, each in message.values.items():
+        data = message.coded.get(name) or _raw(each.value)
+        parts += [struct.pack("<I", len(data)), data]
+    body = b"".join(parts)
+    return _seal(asked, body) + body
+
+
+def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, divides: bool) -> Message:
+    """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused."""
+    right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
+    validate.check(right, "answer", type(data).__name__, "it was damaged on the way, or answers another order")
+    divisor, at, values = like.divisor, SEAL, {}
+    if divides:
+        divisor, at = _number("<d", data, at)
+        validate.positive(divisor=divisor)
+    for name, each in like.values.items():
+        size, at = _number("<I", data, at)
+        values[name] = _value(name, each, data[at : at + size], codec)
+        at += size
+    validate.check(at == len(data), "answer", f"{len(data)} bytes", f"{at} are due")
+    sent = len(data)
+    return replace(like, values=values, divisor=divisor, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
+
+
+def _value(name: str, like: Bounded, data: bytes, codec: Codec | None) -> Bounded:
+    due = like.value.numel() * like.value.element_size()
+    if codec is not None:
+        value = codec.decode(data, like.value)
+    else:
+        remedy = f"{due} are due: both sides need the same federation, dtype={like.value.dtype} included"
+        validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
+        value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
+    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", "a sum of gradients is finite")
+    return replace(like, value=value)
+
+
+def _number(form: str, data: bytes, at: int) -> tuple[Any, int]:
+    stop = at + struct.calcsize(form)
+    validate.check(stop <= len(data), "answer", f"{len(data)} bytes", "it ends too early")
+    return struct.unpack(form, data[at:stop])[0], stop
+
+
+def _raw(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _seal(asked: bytes, body: bytes) -> bytes:
+    """Of an order and what answers it: a late answer to another order does not fit."""
+    return hashlib.blake2b(hashlib.blake2b(asked, digest_size=16).digest() + body, digest_size=SEAL).digest()
+
+
+# ---------------------------------------------------------------- what a client keeps
+
+
+def keep(state: Any, name: str, vectors: Mapping[str, Tensor]) -> None:
+    """Keep vectors in a client's `context.state`."""
+    app = flower().app
+    state[name] = app.ArrayRecord({key: app.Array(each.detach().cpu().numpy()) for key, each in vectors.items()})
+
+
+def kept(state: Any, name: str) -> dict[str, Tensor]:
+    """The vectors that were kept."""
+    if name not in state:
+        return {}
+    return {key: torch.from_numpy(each.numpy().copy()) for key, each in state[name].items()}

@@ -1,0 +1,236 @@
+"""The side of the server: clients behind a Flower `Grid` as one more place that messages come from.
+
+`minimize(plan.problem, plan.pipe, clients=FlowerClients(grid, plan), ...)` is the loop of every other run: the grid
+carries orders there and answers back.  A client that is late, gone, or answers nonsense adds nothing to a round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import generator
+from isthmus.codecs import CodecError
+from isthmus.distributed.flower.client import narrowed
+from isthmus.distributed.flower.federation import Elsewhere, Federation
+from isthmus.distributed.flower.packages import flower
+from isthmus.distributed.flower.records import RECORD, ask, read_answer
+from isthmus.privacy.sampling import Sampler
+from isthmus.round.aggregators import Aggregator, Client, check_samplers
+from isthmus.round.measuring import contribute
+from isthmus.round.order import Order, stage_of
+from isthmus.round.pipeline import Stage
+from isthmus.round.wire import Message
+
+LOG = logging.getLogger("flwr")
+PAUSE = 1.0
+
+
+class NobodyAnswered(RuntimeError):
+    """Several rounds in a row were asked of clients and got no right answer; nothing of the last one was charged."""
+
+
+@dataclass
+class Traffic:
+    """What went to clients and came back: for the eyes of whoever runs the server.
+
+    In a private run it shows whom a round looked at, which outsiders must not learn (see `FlowerClients`).
+
+    up, down   bytes of answers and of orders with their iterates
+    rounds     for every collected stage: t, and how many clients were asked, answered, were late, and failed
+    reasons    why answers were refused, or what clients said that failed: how often each
+    """
+
+    up: int = 0
+    down: int = 0
+    rounds: list[dict[str, int]] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    silent: int = 0
+    holds: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    """The iterate that a client has kept, by node, where changes are sent."""
+
+    def refused(self, node: int, why: str) -> None:
+        """An answer that does not count."""
+        self.holds.pop(node, None)  # it may have lost what it kept
+        self.reasons[why] += 1
+        LOG.warning("a client's answer does not count: %s", why)
+
+
+@dataclass(frozen=True)
+class FlowerClients(Aggregator):
+    """The nodes of a Flower `Grid`, each with its own records.
+
+    grid      of the `ServerApp`
+    plan      what server and clients share
+    timeout   seconds that a round waits for answers; what comes later does not count
+    wait      seconds that the first round waits for all clients to connect; then it goes on with those who are there
+    patience  how many rounds in a row may go without any right answer before the run is given up
+
+    A run that is not private asks every client that is connected, or as many as `Wire.per_round` says, drawn as
+    `isthmus.Clients` draws them, and takes the mean of those who answer.
+
+    A private run divides by a public number, whoever answers.  Over records, every connected client is asked, and draws
+    its own records.  Over clients, each connected one is asked with probability q by coins of the server's secret
+    source; a round that asks nobody is released and paid for.
+    """
+
+    grid: Any
+    plan: Federation
+    timeout: float | None = 600.0
+    wait: float = 60.0
+    patience: int = 3
+    traffic: Traffic = field(default_factory=Traffic, compare=False)
+    problem: Any = None
+    clock: Callable[[float], None] = field(default=time.sleep, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        validate.positive_int(patience=self.patience)
+        validate.non_negative(wait=self.wait)
+        if self.timeout is not None:
+            validate.positive(timeout=self.timeout)
+
+    @property
+    def problems(self) -> Sequence[Any]:  # type: ignore[override]
+        """What the server knows of them."""
+        return (self.problem,)
+
+    def holding(self, problems: Sequence[Any]) -> FlowerClients:
+        """The same clients; the server's own problem has no records."""
+        (problem,) = problems
+        remedy = "give plan.problem as the objective: the records are with the clients"
+        validate.check(isinstance(problem, Elsewhere), "objective", type(problem).__name__, remedy)
+        return replace(self, problem=problem)
+
+    def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
+        """Each client draws its own records, and the server its clients: subsets of a fixed size are refused."""
+        check_samplers(samplers, "clients")
+
+    # ------------------------------------------------------------ one stage of a round
+
+    def collect(self, order: Order, site: Any) -> Message:  # type: ignore[override]
+        """The sum of the answers of this stage."""
+        stage = stage_of(self.plan.at_clients, order.stage)
+        empty = self.nothing(order, site, stage)
+        asked = self.asked(order, site)
+        messages = [self._letter(order, node, visit) for node, visit in asked]
+        answers = self._answers(order, messages, empty) if messages else []
+        self._patient(order, len(asked), len(answers))
+        return self._total(stage, empty, answers)
+
+    def nothing(self, order: Order, site: Any, stage: Stage) -> Message:
+        """The sum of no records: its sizes, dtypes and bounds are those that every answer must have."""
+        client = Client("server", self.plan.problem, 0, site, self.plan.terms, 1 / self.plan.clients)
+        message = contribute(site.opened(order), stage, client, site.keys, {})
+        message = replace(message, coded={}, dims=0, bytes=0)
+        return narrowed(message, self.plan, stage, self.plan.terms) if stage.private else message
+
+    def asked(self, order: Order, site: Any) -> list[tuple[int, int]]:
+        """Whom this stage asks: nodes, and how often each was asked before in it."""
+        nodes = self._connected(order)
+        stage, per_round = site.stage(order), self.plan.pipe.wire.per_round
+        if stage.private and self.plan.unit == "client":
+            coins = site.keys.noise.mask(len(nodes), stage.sampler.rate)
+            return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
+        if stage.private or per_round is None or not nodes:
+            return [(node, 0) for node in nodes]
+        count, visits, found = per_round(order.t) if callable(per_round) else per_round, Counter[int](), []
+        for place in generator(order.seed, order.t, "clients").integers(0, len(nodes), count).tolist():
+            found.append((nodes[place], visits[nodes[place]]))
+            visits[nodes[place]] += 1
+        return found
+
+    def _connected(self, order: Order) -> list[int]:
+        """The nodes that are there; the first round waits for all."""
+        nodes, waited = sorted(self.grid.get_node_ids()), 0.0
+        while not self.traffic.rounds and len(nodes) < self.plan.clients and waited < self.wait:
+            self.clock(PAUSE)
+            nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
+        return nodes
+
+    def _letter(self, order: Order, node: int, visit: int) -> Any:
+        app, holds = flower().app, self.traffic.holds
+        since = holds.get(node) if self.plan.down == "update" else None
+        content = ask(order, self.plan.whole, visit, since)
+        self.traffic.down += sum(record.count_bytes() for record in content.values())
+        assert order.w is not None
+        holds[node] = order.w
+        return app.Message(content, node, app.MessageType.TRAIN, group_id=str(order.t))
+
+    def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
+        """The right answers of those that came in time."""
+        said = letters[0].content[RECORD]["order"]
+        codec, divides = self.plan.pipe.wire.codec, not self.plan.private
+        found: dict[str, Message] = {}
+        asked = [letter.metadata.dst_node_id for letter in letters]
+        replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
+        for reply in replies:
+            node, about = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+            try:
+                data = content_of(reply, "answer")
+                self.traffic.up += len(data) if isinstance(data, bytes) else 0
+                found.setdefault(about, self._checked(read_answer(data, said, empty, codec, divides)))
+            except (validate.InvalidInput, CodecError) as error:
+                self.traffic.refused(node, str(error))
+        for node in set(asked) - {reply.metadata.src_node_id for reply in replies}:
+            self.traffic.holds.pop(node, None)
+        counts = {"asked": len(asked), "answered": len(found), "late": len(asked) - len(replies)}
+        self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(found)})
+        return list(found.values())
+
+    def _checked(self, message: Message) -> Message:
+        """Where a client is one term its vector is within the bound: one that is longer is shortened here too."""
+        if self.plan.unit == "record" or not self.plan.private:
+            return message
+        values = {}
+        for name, each in message.values.items():
+            value = each.value.to(torch.float64)
+            length = float(torch.linalg.vector_norm(value, each.ord))
+            values[name] = replace(each, value=value * min(1.0, each.bound / length) if length else value)
+        return replace(message, values=values)
+
+    def _patient(self, order: Order, asked: int, answered: int) -> None:
+        """Give up a run that nobody answers."""
+        if not asked:
+            self.traffic.rounds.append({"t": order.t, "asked": 0, "answered": 0, "late": 0, "failed": 0})
+        self.traffic.silent = 0 if answered else self.traffic.silent + bool(asked or not self.plan.private)
+        if self.traffic.silent >= self.patience:
+            why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
+            raise NobodyAnswered(
+                f"{self.traffic.silent} rounds in a row got no right answer, the last was {order.t}: "
+                f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
+            )
+
+    def _total(self, stage: Stage, empty: Message, answers: list[Message]) -> Message:
+        """The sum; in a private run with the public divisor, and with public counts of numbers and bytes."""
+        if not stage.private:
+            means = [message.normalised() for message in answers] if self.plan.uniform else answers
+            total = means[0] if means else replace(empty, divisor=1.0, fixed=False)
+            for message in means[1:]:
+                total = total + message
+            return total
+        plan, source = self.plan, stage_of(self.plan.pipe, stage.name).sampler
+        total = replace(empty, divisor=source.divisor(plan.terms), fixed=True)
+        for message in answers:
+            total = total + replace(message, divisor=total.divisor, fixed=True)
+        share = plan.clients * (getattr(source, "rate", 1.0) if plan.unit == "client" else 1.0)
+        sizes = [each.value for each in empty.values.values()]
+        dims, count = sum(x.numel() for x in sizes), sum(x.numel() * x.element_size() for x in sizes)
+        return replace(total, dims=round(share * dims), bytes=round(share * count))
+
+
+def content_of(reply: Any, name: str) -> Any:
+    """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
+    if reply.has_error():
+        validate.refuse("reply", reply.error.code, f"the client failed: {reply.error.reason}")
+    content = reply.content
+    there = RECORD in content and name in content[RECORD]
+    validate.check(there, "reply", sorted(content), f"it has no {name}: run isthmus.distributed.flower at the client")
+    return content[RECORD][name]

@@ -1,0 +1,153 @@
+"""Warm-started low rank: half a step of the power method a round, one product and one all-reduce.
+
+A matrix M (n x k) is projected onto r directions of one of its sides, in turn:
+
+    even rounds   send  P = M Q        (n x r),   lift  P Q',     and keep an orthonormal basis of P
+    odd rounds    send  R = P' M       (r x k),   lift  P R,      and keep an orthonormal basis of R' as Q
+
+With a basis that all ranks share this is a linear map with orthonormal rows: codes add up, the lift is its
+pseudo-inverse, and what is left of a gradient is what error feedback needs, v - Phi^+ Phi v.  PowerSGD does both halves
+every round, in three collectives for each bucket; here r directions cost half of its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import key, sign_range
+from isthmus.base.space import Leaf, Space
+from isthmus.distributed.hooks.exact import exact_product, orthonormal
+from isthmus.distributed.hooks.ways import Kept, Layout, Linear
+
+LEFT, RIGHT = "left", "right"
+INSURANCE = 2.0**-13
+"""Random directions that are mixed into a basis, relative to its length: where a gradient has fewer than r directions,
+the others are new ones and not what rounding leaves."""
+NARROW = 16
+"""Products with a side below this differ between thread counts in the library of torch: they are made exact."""
+
+
+@dataclass(frozen=True)
+class WarmRank:
+    """Project every matrix onto `rank` directions of one side, found by warm-started power iteration.
+
+    Weights of n x k numbers (k: all but the first dimension) are compressed where 2 rank <= min(n, k); smaller ones,
+    and vectors, are sent as they are, in the same message.  In a pair of rounds a matrix costs rank (n + k) numbers.
+    """
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        validate.positive_int(rank=self.rank)
+
+    def map(self, layout: Layout, seed: int, t: int, kept: Kept, like: Tensor) -> LowRankMap:
+        """The projection of this round: what was kept, or random directions in the first."""
+        space = layout.space
+        return LowRankMap(space, {leaf.name: self._side(leaf, seed, t, kept, like) for leaf in space.leaves})
+
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
+        """The basis of the other side, from the mean code that everybody received."""
+        assert isinstance(drawn, LowRankMap)
+        for leaf, part in drawn.parts(code):
+            side, _ = drawn.sides[leaf.name] or (None, None)
+            if side is None:
+                continue
+            found, other = (part.T, RIGHT) if side == LEFT else (part, LEFT)
+            kept[f"{other} {leaf.name}"] = _basis(found, key(seed, t, other, leaf.name))
+            del kept[f"{side} {leaf.name}"]
+
+    def _side(self, leaf: Leaf, seed: int, t: int, kept: Kept, like: Tensor) -> tuple[str, Tensor] | None:
+        n, k = matrix_shape(leaf)
+        if 2 * self.rank > min(n, k):
+            return None
+        if f"{LEFT} {leaf.name}" in kept:
+            return LEFT, kept[f"{LEFT} {leaf.name}"]
+        start = like.new_zeros(k, self.rank)
+        if f"{RIGHT} {leaf.name}" not in kept:
+            kept[f"{RIGHT} {leaf.name}"] = _basis(start, key(seed, t, RIGHT, leaf.name))
+        return RIGHT, kept[f"{RIGHT} {leaf.name}"]
+
+
+class LowRankMap:
+    """The projection of each leaf onto a basis of its left or right side; leaves without one are sent whole."""
+
+    def __init__(self, space: Space, sides: Mapping[str, tuple[str, Tensor] | None]) -> None:
+        self.space, self.sides = space, sides
+        self.shapes = {leaf.name: self._code_shape(leaf) for leaf in space.leaves}
+        self.m = sum(n * k for n, k in self.shapes.values())
+
+    def forward(self, v: Tensor) -> Tensor:
+        """P' M or M Q of each leaf, one after the other."""
+        code, start = v.new_empty(self.m), 0
+        for leaf in self.space.leaves:
+            n, k = self.shapes[leaf.name]
+            room, whole = code[start : start + n * k].view(n, k), _matrix(self.space, leaf, v)
+            side, basis = self.sides[leaf.name] or (None, v)
+            if side is None:
+                room.copy_(whole)
+            elif side == LEFT:
+                torch.mm(basis.T, whole, out=room)
+            else:
+                torch.mm(whole, basis, out=room)
+            start += n * k
+        return code
+
+    def pinv(self, y: Tensor) -> Tensor:
+        """P R or P Q' of each leaf."""
+        out = y.new_empty(self.space.d)
+        for leaf, part in self.parts(y):
+            room = _matrix(self.space, leaf, out)
+            side, basis = self.sides[leaf.name] or (None, y)
+            if side is None:
+                room.copy_(part)
+                continue
+            a, b = (basis, part) if side == LEFT else (part, basis.T)
+            if min(room.shape) < NARROW:
+                room.copy_(exact_product(a, b))
+            else:
+                torch.mm(a, b, out=room)
+        return out
+
+    def parts(self, code: Tensor) -> list[tuple[Leaf, Tensor]]:
+        """The code of each leaf, as its matrix."""
+        found, start = [], 0
+        for leaf in self.space.leaves:
+            n, k = self.shapes[leaf.name]
+            found.append((leaf, code[start : start + n * k].view(n, k)))
+            start += n * k
+        return found
+
+    def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
+        n, k = matrix_shape(leaf)
+        side, basis = self.sides[leaf.name] or (None, None)
+        if side is None or basis is None:
+            return n, k
+        return (basis.shape[1], k) if side == LEFT else (n, basis.shape[1])
+
+
+def matrix_shape(leaf: Leaf) -> tuple[int, int]:
+    """(n, k): outputs and everything else; a vector is one row.
+
+    >>> matrix_shape(Leaf("w", 0, (8, 3, 3, 3))), matrix_shape(Leaf("b", 0, (8,)))
+    ((8, 27), (1, 8))
+    """
+    n = leaf.shape[0] if len(leaf.shape) > 1 else 1
+    return n, leaf.size // n
+
+
+def _matrix(space: Space, leaf: Leaf, vector: Tensor) -> Tensor:
+    return vector[space.slice(leaf.name)].view(matrix_shape(leaf))
+
+
+def _basis(columns: Tensor, sign_key: int) -> Tensor:
+    """An orthonormal basis of columns and a little of random signs; of random signs alone where they are 0."""
+    signs = sign_range(sign_key, 0, columns.numel(), columns.device).view(columns.shape).double()
+    wide = columns.double()
+    top = wide.abs().max()  # a maximum has no order
+    mixed = torch.where(top > 0, wide / torch.where(top > 0, top, 1.0) + INSURANCE * signs, signs)
+    return orthonormal(mixed).to(columns.dtype)

@@ -1,0 +1,165 @@
+"""What a communication hook remembers between steps: where it is, what was not sent yet, and the shared bases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.randomness import key
+from isthmus.base.space import Space
+from isthmus.distributed.hooks.low_rank import WarmRank
+from isthmus.distributed.hooks.ways import Drawn, Layout, Way
+from isthmus.geometry.sketches import Random
+
+Names = tuple[str, ...]
+
+
+class SketchState:
+    """The state of `sketch_hook`: `ddp.register_comm_hook(SketchState(WarmRank(4)), sketch_hook)`.
+
+    way       `WarmRank(rank)`, or a tight random sketch of every bucket (`SRHT(0.01)`, `CountSketch(0.01)`, ...)
+    feedback  keep what was not sent and add it to the next gradient; without it a random sketch is lifted unbiased
+    seed      of all random maps: the same on every rank
+    start     steps that send whole gradients first
+
+    Memory belongs to parameters and not to buckets, because DDP makes its buckets anew after the first step.  `pickle`,
+    `torch.save` and `state_dict` keep everything but the process group; each rank has errors of its own, so each rank
+    saves its own state.  `sent` and `plain` count the bytes that this rank handed to the all-reduce, and what whole
+    gradients would have been.
+
+    >>> state = SketchState(WarmRank(2), seed=1)
+    >>> state.t, state.sent
+    (0, 0)
+    """
+
+    def __init__(
+        self,
+        way: WarmRank | Random | None = None,
+        *,
+        feedback: bool = True,
+        seed: int = 0,
+        start: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        validate.non_negative_int(seed=seed, start=start)
+        way = WarmRank() if way is None else way
+        projects = isinstance(way, WarmRank)
+        validate.check(feedback or not projects, "feedback", feedback, "low rank without it loses what it leaves out")
+        self.way: Way = way if isinstance(way, WarmRank) else Drawn(way, feedback)
+        self.feedback, self.seed, self.start, self.process_group = feedback, seed, start, process_group
+        self.t = self.sent = self.plain = 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.first: dict[str, list[str]] = {}  # the buckets of the first step: numbers of parameters come from them
+        self.kept: dict[str, Tensor] = {}
+        self._errors: dict[Names, Tensor] = {}
+        self._forget_module()
+
+    def _forget_module(self) -> None:
+        """Parameters and buckets of the module that comes next are met anew."""
+        self._parameters: list[Tensor] = []
+        self._compared: set[tuple[int, Names]] = set()
+
+    # ------------------------------------------------------------ buckets
+
+    def layout(self, bucket: dist.GradBucket) -> Layout:
+        """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
+        known = len(self._parameters)
+        shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
+        layout = Layout(bucket.index(), Space.of(shapes))
+        if len(self._parameters) > known:
+            first = self.first.setdefault(str(layout.index), list(layout.names))
+            remedy = f"it had {len(first)} when this state was kept: use the same model and bucket_cap_mb"
+            validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
+        if (layout.index, layout.names) not in self._compared:
+            self._compare(layout, bucket.buffer().device)
+            self._compared.add((layout.index, layout.names))
+        return layout
+
+    def _name(self, parameter: Tensor) -> str:
+        for place, known in enumerate(self._parameters):
+            if known is parameter:
+                return str(place)
+        name, shape = str(len(self._parameters)), tuple(parameter.shape)
+        expected = self.shapes.setdefault(name, shape)
+        remedy = f"parameter {name} had the shape {expected} when this state was kept: use it with the same model"
+        validate.check(shape == expected, "shape", shape, remedy)
+        self._parameters.append(parameter)
+        return name
+
+    def _compare(self, layout: Layout, device: torch.device) -> None:
+        """Ranks that would send other numbers find out before they add them; once for a bucket."""
+        what = f"{self.way} seed={self.seed} start={self.start} t={self.t}"
+        mine = torch.tensor([key(what, layout) >> 1], device=device)
+        both = torch.cat([mine, -mine])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
+        remedy = "ranks differ in it (or in their models): make it the same on all, and load states of the same step"
+        validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
+
+    # ------------------------------------------------------------ what was not sent
+
+    def error(self, layout: Layout) -> Tensor | None:
+        """What earlier steps left of this bucket; None in the first step."""
+        if layout.names not in self._errors and self._errors:
+            self._relay(layout.names)
+        return self._errors.get(layout.names)
+
+    def keep(self, layout: Layout, error: Tensor) -> None:
+        """What this step leaves."""
+        self._errors[layout.names] = error
+
+    def _relay(self, wanted: Names) -> None:
+        """Take apart the errors of buckets that are no more, and put those of one that is new together."""
+        singles: dict[str, Tensor] = {}
+        for names in [each for each in self._errors if set(each) & set(wanted)]:
+            singles |= self._singles(names)
+            del self._errors[names]
+        for name in singles.keys() - set(wanted):
+            self._errors[(name,)] = singles[name]
+        if singles:
+            like = next(iter(singles.values()))
+            parts = (singles.get(name, like.new_zeros(torch.Size(self.shapes[name]).numel())) for name in wanted)
+            self._errors[wanted] = torch.cat(list(parts))
+
+    def _singles(self, names: Names) -> dict[str, Tensor]:
+        """The error of one bucket by parameter."""
+        space = Space.of({name: self.shapes[name] for name in names})
+        return {name: self._errors[names][space.slice(name)] for name in names}
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers only, by parameter: `torch.save` it, on every rank."""
+        errors: dict[str, Tensor] = {}
+        for names in self._errors:
+            errors |= self._singles(names)
+        return {
+            "way": str(self.way),
+            "seed": self.seed,
+            "t": self.t,
+            "sent": self.sent,
+            "plain": self.plain,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "first": dict(self.first),
+            "kept": dict(self.kept),
+            "errors": {name: each.clone() for name, each in errors.items()},
+        }
+
+    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
+        for name, own in (("way", str(self.way)), ("seed", self.seed)):
+            remedy = f"it was saved with {name}={found.get(name)}: make the state that way"
+            validate.check(found.get(name) == own, name, own, remedy)
+        self.t, self.sent, self.plain = int(found["t"]), int(found["sent"]), int(found["plain"])
+        self.shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
+        self.first = dict(found["first"])
+        self.kept = {name: each.clone() for name, each in found["kept"].items()}
+        self._errors = {(name,): each.clone() for name, each in found["errors"].items()}
+        self._forget_module()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "process_group": None, "_parameters": [], "_compared": set()}
