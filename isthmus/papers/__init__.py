@@ -44,7 +44,7 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     convex_communication                                        001 Table 2 row 1, Table 5 row 3
     stationary_communication                                    001 Table 2 row 2, Table 5 row 4
     mapping_communication -> Communication                      001 Table 5 row 5
-    convex_fw_schedule, convex_fw_rate                          001 Theorem E.2
+    convex_fw_schedule, convex_fw_rate, oracle_error            001 Theorem E.2, footnote 5
     stationary_fw_schedule, stationary_fw_step_bound            001 Theorem E.1, (18)
     compressed_gap                                              001 Theorem E.1
     shrinkage                                                   000 Lemma 4

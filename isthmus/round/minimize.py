@@ -25,7 +25,7 @@ from isthmus.round.result import Result
 from isthmus.round.sound import claims
 from isthmus.round.spending import Spending, same_terms
 from isthmus.round.state import State
-from isthmus.round.step import Setting, run, start
+from isthmus.round.step import Setting, opened_again, run, start
 from isthmus.round.wire import Keys
 
 Callback = Callable[[dict[str, Any], State], bool | None]
@@ -156,7 +156,7 @@ def minimize(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
-        certificate=_certificate(pipe, objective, x),
+        certificate=_certificate(pipe, objective, x, state, setting),
         transform=prepared.transform,
         target=prepared.target,
         centre=prepared.centre,
@@ -258,11 +258,13 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     return recipe
 
 
-def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None) -> dict[str, float]:
+def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None, state: State, setting: Setting) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    hidden = pipe.private or getattr(objective, "elsewhere", False)
-    return {} if x is None or certify is None or hidden else certify(_gradient(objective)(x), x)
+    if x is None or certify is None or pipe.private or getattr(objective, "elsewhere", False):
+        return {}
+    found: dict[str, float] = certify(_gradient(objective)(x), x, opened_again(pipe, state, x, setting))
+    return found
 
 
 class EarlyStop:

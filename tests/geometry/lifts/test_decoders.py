@@ -150,7 +150,7 @@ def algorithm_1(matrix: np.ndarray, y: np.ndarray, k: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("p", "d", "k", "noise"), [(20, 100, 5, 0.1), (30, 100, 8, 0.3)])
 def test_cosamp_is_the_best_iterate_of_algorithm_1(p: int, d: int, k: int, noise: float) -> None:
-    """A support that repeats is no fixed point: stopping there was worse in a third of the draws, by up to 2.5 times."""
+    """A support that repeats is no fixed point: to stop there was worse in a third of the draws, up to 2.5 times."""
     rng = np.random.default_rng(2)
     matrix, codes, best, repeats = rng.standard_normal((p, d)) / np.sqrt(p), [], [], 0
     for _ in range(25):
