@@ -89,7 +89,7 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     block_convex_utility, block_strongly_convex_utility         003 Table 1
     block_gain                                                  003 section 4.3
     expected_smoothness, diagonal_majorant, matrix_block_bound  003 section 5: a general smoothness matrix
-    ellipsoid_gamma2, concentration_scale                       004 Appendix A.2, Theorem 2: c_0
+    ellipsoid_gamma2, minkowski_gamma2, concentration_scale     004 Appendix A.2, Theorem 2: c_0
     moment_level, moment_deviation                              004 Theorem 2
     fresh_moment_deviation                                      004 Theorem 5
     subspace_perturbation, subspace_error, public_samples,
