@@ -71,8 +71,10 @@ def rows_of(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["dense", "outer", "rank 3"])
-def test_lanczos_finds_the_same_directions(kind: str) -> None:
+@pytest.mark.parametrize("built", [4096, 0])
+def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """V V' of both methods against numpy's eigenvectors of the d x d second moment, which neither ever builds."""
+    monkeypatch.setattr("isthmus.geometry.sketches.principal.BUILT", built)
     rows = rows_of(kind)
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]

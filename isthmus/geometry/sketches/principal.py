@@ -37,6 +37,8 @@ TOLERANCE = {torch.float64: 1e-10}
 
 METHODS = ("gram", "lanczos")
 """All eigenvectors of the Gram matrix, or its top ones by Lanczos."""
+BUILT = 4096
+"""Up to so many public rows Lanczos works on their Gram matrix, which one product builds; beyond, on the rows."""
 
 
 def learned(
@@ -50,8 +52,8 @@ def learned(
     With factors an error of a few eps in K is one of eps ||D u||^2 in V'V, D = diag(||g_i||), and no later step can
     mend it: a direction with 8 eps ||D u||^2 above `TOLERANCE` is left out as one that carries no energy.
 
-    method  "gram" decomposes K; "lanczos" finds its top k eigenvectors from products K c = G (G'c), and where rows have
-            no factors K is not built either
+    method  "gram" decomposes K; "lanczos" finds its top k eigenvectors from products K c.  Of more than `BUILT` rows
+            without factors these are G (G'c), and K is not built either
 
     >>> from isthmus.gradients import Dense
     >>> learned(Space.flat(2), Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)["basis"].abs().round().tolist()
@@ -204,7 +206,7 @@ class _Gram(NamedTuple):
 def _gram_of(pieces: Sequence[CodeRows], k: int, method: str) -> _Gram:
     """The Gram matrix of leaves side by side, built or, for Lanczos, as products with their columns."""
     n = pieces[0].n
-    if method == "gram" or k >= n - 1:
+    if method == "gram" or k >= n - 1 or n <= BUILT:
         whole = sum((_gram(piece) for piece in pieces), torch.zeros(()))
         return _Gram(whole.diagonal(), whole.matmul, whole)
     squares = sum((part.square().sum(1) for piece in pieces for part in _blocks(piece)), torch.zeros(()))

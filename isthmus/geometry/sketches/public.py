@@ -23,7 +23,7 @@ class PublicSubspace(Encoder):
     """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
 
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
-    `method="lanczos"` finds its top k eigenvectors only, which pays from about a thousand public examples on.  Before
+    `method="lanczos"` finds its top k eigenvectors only, which pays from some hundred public examples on.  Before
     `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
     carry energy, k shrinks to their number (see `learned`).  Large linear layers and embeddings keep the factors of
     the public rows in place of their part of V_k: memory about that of the public activations.
