@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from filelock import FileLock
 
 
 def _process(rank: int, size: int, folder: str, scenario: Callable[[int], Any]) -> None:
@@ -18,6 +20,17 @@ def _process(rank: int, size: int, folder: str, scenario: Callable[[int], Any]) 
     torch.save(scenario(rank), f"{folder}/{rank}")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def once(scenario: Callable[[int], Any], folder: Any, size: int = 2) -> list[Any]:
+    """What `together` returns, by one of the workers of a parallel test run; `folder` is pytest's tmp_path_factory."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return together(scenario, size)
+    path = folder.getbasetemp().parent / f"{scenario.__module__}.{getattr(scenario, '__name__', 'scenario')}"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            torch.save(together(scenario, size), path)
+        return list(torch.load(path, weights_only=False))
 
 
 def together(scenario: Callable[[int], Any], size: int = 2) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.algorithms.purchases import Purchase, Terms
+from isthmus.algorithms.purchases import CAPACITY, Purchase, Terms
 from isthmus.base import validate
 from isthmus.base.matrix import is_lazy
 from isthmus.base.space import Space
@@ -36,6 +36,7 @@ class Bought:
 
     def check(self, objective: Any) -> None:
         """Refuse what it cannot be bought for."""
+        validate.at_most(CAPACITY, "what these sums are proven for: use a part of the records", n=self.terms.n)
         self.item.check(objective)
 
     def stage(self, objective: Any) -> tuple[Stage, Space]:
@@ -66,9 +67,14 @@ class _Rows:
         """Whether its vectors are known to be of one record each: those of this library's purchases are."""
         return type(self.item).__module__.startswith("isthmus.")
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Any) -> Any:
-        """Of all records."""
-        return self.item.rows(problem)
+    @property
+    def whole(self) -> bool:
+        """Whether it is no sum over records (see `isthmus.problems.queries`), or not known to be one."""
+        return not self.own_records or not getattr(self.item, "adds_up", True)
+
+    def __call__(self, problem: Any, w: Tensor, index: Tensor | slice | None, held: Any) -> Any:
+        """Of all records, or of some."""
+        return self.item.rows(problem if index is None else problem.part(index))
 
 
 @dataclass(frozen=True)

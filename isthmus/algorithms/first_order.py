@@ -16,14 +16,14 @@ from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.geometry.lifts import ProjectAndLift, pinv
+from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
 from isthmus.geometry.sets import ConvexSet, Whole
-from isthmus.geometry.sketches import CountSketch, Encoder, Identity
-from isthmus.geometry.sketches.base import Random, Size
+from isthmus.geometry.sketches import CountSketch, Encoder, Identity, SparseJL
+from isthmus.geometry.sketches.base import Random, Size, resolve
 from isthmus.papers import Schedule
 from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, Uniform, WithoutReplacement
+from isthmus.round.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.samplers import Sampler
 from isthmus.round.wire import Wire
@@ -117,6 +117,7 @@ def comp_gd(
     m: Size | WidthRule | None = None,
     step: StepRule | None = None,
     error_feedback: bool = False,
+    shifts: bool = False,
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
@@ -126,10 +127,14 @@ def comp_gd(
     pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
-    """CompGD (000): the full-batch form of `comp_sgd`."""
-    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output}
+    """CompGD (000): the full-batch form of `comp_sgd`.
+
+    shifts  the sender learns a shift and sends what the gradient differs from it (DIANA): the sketch loses less and
+            less, and the run converges to the minimiser itself, penalties included; steps up to about m / (6 d mu)
+    """
+    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output, "shifts": shifts}
     wire = Wire(feedback=error_feedback)
-    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire, pick)
+    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire, pick, shifts)
     return filling.recipe("comp_gd", arguments)
 
 
@@ -176,9 +181,12 @@ def comp_dist_sgd(
     batch_size: int | None = None,
     codec: Codec | str | None = None,
     error_feedback: bool = False,
+    shifts: bool = False,
+    heavy: int | None = None,
+    momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
-    sketch: Family = CountSketch,
+    sketch: Family | None = None,
     refresh: int = 1,
     tol: float = 1e-2,
     pick: str = "nearest",
@@ -189,6 +197,12 @@ def comp_dist_sgd(
                        says, and without one every client
     batch_size         records a client looks at; None: all of its own
     codec              an unbiased contraction of the code to bytes: one of `isthmus.codecs`, or its name
+    shifts             every client learns a shift and sends what its gradient differs from it (DIANA): at the minimiser
+                       nothing of the sketch and of the clients' differences is left; all answer every round
+    error_feedback     clients keep what the sketch lost: d numbers each
+    heavy              the server keeps it instead, as a code (FetchSGD): a round changes this many coordinates; the
+                       memory lasts `refresh` rounds, as the map does; `momentum` is then that of the codes
+    sketch             the family, as a function of m: `CountSketch`, with `heavy` `SparseJL` of 5 non-zeros a column
 
     Run it with `minimize(whole, recipe, clients=[objective_1, ..., objective_M])`.
 
@@ -198,12 +212,25 @@ def comp_dist_sgd(
     if clients_per_round is not None and not callable(clients_per_round):
         validate.positive_int(clients_per_round=clients_per_round)
     contraction = named(codec)
+    if heavy is not None:
+        validate.positive_int(heavy=heavy)
+        memory = error_feedback or shifts
+        validate.check(not memory, "error_feedback, shifts", True, "one memory is enough: leave it out with `heavy`")
+        validate.check(refresh > 1, "refresh", refresh, "a memory of codes lasts as long as its map: give 2 or more")
+    validate.check(heavy is not None or momentum == 0, "momentum", momentum, "momentum of codes needs `heavy`")
+    family = sketch or (CountSketch if heavy is None else _five)
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
     planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
     wire = Wire(contraction, error_feedback, planned)
-    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, sketch, refresh, tol, wire, pick)
-    return filling.recipe("comp_dist_sgd", {**arguments, "codec": contraction, "error_feedback": error_feedback})
+    lift = None if heavy is None else HeavyHitters(heavy, momentum)
+    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, pick, shifts, lift)
+    told = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy, "shifts": shifts}
+    return filling.recipe("comp_dist_sgd", {**arguments, **told})
+
+
+def _five(m: Size) -> Encoder:
+    return SparseJL(m, s=5)
 
 
 SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
@@ -255,6 +282,8 @@ class _Descent:
     tol: float = 1e-2
     wire: Wire = Wire()
     pick: str = "nearest"
+    shifts: bool = False
+    lift: Lift | None = None
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
@@ -275,12 +304,13 @@ class _Descent:
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
+        update, rate = Step(binding.constraint, binding.penalty, self.momentum), self._rate(binding)
         return Pipeline(
             [Stage(self.sampler, [self._release(binding)])],
             step_rule(self.step, self.schedule),
-            Step(binding.constraint, binding.penalty, self.momentum),
+            update if rate is None else Shifted(update, rate),
             average_of(self.output),
-            self.wire,
+            self.wire if rate is None else replace(self.wire, shift=rate),
             stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
             rounds=self.schedule.rounds if self.schedule is not None else None,
@@ -292,10 +322,22 @@ class _Descent:
         m = scheduled_size(self.m, self.schedule)
         assert m is not None
         encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
+        if self.shifts:
+            return Release(encode=encode, lift=unbiased)
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
         memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
         lift = ProjectAndLift(binding.constraint, self.pick, self.tol) if memoryless else pinv
-        return Release(encode=encode, lift=lift)
+        return Release(encode=encode, lift=self.lift or lift)
+
+    def _rate(self, binding: Binding) -> float | None:
+        """1 / (1 + omega) of the shifts: an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2."""
+        size = scheduled_size(self.m, self.schedule)
+        if not self.shifts or size is None:
+            return None
+        # rules grow: the first is the narrowest
+        m = resolve(bound_size(size, binding, self.sampler.rounds(binding.n)), binding.d)
+        chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
+        return m / (binding.d * (1 + chi))
 
     def _kept(self, encode: Encoder) -> Encoder:
         """A map that serves `refresh` rounds, where the family can."""

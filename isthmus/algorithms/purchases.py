@@ -101,6 +101,8 @@ class Purchased:
     """What purchases share."""
 
     exact: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
+    """Whether it is a sum over records: else it looks at all of them together."""
 
     def bound(self, objective: Any) -> float:
         """That of the clip, with room for rounding (see `isthmus.gradients.adding`) where sums are not exact."""
@@ -310,6 +312,7 @@ class Lambda(Purchased):
     tau: float | None = None
     name: str = "lambda"
     exact: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = False
 
     def clip(self, objective: Any) -> Clip:
         """What is proven of the query, rounding included."""

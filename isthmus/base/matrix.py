@@ -132,7 +132,11 @@ Matrix: TypeAlias = Stored | View
 """A dense tensor, a SciPy csr_array or csr_matrix, or one of them seen through a public map of its rows."""
 
 CHUNK_BYTES = 1 << 26
-"""Converted copies of a dense matrix stay near this size."""
+"""Temporary copies stay near this size."""
+SLICE_BYTES = 1 << 24
+"""A slice of a large matrix has so many bytes, in float64."""
+CACHE_BYTES = 1 << 21
+"""Rows that are converted to be looked at once stay near this size: in a cache."""
 
 
 def is_sparse(x: object) -> TypeIs[Csr]:
@@ -201,11 +205,23 @@ def with_data(x: Csr, data: Array) -> Csr:
     return make((data, x.indices, x.indptr), shape=x.shape)
 
 
-def take(x: Matrix, index: Tensor) -> Matrix:
-    """Some rows, in the given order."""
+def take(x: Matrix, index: Tensor | slice) -> Matrix:
+    """Some rows, in the given order; a range of them without a copy, where that can be."""
+    if isinstance(index, slice):
+        return x[index]
     if is_lazy(x):
         return x.take(index)
     return x[index.cpu().numpy()] if is_sparse(x) else x[index]
+
+
+def rows_at_once(x: Matrix) -> int | None:
+    """How many rows of a large matrix are looked at together: by their number and width alone; None: all.
+
+    Vectors of so many numbers stay in a cache while one operation after the other reads them.
+    """
+    n, p = x.shape
+    whole = is_sparse(x) or (is_lazy(x) and x.sparse) or device_of(x).type != "cpu" or 8 * n * p < CHUNK_BYTES
+    return None if whole else max(1, SLICE_BYTES // (8 * p))
 
 
 def matmul(x: Matrix, w: Tensor) -> Tensor:
@@ -227,18 +243,30 @@ def matmul(x: Matrix, w: Tensor) -> Tensor:
 def margins(x: Matrix, w: Tensor) -> Tensor:
     """X w, computed so that a row's last digit does not depend on the other rows: tested, no standard promises it.
 
-    A float32 product with one vector rounds the last rows of a thread's share in another way than the rest, and so
-    does any product with a matrix that is stored column by column: one record more or less would change others.
-    Row by row and with two columns every row goes the same way.
+    BLAS rounds the last rows of a block, or of a thread's share, in another way than the rest, and so does any product
+    with a matrix that is stored column by column: one record more or less would change others.  A product with one
+    vector is therefore taken row by row here (`numpy.einsum`), and on a device with two columns.
     """
     if is_lazy(x) or is_sparse(x):
         return matmul(x, w)
+    if w.ndim == 1 and not x.is_cuda and w.dtype in (torch.float32, torch.float64):
+        return _row_products(x, w)
     if not x.is_contiguous():
         parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
         return torch.cat(parts) if parts else matmul(x, w)
-    if w.ndim > 1 or w.dtype == torch.float64:
+    if w.ndim > 1:
         return matmul(x, w)
     return matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+
+
+def _row_products(x: Tensor, w: Tensor) -> Tensor:
+    """x_i'w for every row by itself, in the dtype of w: on the CPU."""
+    found, vector = torch.empty(x.shape[0], dtype=w.dtype), w.contiguous().numpy()
+    same = x.dtype == w.dtype and x.is_contiguous()
+    for lo, hi in [(0, x.shape[0])] if same else _row_chunks(x):
+        rows = x[lo:hi].to(w.dtype).contiguous()
+        np.einsum("ij,j->i", rows.numpy(), vector, out=found[lo:hi].numpy())
+    return found
 
 
 def rmatmul(x: Matrix, r: Tensor) -> Tensor:
@@ -316,8 +344,8 @@ def _reduce_rows(ufunc: np.ufunc, values: Array, indptr: NDArray[np.int64]) -> A
 
 
 def _row_chunks(x: Tensor) -> list[tuple[int, int]]:
-    """Row ranges whose converted copy stays near `CHUNK_BYTES`."""
-    step = max(1, CHUNK_BYTES // (8 * max(1, x.shape[1])))
+    """Row ranges whose converted copy stays near `CACHE_BYTES`."""
+    step = max(1, CACHE_BYTES // (8 * max(1, x.shape[1])))
     return [(lo, min(lo + step, x.shape[0])) for lo in range(0, x.shape[0], step)]
 
 

@@ -66,6 +66,8 @@ class Codec(ABC):
     def decode(self, data: bytes, like: Tensor) -> Tensor:
         """What was sent, in the shape, dtype and place of `like`; anything but a whole valid payload is refused."""
         reader, m = Reader(data), like.numel()
+        fine = m > 0 and like.is_floating_point()
+        validate.check(fine, "like", (tuple(like.shape), like.dtype), "give a tensor of one real number or more")
         self._head(reader, m)
         drawn = self.read(reader, m)
         reader.end()
@@ -182,7 +184,12 @@ def _dtype(like: Tensor) -> type:
 
 
 def _placed(array: Array, like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
+    """The numbers in shape, dtype and place of `like`; what a half cannot hold is refused and not infinite."""
+    found = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
+    if like.dtype.itemsize < 4 and not found.isfinite().all():
+        top = float(np.abs(array).max())
+        raise CodecError(f"a number of size {top:.4g} is too large for {like.dtype}: decode it like a float32 tensor")
+    return found
 
 
 def largest(v: Array, gain: float = 1.0) -> float:

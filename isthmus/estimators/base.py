@@ -34,13 +34,13 @@ from isthmus.estimators.inputs import (
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
 from isthmus.estimators.parameters import Parameters
+from isthmus.estimators.watching import Watcher
 from isthmus.planner import Choice, Plan, plan
 from isthmus.privacy import Ledger, PrivacyStatement, compose, event_json
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.budget import mu_of
 from isthmus.privacy.leaks import Leak
 from isthmus.privacy.noise import SEEDED
-from isthmus.problems.objectives.linear import top_eigenvalue
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline
@@ -49,8 +49,6 @@ from isthmus.round.state import State
 from isthmus.tables.encoder import check_numbers_only
 from isthmus.tables.frames import is_frame
 
-SMALL_STATE = 20_000
-"""A point of fewer numbers is checkpointed every round, a longer one a hundred times."""
 DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public, not read off it"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
@@ -84,34 +82,39 @@ class PrivateLinear(Parameters):
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> Any:
         """Fit to (X, y), spending `epsilon` once.
 
         sample_weight  numbers >= 0 that multiply the losses; those above `max_weight` count as that.  A weighted record
                        is clipped like any other, so weights cost nothing: they are part of the record
+        group          True, or a torch.distributed process group: all its ranks fit one model to the rows of all of
+                       them.  Every rank gives its own rows and the same parameters; rank 0 has the ledger, the
+                       checkpoint and the noise; all end with the same model, to the bit
         """
-        self._check_parameters()
-        if self._private:
-            warn_of_repeated_fits(self.epsilon)
-        for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
-            self.__dict__.pop(name, None)
-        X, y = self._read(X, y, reset=True)
-        self._train(X, y, sample_weight, calls=1, state=self._checkpointed())
+        with self._together(group):
+            self._check_parameters()
+            if self._private:
+                warn_of_repeated_fits(self.epsilon)
+            for name in ("_calls", "_partial_state", "_first", "_declared", "_charged", "_run"):  # a fit begins anew
+                self.__dict__.pop(name, None)
+            X, y = self._read(X, y, reset=True)
+            self._train(X, y, sample_weight, calls=1, state=self._crew.state(self._checkpointed))
         return self
 
-    def _partial(self, X: Any, y: Any, sample_weight: Any) -> Any:
-        self._check_parameters()
-        first = not hasattr(self, "_calls")
-        X, y = self._read(X, y, reset=first)
-        self._first = self._records(X.shape[0])
-        state = None if first else self._partial_state
-        done = 0 if first else self._calls
-        run, charged = self._run_of_calls(first)
-        remedy = f"partial_calls={self.partial_calls} calls share the budget and all were made: fit anew, or plan more"
-        validate.check(done < self.partial_calls, "partial_fit", f"call {done + 1}", remedy)
-        counted = bool(charged) or not self._private
-        claim = None if counted else partial(turns.take, run, done)
-        self._train(X, y, sample_weight, calls=self.partial_calls, state=state, done=done, claim=claim)
+    def _partial(self, X: Any, y: Any, sample_weight: Any, group: Any) -> Any:
+        with self._together(group):
+            self._check_parameters()
+            first = not hasattr(self, "_calls")
+            X, y = self._read(X, y, reset=first)
+            self._first = self._records(X.shape[0])
+            state = None if first else self._partial_state
+            done, calls = 0 if first else self._calls, self.partial_calls
+            run, charged = self._run_of_calls(first)
+            remedy = f"partial_calls={calls} calls share the budget and all were made: fit anew, or plan more"
+            validate.check(done < calls, "partial_fit", f"call {done + 1}", remedy)
+            counted = bool(charged) or not self._private
+            claim = None if counted else partial(turns.take, run, done)
+            self._train(X, y, sample_weight, calls=calls, state=state, done=done, claim=claim)
         kept = {**self.result_.state.parts, **self._assumed}
         self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
         self._run, self._charged = run, charged
@@ -156,6 +159,7 @@ class PrivateLinear(Parameters):
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, found.facts.smooth, calls)
         seen: list[dict[str, Any]] = []
+        kept = self.checkpoint if self._crew.leads else None
         if claim is not None:
             claim()
         with threads_for(X.shape[0] * X.shape[1]):
@@ -164,10 +168,11 @@ class PrivateLinear(Parameters):
                 recipe,
                 self.constraint,
                 steps=rounds,
-                seed=self._seed(),
+                seed=self._crew.lead(self._seed),
+                clients=self._crew.holding(problem.objective),
                 resume=state,
                 record=1,
-                callbacks=[_Watcher(seen, choice, (done + 1) * choice.rounds, rounds, self.checkpoint, assumed)],
+                callbacks=[Watcher(seen, choice, (done + 1) * choice.rounds, rounds, kept, assumed)],
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
@@ -187,7 +192,7 @@ class PrivateLinear(Parameters):
         planned = choice.arguments.get("step") if choice.batch_size is None else None
         if not self._private and planned is not None and self.step is None:  # the data may be looked at
             curvature = getattr(problem.objective, "curvature", None) or 1.0
-            longest = problem.facts["n"] / (curvature * max(top_eigenvalue(problem.objective.X), 1e-12))
+            longest = problem.facts["n"] / (curvature * max(self._crew.top_eigenvalue(problem.objective.X), 1e-12))
             options.setdefault("step", longest * (planned * smooth))
         recipe = choice.recipe(public=problem.public, constraint=self.constraint, **arguments, **options)
         recipe = self._promised(recipe) if self._private else recipe
@@ -211,7 +216,7 @@ class PrivateLinear(Parameters):
 
     def _spending(self) -> dict[str, Any]:
         ledger = self._opened_ledger()
-        if self._tallied:
+        if self._tallied and self._crew.leads:
             own, label = f"{self.checkpoint}.ledger", Path(self.checkpoint).name
             ledger = Ledger(own, shared=ledger, label=label, adjacency=self._adjacency)
         return {"ledger": ledger, "noise_seed": self.noise_seed}
@@ -241,6 +246,9 @@ class PrivateLinear(Parameters):
 
     def _problem(self, X: Any, y: Any, weight: Any) -> Posed:
         """Objective, maps and purchases."""
+        learned = learned_before() if self._private or self._crew.several else ()
+        remedy = "each rank's steps would learn from its own rows alone: put steps that learn nothing before the model"
+        validate.check(not learned or not self._crew.several, "group", [*map(str, learned)], remedy)
         guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
         chosen = self._scale(X, public)
@@ -254,6 +262,7 @@ class PrivateLinear(Parameters):
             private=self._private,
             whole=bought == "shapes" or self._private and self._many(*X.shape),
             origin=not self.fit_intercept,
+            crew=self._crew,
         )
         shown = None if public is None else inputs.maps(public[0])
         if chosen == "public" and shown is not None:
@@ -267,7 +276,7 @@ class PrivateLinear(Parameters):
         if public is not None:
             assumptions = (PUBLIC, *assumptions)
         if self._private:
-            assumptions = (DECLARED, *learned_before(), *guessed, *assumptions)
+            assumptions = (DECLARED, *learned, *guessed, *assumptions)
         facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         given, labelled = None, self._labelled(public, shown, view.shape[1])
@@ -360,7 +369,8 @@ class PrivateLinear(Parameters):
         if statement is not None:
             leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
             statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions), leaks=leaks)
-            statement = self._with_lost_rounds(statement, result.state)
+            made = partial(self._with_lost_rounds, statement, result.state)
+            statement = self._crew.statement(made)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 told = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.facts["n"], assumptions=(told, *statement.assumptions))
@@ -446,39 +456,13 @@ class PrivateLinear(Parameters):
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         if is_frame(X):
             check_numbers_only(X)
-        X, y = validate_data(
-            self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._LABELS, reset=reset
-        )
+        least, several = (0, True) if self._crew.several else (1, False)
+        read: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
+        X, y = validate_data(self, X, y, y_numeric=not self._LABELS, reset=reset, **read)
+        if several:
+            X, self._group = self._crew.rows(as_rows(X), list(getattr(self, "feature_names_in_", ())))
+            return X, y
         return as_rows(X), y
-
-
-@dataclass
-class _Watcher:
-    """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
-
-    seen: list[dict[str, Any]]
-    choice: Choice
-    until: int
-    rounds: int
-    path: Any
-    assumed: dict[str, Any]
-    last: tuple[int, Tensor] | None = None
-
-    def __call__(self, record: dict[str, Any], state: State) -> bool:
-        note: dict[str, Any] = {"t": state.t}
-        if self.last is not None and self.last[0] == state.t - 1:
-            note["moved"] = float(torch.linalg.vector_norm(state.w - self.last[1]))
-        straight = not self.choice.arguments.get("precondition")  # else noise goes through a matrix
-        if self.choice.noise_norm is not None and "eta" in record and straight:
-            note["noise"] = record["eta"] * self.choice.noise_norm
-        if "loss" in record:
-            note["loss"] = record["loss"]
-        self.last = state.t, state.w
-        self.seen.append(note)
-        every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
-        if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
-            state.replace(parts={**state.parts, **self.assumed}).save(self.path)
-        return state.t >= self.until and state.t < self.rounds
 
 
 def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:

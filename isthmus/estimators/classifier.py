@@ -79,13 +79,15 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     class_weight: Any = None
     _LABELS = True
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> PrivateClassifier:
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, *, group: Any = None
+    ) -> PrivateClassifier:
         """One of `partial_calls` calls that share the budget, whether or not their records overlap.
 
-        The first call buys what the plan buys; later ones go on from the last point.
+        The first call buys what the plan buys; later ones go on from the last point.  `group` is that of `fit`.
         """
         self._declared = classes if classes is not None else getattr(self, "_declared", None)
-        return self._partial(X, y, sample_weight)
+        return self._partial(X, y, sample_weight, group)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Margins: one a row for two classes, else one a row and class."""
@@ -118,7 +120,8 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         return self._kind(X, y, weights=weights, **common), buys, ()
 
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
-        check_classification_targets(y)
+        if len(y):  # a rank may have no rows
+            check_classification_targets(y)
         declared = self.classes if self.classes is not None else getattr(self, "_declared", None)
         if declared is not None:
             self.classes_ = np.unique(np.asarray(declared))
@@ -128,7 +131,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             return ()
         if hasattr(self, "_calls"):  # what the first call read is in its state
             return ()
-        self.classes_ = np.unique(y)
+        self.classes_ = self._crew.labels(y)
         validate.check(
             len(self.classes_) > 1, "y", self.classes_.tolist(), "it holds one class only: declare all with classes="
         )
@@ -142,7 +145,8 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             validate.one_of(("balanced",), class_weight=chosen)
             if self._private:
                 return weights, (ClassCounts(),)
-            counts = np.array([(y == label).sum() for label in self.classes_])
+            own = torch.tensor([int((y == label).sum()) for label in self.classes_])
+            counts = self._crew.total(own).numpy()
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         given = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}

@@ -16,6 +16,7 @@ from torch import Tensor
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.base import validate
 from isthmus.base.matrix import as_matrix, canonical, is_sparse, row_norms
+from isthmus.estimators.crew import Crew
 from isthmus.estimators.leaks import leak
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
@@ -62,22 +63,25 @@ def inputs_of(
     private: bool,
     origin: bool = False,
     whole: bool = False,
+    crew: Crew = Crew(),  # noqa: B008  # frozen
 ) -> Inputs:
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
+    crew   who else has rows: what is read off them is read off all
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """
     n, d = X.shape
     told: list[str] = []
     if not private:
-        return Inputs(_from_rows(X, intercept))
+        return Inputs(_from_rows(X, intercept, crew))
     if isinstance(bounds, str):
-        bounds = _ranges_of(X)
+        bounds = _ranges_of(X, crew)
         told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        data_norm = max(float(row_norms(X).max()), 1e-12)
+        longest = max(crew.all(float(row_norms(X).max()) if n else 0.0))
+        data_norm = max(longest, 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
         return _ranged(d, bounds, data_norm, public, intercept, origin, whole, told)
@@ -137,13 +141,12 @@ def _column(side: Any, d: int) -> Tensor:
     return values
 
 
-def _from_rows(X: Any, intercept: bool) -> RowMaps:
+def _from_rows(X: Any, intercept: bool, crew: Crew = Crew()) -> RowMaps:  # noqa: B008  # frozen
     """Columns divided by their root mean square over these rows (CSR: rows of length 1), usual lengths near 1."""
     X = as_matrix("public", X)
     if is_sparse(X):
         return RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)])
-    mean = X.double().mean(0)
-    spread = X.double().std(0, correction=0)
+    mean, spread = crew.moments(X)
     if not intercept:  # without a constant to make up for it columns keep their place
         mean, spread = torch.zeros_like(mean), torch.hypot(mean, spread)
     spread = torch.where(spread > 1e-12 * (1 + mean.abs()), spread, torch.ones_like(spread))
@@ -151,10 +154,12 @@ def _from_rows(X: Any, intercept: bool) -> RowMaps:
     return RowMaps([RowMap(None, None, mean, 1 / spread, 1.5 * math.sqrt(X.shape[1]), bias)])
 
 
-def _ranges_of(X: Any) -> tuple[Tensor, Tensor]:
+def _ranges_of(X: Any, crew: Crew = Crew()) -> tuple[Tensor, Tensor]:  # noqa: B008  # frozen
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
-    low, high = X.double().amin(0), X.double().amax(0)
+    none = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
+    low, high = (X.double().amin(0), X.double().amax(0)) if X.shape[0] else (none, -none)
+    low, high = crew.extremes(low, high)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight
 from isthmus.algorithms import KNOWN, Algorithm
 from isthmus.algorithms.declare import algorithm_of
 from isthmus.base import validate
+from isthmus.estimators.crew import Crew
 from isthmus.estimators.inputs import check_bounds
 from isthmus.privacy import Adjacency, Ledger
 from isthmus.privacy.budget import default_delta
@@ -62,6 +64,7 @@ class Parameters(BaseEstimator):
 
     _LABELS: ClassVar[bool]
     """Whether targets are labels."""
+    _alone: ClassVar[Crew] = Crew()
 
     def __sklearn_clone__(self) -> Any:
         """A clone shares the ledger: copied, the same budget would be spent twice."""
@@ -92,9 +95,24 @@ class Parameters(BaseEstimator):
     def _adjacency(self) -> Adjacency:
         return self.adjacency if isinstance(self.adjacency, Adjacency) else Adjacency(self.adjacency)
 
+    @property
+    def _crew(self) -> Crew:
+        """Who fits this model: this process, but for the time of a fit with a group."""
+        return self.__dict__.get("_group", self._alone)
+
+    @contextmanager
+    def _together(self, group: Any) -> Iterator[None]:
+        """A fit by all ranks of a group; a fitted model knows of none."""
+        self._group = Crew.of(group)
+        try:
+            with self._group.joined("fit"):
+                yield
+        finally:
+            del self._group
+
     def _records(self, n: int) -> int:
-        """The public number of records: as declared, that of the first partial fit, or n."""
-        return self.n or getattr(self, "_first", None) or n
+        """The public number of records: as declared, that of the first partial fit, that of all ranks, or n."""
+        return self.n or getattr(self, "_first", None) or self._crew.whole or n
 
     def _delta(self, n: int) -> float:
         return default_delta(n) if self.delta is None else self.delta
@@ -142,6 +160,8 @@ class Parameters(BaseEstimator):
         validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
 
     def _opened_ledger(self) -> Any:
+        if not self._crew.leads:
+            return None
         if isinstance(self.ledger, (str, os.PathLike)):
             return Ledger.open(self.ledger, adjacency=self._adjacency)
         return self.ledger

@@ -49,9 +49,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
     _LABELS = False
     _outputs = 1
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateRegressor:
-        """One of `partial_calls` calls that share the budget, whether or not their records overlap."""
-        return self._partial(X, y, sample_weight)
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> PrivateRegressor:
+        """One of `partial_calls` calls that share the budget, whether or not their records overlap; see `fit`."""
+        return self._partial(X, y, sample_weight, group)
 
     def predict(self, X: Any) -> np.ndarray:
         """The prediction, in the units of y."""
@@ -88,7 +88,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             bounds = (float(shown.min()), float(shown.max())) if shown.min() < shown.max() else None
             told = ("the public targets are public: y was clipped to their range",) if bounds else ()
         if isinstance(bounds, str) or not self._private and bounds is None:
-            bounds = (float(y.min()), float(y.max())) if y.min() < y.max() else (float(y.min()) - 1, float(y.max()) + 1)
+            ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
+            low, high = (float(end) for end in self._crew.extremes(ends[0], ends[1]))
+            bounds = (low, high) if low < high else (low - 1, high + 1)
             if self._private:
                 told = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:

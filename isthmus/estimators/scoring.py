@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 
 from isthmus.base import validate
 from isthmus.estimators import figures
+from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Bins, Figure, Scale, ShownCurve
 from isthmus.geometry.lifts import discard
 from isthmus.gradients import Counts, Dense, Rows
@@ -44,7 +45,6 @@ from isthmus.privacy import (
 from isthmus.privacy.budget import default_delta
 from isthmus.privacy.library import dpa
 from isthmus.privacy.statement import Account
-from isthmus.round.aggregators import Local
 from isthmus.round.pipeline import Promise, Release, Stage
 from isthmus.round.sources import Sheet
 from isthmus.round.step import Setting, look
@@ -108,6 +108,7 @@ def private_score(
     adjacency: str = "add-remove",
     ledger: Any = None,
     noise_seed: int | None = None,
+    group: Any = None,
 ) -> Scores:
     """The figures of a fitted model on rows that were not trained on, (epsilon, delta)-differentially private.
 
@@ -123,6 +124,8 @@ def private_score(
     target_bounds  of a regressor: a public range of y, in whose units errors are sought; unless given, the model's
     ledger         a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
     noise_seed     for tests only: the statement then says "not private"
+    group          True, or a process group: the figures of the rows of all its ranks, each of which gives its own rows
+                   and the same model; rank 0 has the ledger and the noise
 
     >>> from sklearn.datasets import make_classification
     >>> from isthmus import PrivateClassifier
@@ -134,27 +137,49 @@ def private_score(
     >>> print(scores.privacy)
     (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
     """
+    crew = Crew.of(group)
+    asked = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
+    with crew.joined("score"):
+        return _scored(model, X, y, asked, ledger if crew.leads else None, crew)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What figures are asked for, and at what price."""
+
+    epsilon: float
+    delta: float | None
+    target_bounds: tuple[float, float] | None
+    adjacency: str
+    noise_seed: int | None
+
+
+def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -> Scores:
     y = _checked_targets(model, y)
+    epsilon, delta, adjacency, noise_seed = asked.epsilon, asked.delta, asked.adjacency, asked.noise_seed
+    n = crew.count(len(y))
     if epsilon == math.inf:
-        found, curves = figures.exact_figures(model, X, y, f"{len(y):,} rows, which count as public")
+        remedy = "exact figures need all rows in one process: gather public rows there, or give a finite epsilon"
+        validate.check(not crew.several, "epsilon", epsilon, remedy)
+        found, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
         return Scores(tuple(found), tuple(curves))
     validate.positive(epsilon=epsilon)
     validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
     relation = Adjacency(adjacency)
-    delta = default_delta(len(y)) if delta is None else delta
+    delta = default_delta(n) if delta is None else delta
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
     if isinstance(ledger, (str, os.PathLike)):
         ledger = Ledger.open(ledger, adjacency=relation)
     ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
     remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
-    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed)
-    scores = noisy_figures(model, X, y, looks, bounds=target_bounds)
-    account = Account(delta, relation, len(y), noise_seed is not None, (PUBLIC_MODEL, APART))
+    looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)
+    scores = noisy_figures(model, X, y, looks, bounds=asked.target_bounds)
+    account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
     for stage in looks.taken:
         made = [release.mechanism for release in stage.releases]
         account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
-    on = f"{len(y):,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
+    on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
     named = tuple(replace(figure, on=on) for figure in scores.figures)
     return replace(scores, figures=named, privacy=account.statement())
 
@@ -180,6 +205,7 @@ class Looks:
     """The looks of one measurement: each is a stage, charged to the ledger before it is released.
 
     multiplier   of the noise of all looks together
+    crew, whole  who has the rows, and how many they have together
     covered      the rows are apart from those of a release that is already charged and at least as costly: the
                  ledger notes the looks, and they add nothing (see `covers`)
     """
@@ -189,6 +215,8 @@ class Looks:
     ledger: Any
     covered: bool = False
     noise_seed: int | None = None
+    crew: Crew = Crew()
+    whole: int | None = None
     taken: list[Stage] = field(default_factory=list)
     _run: Any = None
 
@@ -201,8 +229,9 @@ class Looks:
         adjacency = self.promise.adjacency
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
-        self.ledger.require(compose(events.values()))  # all of it or nothing
-        with self.ledger.run(events, seeded=self.noise_seed is not None) as run:
+        self.crew.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
+        held = self.ledger.run(events, seeded=self.noise_seed is not None) if self.crew.leads else nullcontext()
+        with held as run:
             self._run = run
             yield
 
@@ -217,6 +246,10 @@ class Looks:
         """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
         return self._look(name, Dense(torch.from_numpy(terms)), length * ROOT, share)
 
+    def size(self, mine: np.ndarray) -> int:
+        """How many rows are measured: a public number."""
+        return len(mine) if self.whole is None else self.whole
+
     def noise(self, length: float, share: float) -> float:
         """The standard deviation of the noise in each number of a look."""
         return self._gaussian(share).multiplier * length
@@ -227,7 +260,8 @@ class Looks:
     def _look(self, name: str, rows: Rows, length: float, share: float) -> tuple[np.ndarray, float]:
         release = Release("sums", clip=Clip(length), mechanism=self._gaussian(share), lift=discard)
         stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
-        setting = Setting(Local(sheet), sheet.space, Keys(0, self.source), ledger=self._run)
+        holders = self.crew.holding(sheet)
+        setting = Setting(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
         found = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)
         return found, self.noise(length, share)
@@ -257,7 +291,7 @@ def noisy_figures(
 
 
 def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
-    classes, n = np.asarray(model.classes_), len(y)
+    classes, n = np.asarray(model.classes_), looks.size(y)
     k = len(classes)
     true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
@@ -277,7 +311,7 @@ def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
             event = (true == 1) if k == 2 else (true == called)
             bins.append(event * groups.count + groups.index[SCORES.of(margins)])
         if k > 2 and logs is not None:
-            bins.append(LOSSES.of(-logs[np.arange(n), true]))
+            bins.append(LOSSES.of(-logs[np.arange(len(y)), true]))
         widths = k * k, 2 * groups.count, LOSSES.cells
         cells, noise = looks.counts(FIGURES, np.stack(bins, axis=1), max(widths), last)
     counts = [_summing(row[:width], n) for row, width in zip(cells, widths, strict=False)]
@@ -349,7 +383,7 @@ class _Groups:
     @staticmethod
     def of(margins: np.ndarray, looks: Looks) -> _Groups:
         """By the noisy numbers of rows in the cells of `SCORES`."""
-        n = len(margins)
+        n = looks.size(margins)
         (counts,), noise = looks.counts(RANGES, SCORES.of(margins)[:, None], SCORES.cells, FIRST)
         # as many groups as leave each well above the noise of its cells in the second look
         most = int(np.clip(n / (20 * noise + 1), 2, 2 * figures.GROUPS))
@@ -369,7 +403,7 @@ class _Groups:
 def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[float, float] | None) -> Scores:
     low, high = bounds if bounds is not None else getattr(model, "target_bounds_", (math.nan, math.nan))
     validate.check(low < high, "target_bounds", bounds, "give a public range (low, high) of y: this model has none")
-    n, middle, half = len(y), (low + high) / 2, (high - low) / 2
+    n, middle, half = looks.size(y), (low + high) / 2, (high - low) / 2
     noise = looks.noise(math.sqrt(2), FIRST)
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)

@@ -136,8 +136,10 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
 
     # ------------------------------------------------------------ fit
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> PrivateSearch:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> PrivateSearch:
         """Choose and fit, spending `epsilon` once."""
+        remedy = "a search runs in one process: choose on one rank's rows, or on public ones, then fit on all ranks"
+        validate.check(not group, "group", group, remedy)
         candidates = self._candidates()
         rows, labels = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._classifies

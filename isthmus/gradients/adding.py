@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from isthmus.base.matrix import Total, exact_products
+from isthmus.base.matrix import CACHE_BYTES, Total, exact_products
 from isthmus.gradients.rounding import CHUNK_BYTES, unit, working
 
 KAPPA = 2.0**-10
@@ -106,7 +106,8 @@ def outer_sum(a: Tensor, b: Tensor, rho: float, out: Tensor) -> None:
         elif work == torch.float32 and few >= LEAST:
             out.copy_(_chunked(a.to(work), b.to(work), few))
         else:
-            most = max(1, CHUNK_BYTES // (8 * (a.shape[1] + b.shape[1])))
+            small = not out.is_cuda and 64 * out.numel() <= CACHE_BYTES  # adding sums up costs next to nothing
+            most = max(1, (CACHE_BYTES if small else CHUNK_BYTES) // (8 * (a.shape[1] + b.shape[1])))
 
             def add(lo: int, hi: int) -> Tensor:
                 return b[lo:hi].to(torch.float64).T @ a[lo:hi].to(torch.float64)

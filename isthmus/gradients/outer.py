@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy.sparse as sp
@@ -46,13 +46,16 @@ class Outer(Rows):
         a: (n, p) or (n, T, p) tensor, or an (n, p) CSR matrix, which is never densified.
         b: (n, q) or (n, T, q) tensor; its dtype, raised to float32 at least, is that of the results.
         ones: a has one more column than it shows, of ones (the input of a layer's bias); p counts it.
+        sizes: ord -> upper bounds of the norms of the rows of a 2-d factor a, where they are known already.
 
     >>> rows = Outer(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
     >>> rows.sum(), rows.norms(1)
     (tensor([3., 6., 4., 8.]), tensor([21.0000]))
     """
 
-    def __init__(self, a: Matrix, b: Tensor, ones: bool = False) -> None:
+    def __init__(
+        self, a: Matrix, b: Tensor, ones: bool = False, sizes: Callable[[float], Tensor] | None = None
+    ) -> None:
         ndims = (2,) if is_sparse(a) else (2, 3)
         validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
         validate.check(
@@ -69,6 +72,7 @@ class Outer(Rows):
         self.d = self.p * self.q
         self.dtype, self.device = rounding.working(b.dtype), b.device
         self._known: dict[float, Tensor] = {}
+        self._given = sizes
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         rounding.check_ord(ord)
@@ -87,6 +91,9 @@ class Outer(Rows):
         return join_bounds(parts, self.device)
 
     def norm_upper(self, ord: float = 2) -> Tensor:
+        if self._given is not None:
+            rounding.check_ord(ord)
+            return rounding.product_upper(self._sizes(ord), rounding.matrix_bounds(_flat(self.b), ord)[1])
         if self.positions != 1 or not isinstance(self.a, Tensor):
             return super().norm_upper(ord)
         if self.device.type != "cuda" and not rounding.narrow(self.a, self.b):
@@ -230,7 +237,7 @@ class Outer(Rows):
         if is_lazy(self.a) and self.a is not other.a:
             return super().minus(other)
         if _same(self.a, other.a):
-            return Outer(self.a, self._wide(self.b) - other.b, self.ones)
+            return Outer(self.a, self._wide(self.b) - other.b, self.ones, self._given)
         if isinstance(self.a, Tensor) and isinstance(other.a, Tensor):
             return _joined([self, other.scaled(-1.0)])
         if is_sparse(self.a) and is_sparse(other.a):
@@ -260,10 +267,12 @@ class Outer(Rows):
         )
 
     def scaled(self, factor: float) -> Outer:
-        return Outer(self.a, self._wide(self.b) * factor, self.ones)
+        return Outer(self.a, self._wide(self.b) * factor, self.ones, self._given)
 
     def _sizes(self, ord: float) -> Tensor:
         """Upper bounds of the norms of all a_t, computed once."""
+        if self._given is not None and ord not in self._known:
+            self._known[ord] = self._given(ord).to(self.device)
         if ord not in self._known:
             quick = isinstance(self.a, Tensor) and (self.a.is_cuda or rounding.narrow(self.a))
             upper = rounding.device_upper(_flat(self._dense_a()), ord) if quick else self._factor_bounds(ord)[1]
@@ -305,14 +314,16 @@ class Outer(Rows):
         return sums
 
 
-def Glm(r: Tensor, X: Matrix) -> Outer:
+def Glm(r: Tensor, X: Matrix, sizes: Callable[[float], Tensor] | None = None) -> Outer:
     """The per-example gradients g_i = r_i x_i of a linear model with residuals r_i = dl_i / d margin.
+
+    `sizes` gives upper bounds of the norms of the rows of X, where they are known already.
 
     >>> Glm(torch.tensor([2.0, -1.0]), sp.csr_array([[1.0, 0.0], [0.0, 3.0]])).sum()
     tensor([ 2., -3.])
     """
     validate.shape((X.shape[0],), r=r)
-    return Outer(X, r[:, None])
+    return Outer(X, r[:, None], sizes=sizes)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -139,8 +139,13 @@ def _seen_bounds(x: View, ord: float) -> Bounds:
 
 def product(a: Bounds, b: Bounds) -> Bounds:
     """The enclosure of the product of two non-negative values; zero only if one is zero and the other finite."""
-    low, high = a[0] * b[0] * (1 - 2.0**-50), a[1] * b[1] * (1 + 2.0**-50)
-    return low, torch.where((a[1] == 0) | (b[1] == 0), high, high + torch.finfo(torch.float64).tiny)
+    return a[0] * b[0] * (1 - 2.0**-50), product_upper(a[1], b[1])
+
+
+def product_upper(a: Tensor, b: Tensor) -> Tensor:
+    """The upper half of `product` alone."""
+    high = a * b * (1 + 2.0**-50)
+    return torch.where((a == 0) | (b == 0), high, high + torch.finfo(torch.float64).tiny)
 
 
 def combine(parts: list[Bounds], ord: float) -> Bounds:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import (
+    CACHE_BYTES,
     CHUNK_BYTES,
     Array,
     Csr,
@@ -33,7 +34,7 @@ from isthmus.base.matrix import (
     canonical,
     is_lazy,
     is_sparse,
-    matmul,
+    margins,
     rmatmul,
     row_norms,
     take,
@@ -41,8 +42,6 @@ from isthmus.base.matrix import (
     with_data,
 )
 
-CACHE_BYTES = 1 << 21
-"""Rows that are built to be looked at once stay near this size."""
 UP = 1 + 2.0**-48
 """Rounds a few float64 operations up."""
 STEP, MANY = 1 << 14, 1 << 20
@@ -141,11 +140,11 @@ class Scaled(View):
         """S w for a vector or a matrix w."""
         wide = w.to(torch.float64)
         if self.far:
-            parts = [rows @ wide for _, _, rows in self.chunks()]
+            parts = [margins(rows, wide) for _, _, rows in self.chunks()]
             return (torch.cat(parts) if parts else wide.new_zeros(0, *wide.shape[1:])).to(w.dtype)
         p = len(self.weight)
-        z = matmul(self.X, _rows(self.weight, wide[:p]))
-        return (_rows(self.r, z) + self.U @ (self.B @ wide)).to(w.dtype)
+        z = margins(self.X, _rows(self.weight, wide[:p]))
+        return (_rows(self.r, z) + margins(self.U, self.B @ wide)).to(w.dtype)
 
     def transposed_times(self, v: Tensor) -> Tensor:
         """S' v for a vector or a matrix v."""

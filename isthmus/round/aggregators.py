@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -86,6 +87,10 @@ class Aggregator(ABC):
         """What `make` returns where the ledger is; an error there is an error everywhere."""
         return make()
 
+    def joined(self) -> AbstractContextManager[Any]:
+        """A whole run: whatever fails in it, here or elsewhere, fails everywhere."""
+        return nullcontext()
+
     def publish(self, close: Callable[[], Any]) -> Any:
         """What was released of a message that has just been collected."""
         return self.lead(close)
@@ -94,9 +99,13 @@ class Aggregator(ABC):
         """How many records all holders have, where an objective of this process has n."""
         return n
 
-    def mean(self, value: float) -> float:
-        """A figure of the whole data, from the one of this process's objective: of runs that are not private."""
+    def mean(self, value: Any) -> Any:
+        """A number or vector of the whole data, from that of this process's objective: of runs that are not private."""
         return value
+
+    def alike(self) -> AbstractContextManager[Any]:
+        """What several processes compute of released values, each for itself, and must find equal to the bit."""
+        return nullcontext()
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:  # noqa: B027  # one holder: nothing to add
         """Refuse, before anything is looked at, sums over holders that would be no bounded sums over records."""

@@ -76,7 +76,8 @@ def prepare(
         asked = item.stage(prepared.objective)
         if asked is not None:
             bought[item.name] = look(asked[0], aggregator, asked[1])
-        before, prepared = prepared, item.apply(prepared, bought.get(item.name))
-        holders = [prepared if each is before else item.apply(each, bought.get(item.name)) for each in holders]
+        with aggregator.alike():
+            before, prepared = prepared, item.apply(prepared, bought.get(item.name))
+            holders = [prepared if each is before else item.apply(each, bought.get(item.name)) for each in holders]
         aggregator = aggregator.holding([each.objective for each in holders])
     return prepared, bought, aggregator

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import exact_products
+from isthmus.base.parallel import in_order
 from isthmus.base.randomness import key
 from isthmus.geometry.sketches import Sketch
 from isthmus.gradients import Rows
@@ -91,12 +93,14 @@ def contribute(
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n, whole = client.problem.n, client.problem.n if client.whole is None else client.whole
     index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n)
-    divisor, total = stage.sampler.divisor(n, round.t), None
+    divisor = stage.sampler.divisor(n, round.t)
     batch = None if getattr(client.problem, "linear", False) else stage.sampler.divisor(whole, round.t)
-    parts = _physical_batches(index, n, physical)
-    for number, part in enumerate(parts, start=1):
+    parts = _batches(client.problem, stage, index, physical)
+
+    def one(number: int) -> Message:
+        part = parts[number - 1]
         rows = stage.source(client.problem, round.w, part, round.held)
-        if times is not None and part is not None and isinstance(rows, Rows):
+        if times is not None and isinstance(part, Tensor) and isinstance(rows, Rows):
             rows = rows.take(torch.arange(len(part)), times[part])
         split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
         rows = jointly(rows, client)
@@ -105,7 +109,11 @@ def contribute(
         remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
         validate.check(not split, "physical_batch_size", physical, remedy)
         share = part_of_error(number, number == len(parts))
-        message = fragment(round, stage, rows, rounding=Rounding(batch, share * client.share))
+        return fragment(round, stage, rows, rounding=Rounding(batch, share * client.share))
+
+    total, numbers = None, range(1, len(parts) + 1)
+    several = getattr(client.problem, "at_once", None) is not None  # those of a linear model do not touch each other
+    for message in in_order(one, numbers) if several else map(one, numbers):
         total = message if total is None else total + message
     assert total is not None
     fixed = getattr(stage.sampler, "expected", None) is not None
@@ -125,7 +133,7 @@ def fragment(
     for _, release, slot in slots([stage]):
         if ready is not None and release.name in ready:
             values[release.name] = ready[release.name]
-        elif round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+        elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
@@ -137,7 +145,8 @@ def fragment(
 
 def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
     """What is no sum over records is no sum over their holders either: they answer together, where they can."""
-    if not isinstance(rows, Query) or client.whole is None or client.whole == client.problem.n:
+    alone = client.joint is None and client.whole in (None, client.problem.n)  # ranks answer together, an empty one too
+    if not isinstance(rows, Query) or alone:
         return rows
     name = type(rows).__name__
     remedy = (
@@ -166,9 +175,9 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
     for _, release, slot in slots([stage]):
         sketch, bounded = round.sketches[slot], values[release.name]
         value, name = bounded.value, f"{client.name}/{slot}"
-        if wire.feedback:
-            kept = memory.get(name)
-            corrected = value if kept is None else value + kept * (message.divisor / round.eta)
+        kept, corrected = memory.get(name), value
+        if wire.remembers:
+            corrected = wire.corrected(value, kept, message.divisor, round.eta)
             value = sketch.forward(corrected)
         dims += value.numel()
         if wire.codec is None:
@@ -180,8 +189,8 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             size += len(data)
             coded[release.name] = data
             value = wire.codec.decode(data, value)
-        if wire.feedback:
-            memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
+        if wire.remembers:
+            memory[name] = wire.remembered(corrected, value, sketch, kept, message.divisor, round.eta)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 
@@ -194,8 +203,13 @@ def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
     return times.nonzero().reshape(-1), times
 
 
-def _physical_batches(index: Tensor | None, n: int, physical: int | None) -> list[Tensor | None]:
-    count = n if index is None else len(index)
-    if physical is None or count <= physical:
+def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:
+    """The records in batches of at most `physical`, or as many as the problem looks at together."""
+    apart = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    most = physical if physical is not None or not apart else getattr(problem, "at_once", None)
+    count = problem.n if index is None else len(index)
+    if most is None or count <= most:
         return [index]
-    return list((torch.arange(n) if index is None else index).split(physical))
+    if index is None and apart and hasattr(problem, "at_once"):
+        return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)]
+    return list((torch.arange(count) if index is None else index).split(most))

@@ -108,12 +108,48 @@ def minimize(
     >>> [round(v, 3) for v in found.x.tolist()]
     [0.5, 0.0, 0.0, 0.0]
     """
+    aggregator = _aggregator(objective, clients)
+    asked = _Asked(steps, epochs, seed, x0, resume, tuple(callbacks), record, progress, physical_batch_size)
+    with aggregator.joined():
+        return _minimized(objective, recipe, constraint, asked, aggregator, clients, ledger, noise_seed)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How long a run is, where it starts and who watches it."""
+
+    steps: int | None
+    epochs: float | None
+    seed: int
+    x0: Any
+    resume: State | None
+    callbacks: tuple[Callback, ...]
+    record: int | str | None
+    progress: bool | None
+    physical: int | None
+
+
+def _minimized(
+    objective: Any,
+    recipe: Recipe | Pipeline,
+    constraint: ConvexSet | None,
+    asked: _Asked,
+    aggregator: Aggregator,
+    clients: Any,
+    ledger: Any,
+    noise_seed: int | None,
+) -> Result:
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
-    _check_arguments(constraint, steps, epochs, record, physical_batch_size, space.d)
-    loss, gradient = _Look(objective.loss), _Look(_gradient(objective))
-    aggregator = _aggregator(objective, clients)
+    steps, epochs, seed, x0, resume = asked.steps, asked.epochs, asked.seed, asked.x0, asked.resume
+    _check_arguments(constraint, steps, epochs, asked.record, asked.physical, space.d)
+    elsewhere = getattr(objective, "elsewhere", False)
+    value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
+    loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
+    for each in (objective, *aggregator.problems):
+        getattr(each, "forget", int)()  # rows may have been written to since the last run
     n = aggregator.whole(objective.n)
+    validate.check(n > 0, "objective.n", n, "give at least one record")
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
     aggregator = _asked(aggregator, clients, pipe)
     if claims(pipe):
@@ -123,6 +159,8 @@ def minimize(
     rounds = _rounds(pipe, steps, epochs, per_epoch)
     validate.check(x0 is None or not pipe.before, "x0", x0, "leave it out: this recipe finds its own start")
     spending = _spending(pipe, objective, ledger, noise_seed, aggregator, n)
+    if spending is not None:
+        spending.check_same(aggregator, pipe, rounds)
     if spending is not None and resume is None:
         aggregator.lead(lambda: spending.require(pipe, rounds))
     prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
@@ -132,7 +170,7 @@ def minimize(
     begun = start(pipe, first, seed).replace(parts={**bought, **terms}) if resume is None else resume
     state = _on_terms(begun, terms, space.d)
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
-    watch = _Watch(objective, pipe, rounds, per_epoch, record, tuple(callbacks), progress, state, spent, aggregator)
+    watch = _Watch(objective, pipe, rounds, per_epoch, asked, state, spent, aggregator)
     hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
     with watch, hold as book:
         setting = Setting(
@@ -141,14 +179,16 @@ def minimize(
             keys=Keys(seed, None if spending is None else spending.noise),
             public_rows=lambda w, data: _public(objective, data).rows(w),
             per_epoch=per_epoch,
-            physical=physical_batch_size,
+            physical=asked.physical,
             ledger=book,
             whole=n,
         )
         state, x, status = run(pipe, state, rounds, setting, watch)
+    with aggregator.alike():
+        average = pipe.average.output(state.average, state.w)
     return Result(
         x=x,
-        average=pipe.average.output(state.average, state.w),
+        average=average,
         status=status,
         history=tuple(watch.history),
         privacy=None if spending is None else spending.statement(pipe, rounds, state.t),
@@ -156,7 +196,7 @@ def minimize(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
-        certificate=_certificate(pipe, objective, x, state, setting),
+        certificate=_certificate(pipe, None if elsewhere else lambda w: mean(slope(w)), x, state, setting),
         transform=prepared.transform,
         target=prepared.target,
         centre=prepared.centre,
@@ -258,12 +298,18 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     return recipe
 
 
-def _certificate(pipe: Pipeline, objective: Any, x: Tensor | None, state: State, setting: Setting) -> dict[str, float]:
+def _certificate(
+    pipe: Pipeline,
+    gradient: Callable[[Tensor], Tensor] | None,
+    x: Tensor | None,
+    state: State,
+    setting: Setting,
+) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    if x is None or certify is None or pipe.private or getattr(objective, "elsewhere", False):
+    if x is None or certify is None or gradient is None or pipe.private:
         return {}
-    found: dict[str, float] = certify(_gradient(objective)(x), x, opened_again(pipe, state, x, setting))
+    found: dict[str, float] = certify(gradient(x), x, opened_again(pipe, state, x, setting))
     return found
 
 
@@ -301,19 +347,18 @@ class _Watch:
         pipe: Pipeline,
         rounds: int,
         per_epoch: int,
-        record: Any,
-        callbacks: Any,
-        progress: Any,
+        asked: _Asked,
         state: State,
-        spent: Callable[[int], float] | None = None,
-        aggregator: Aggregator | None = None,
+        spent: Callable[[int], float] | None,
+        aggregator: Aggregator,
     ) -> None:
-        self.mean = (lambda value: value) if aggregator is None else aggregator.mean
+        self.mean, progress = aggregator.mean, asked.progress
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
-        self.every = per_epoch if record == "epoch" else record
-        self.callbacks, self.history, self.aside, self.spent = callbacks, [], 0.0, spent
+        self.every: Any = per_epoch if asked.record == "epoch" else asked.record
+        self.callbacks, self.aside, self.spent = asked.callbacks, 0.0, spent
+        self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        disable = (None if progress is None else not progress) if aggregator is None or aggregator.leads else True
+        disable = (None if progress is None else not progress) if aggregator.leads else True
         self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
@@ -352,7 +397,7 @@ class _Watch:
         if isinstance(eta := self.pipe.step(max(0, state.t - 1)), (int, float)):
             record["eta"] = float(eta)
         if not self.pipe.private and not getattr(self.objective, "elsewhere", False):
-            record["loss"] = self.mean(float(self.objective.loss(state.w)))
+            record["loss"] = float(self.mean(float(self.objective.loss(state.w))))
         return record
 
 

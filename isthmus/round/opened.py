@@ -156,6 +156,11 @@ def clip_slot(slot: str) -> str:
     return f"{slot}/clip"
 
 
+def lift_slot(slot: str) -> str:
+    """Where a state keeps the memory of a slot's lift."""
+    return f"{slot}/lift"
+
+
 def no_public(w: Tensor, data: Any) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
     validate.refuse("public", data, "this look at the data has no public examples: give a sketch that needs none")

@@ -7,7 +7,7 @@ from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.round.sources import AgainstAnchor, current
 from isthmus.round.stops import FirstOrderStationary, GapBelow, MappingBelow
-from isthmus.round.updates import Delegate, Step
+from isthmus.round.updates import Delegate, Mirror, Shifted, Step
 
 __all__ = [
     "AgainstAnchor",
@@ -22,7 +22,9 @@ __all__ = [
     "Last",
     "Local",
     "MappingBelow",
+    "Mirror",
     "Restart",
+    "Shifted",
     "Shuffle",
     "Step",
     "Suffix",

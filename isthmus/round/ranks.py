@@ -13,11 +13,13 @@ everybody, so weights are equal to the bit; their checksum is compared every rou
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,12 +39,34 @@ HEADER = struct.Struct("<8q")
 """Failed or not, where the rank is, and six numbers: in a round digests of its message, its order, its maps and its
 iterate, its divisor and its bytes."""
 PLACES = {"round": 1, "lead": 2, "batch": 3, "meet": 4, "make_private": 5, "records": 6, "figure": 7}
+PLACES |= {"query": 8, "values": 9, "minimize": 10, "fit": 11, "score": 12}
 """What ranks meet for.  All begin with one header of one length: ranks that are in different places find out there, and
 do not hang or abort in collectives of different lengths."""
 
 
+LOST = "a rank was lost or took too long: what was charged stays charged; start all ranks again"
+
+
 class RankFailed(RuntimeError):
     """Another rank failed: what it said, and which one it was."""
+
+
+Failure = TypeVar("Failure", bound=BaseException)
+
+
+def known_to_all(error: Failure) -> Failure:
+    """The error, marked as one that every rank has heard of."""
+    error.__dict__["known to all ranks"] = True
+    return error
+
+
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """A collective: where it fails a rank is gone, and nobody can be told anything."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise known_to_all(RankFailed(f"{LOST} ({str(error).splitlines()[0]})")) from error
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,10 @@ class Reach:
 
     own: float
     total: float
+
+
+UNKNOWN = Reach(math.inf, math.inf)
+"""Where the number of records is private: sums are sent in float64 and not shortened."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +123,8 @@ class Ranks:
         """A few bytes of every rank, of the same length."""
         own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.place)
         found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.group)
+        with _reachable():
+            dist.all_gather(found, own, group=self.group)
         self.sent["gather"] += len(mine)
         self.received["gather"] += len(mine) * (self.size - 1)
         return [each.cpu().numpy().tobytes() for each in found]
@@ -103,7 +132,8 @@ class Ranks:
     def reduce(self, value: Tensor) -> Tensor:
         """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
         total = value.to(self.place, copy=True)
-        dist.reduce(total, self.first, group=self.group)
+        with _reachable():
+            dist.reduce(total, self.first, group=self.group)
         (self.sent if self.rank else self.received)["reduce"] += total.numel() * total.element_size()
         return total.to(value.device)
 
@@ -112,7 +142,8 @@ class Ranks:
         mine = source == self.rank
         size = torch.tensor([len(data or b"")], dtype=torch.int64).to(self.place)
         root = source if self.group is None else dist.get_global_rank(self.group, source)
-        dist.broadcast(size, root, group=self.group)
+        with _reachable():
+            dist.broadcast(size, root, group=self.group)
         count = int(size)
         raw = (
             torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -121,7 +152,8 @@ class Ranks:
         )
         raw = raw.to(self.place)
         if count:
-            dist.broadcast(raw, root, group=self.group)
+            with _reachable():
+                dist.broadcast(raw, root, group=self.group)
         (self.sent if mine else self.received)["broadcast"] += count + 8
         return raw.cpu().numpy().tobytes()
 
@@ -142,6 +174,7 @@ class Ranks:
             data = packed.pack("led", {"error": None, "value": value})
         except BaseException as error:
             self.broadcast(packed.pack("led", {"error": _told(error), "value": None}))
+            known_to_all(error)
             raise
         self.broadcast(data)
         return value
@@ -156,18 +189,42 @@ class Ranks:
         if failed:
             said = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
             data = self.broadcast(said, failed[0])
-            if error is not None:
-                raise error
-            raise _raised(packed.unpack(data, "led"), failed[0])
+            raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
         where = [next(name for name, code in PLACES.items() if code == each[1]) for each in told]
         remedy = "the ranks are at different places of the program: let all of them take the same steps"
-        validate.check(len(set(where)) == 1, "ranks", where, remedy)
-        told = [each[2:] for each in told]
-        for at, name in enumerate(names):
-            if name and len({each[at] for each in told} - {0}) > 1:  # 0 is a rank that has nothing to compare
+        try:
+            validate.check(len(set(where)) == 1, "ranks", where, remedy)
+            told = [each[2:] for each in told]
+            remedy = "the ranks differ: give all of them the same program, arguments and start"
+            for at, name in enumerate(names):
                 found = [each[at] for each in told]
-                validate.refuse(name, found, "the ranks differ: give all of them the same program, arguments and start")
+                same = not name or len(set(found) - {0}) < 2  # 0 is a rank that has nothing to compare
+                validate.check(same, name, found, remedy)
+        except validate.InvalidInput as differ:
+            known_to_all(differ)
+            raise
         return told
+
+    def values(self, mine: Any) -> list[Any]:
+        """A tree of plain values and tensors of every rank, in the order of the ranks."""
+        self.agree("values", [0] * 6)
+        data = packed.pack("value", mine)
+        sent = [self.broadcast(data if rank == self.rank else None, rank) for rank in range(self.size)]
+        return [packed.unpack(each, "value") for each in sent]
+
+    @contextmanager
+    def joined(self, place: str) -> Iterator[None]:
+        """What all ranks do together: it ends once all have ended it, and an error on one of them is one on all.
+
+        A rank that fails says so where the others meet next, whatever they meet for: nobody waits for it.
+        """
+        try:
+            yield
+        except Exception as error:
+            if "known to all ranks" not in error.__dict__:
+                self.agree(place, [0] * 6, error)
+            raise
+        self.agree(place, [0] * 6)
 
 
 @dataclass(frozen=True)
@@ -216,15 +273,32 @@ class AllReduce(Aggregator):
         told = self.ranks.agree("records", [self.problem.n, 0, 0, 0, 0, 0])
         return sum(each[0] for each in told)
 
-    def mean(self, value: float) -> float:
+    def mean(self, value: Any) -> Any:
         """The mean over ranks, weighted by their records."""
         n = self.problem.n
-        told = self.ranks.agree("figure", [_bits(value * n), n, 0, 0, 0, 0])
-        return float(sum(_float(each[0]) for each in told) / sum(each[1] for each in told))
+        own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
+        told = self.ranks.agree("figure", [n, own.numel(), 0, 0, 0, 0], names=("", "figure"))
+        total = self.ranks.reduce(own.double())
+        found = self.ranks.lead(lambda: total / sum(each[0] for each in told), met=True)
+        return found.to(value.dtype) if isinstance(value, Tensor) else float(found)
+
+    @contextmanager
+    def alike(self) -> Iterator[None]:
+        """On one thread: what matrices make of a vector depends on the number of threads in its last bits."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def lead(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0."""
         return self.ranks.lead(make)
+
+    def joined(self) -> AbstractContextManager[None]:
+        """A run of all ranks: an error on one of them is one on all."""
+        return self.ranks.joined("minimize")
 
     def publish(self, close: Callable[[], Any]) -> Any:
         """What rank 0 released, right after the ranks have met in `collect`."""
@@ -234,32 +308,47 @@ class AllReduce(Aggregator):
         """Each rank draws its own records."""
         check_samplers(samplers, "group")
 
-    def _joint(self, query: Query) -> Tensor:
+    def joint(self, query: Query) -> Tensor:
         """A query of the records of all ranks: rank 0 asks for products, everybody adds its own."""
-        ranks, stop = self.ranks, b""
-        if ranks.rank:
-            while data := ranks.broadcast(None):
-                ranks.reduce(query.products(packed.unpack(data, "product")))
-            return torch.zeros(1, dtype=torch.float64)
+        ranks, stop, failed = self.ranks, b"", []
+        ranks.agree("query", [0] * 6)
+
+        def mine(v: Tensor) -> Tensor:
+            try:
+                return query.products(v)
+            except Exception as error:  # the others wait for a product: it is told when they meet again
+                failed.append(error)
+                return torch.full_like(v, torch.nan)
 
         def products(v: Tensor) -> Tensor:
             ranks.broadcast(packed.pack("product", v))
-            return ranks.reduce(query.products(v))
+            return ranks.reduce(mine(v))
 
-        try:
-            return query.joint(products)
-        finally:
+        found = torch.zeros(1, dtype=torch.float64)
+        if ranks.rank:
+            while data := ranks.broadcast(None):
+                ranks.reduce(mine(packed.unpack(data, "product")))
+        else:
+            try:
+                found = query.joint(products)
+            except Exception as error:
+                failed.append(error)
             ranks.broadcast(stop)
+        if failed:
+            raise failed[0]
+        return found
 
     def collect(self, order: Asks, site: Any) -> Message:
         """This rank's message plus everybody else's, on rank 0; elsewhere what it has no meaning."""
         rank, size = self.ranks.rank, self.ranks.size
-        client = Client(str(rank), self.problem, 0, site, site.whole, 1 / size, self._joint)
+        client = Client(str(rank), self.problem, 0, site, site.whole, 1 / size, self.joint)
         message, error = None, None
         try:
             message = order(client)
             sampler, round = site.stage(order).sampler, site.round
-            reach = reach_of(sampler, self.problem.n, client.whole, size)
+            promise = round.pipe.promise
+            public = promise is None or promise.n is not None  # lengths that follow from a private number are not sent
+            reach = reach_of(sampler, self.problem.n, client.whole, size) if public else UNKNOWN
             message = for_wire(message, reach, size)
             asked = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
             header = checked(message, asked, round, packed.checksum(round.w))
@@ -342,7 +431,7 @@ def _raised(told: dict[str, Any], rank: int) -> Exception:
     """The error of another rank, here."""
     if told["kind"] == "budget":
         what, rounds, spent, asked, *budget = told["asked"]
-        return BudgetExceeded(what, rounds, spent, asked, (budget[0], budget[1]))
+        return known_to_all(BudgetExceeded(what, rounds, spent, asked, (budget[0], budget[1])))
     if told["kind"] == "input":
-        return validate.InvalidInput(told["text"])
-    return RankFailed(f"rank {rank} failed with {told['kind']}: {told['text']}")
+        return known_to_all(validate.InvalidInput(told["text"]))
+    return known_to_all(RankFailed(f"rank {rank} failed with {told['kind']}: {told['text']}"))

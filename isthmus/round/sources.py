@@ -14,9 +14,15 @@ from isthmus.gradients import Rows
 from isthmus.problems.queries import Query
 from isthmus.round.state import Held
 
+Chosen = Tensor | slice | None
+"""Drawn records: their positions, a range of them, or all."""
+
 
 class Records(Protocol):
-    """Who holds records: how many, and a vector of each at a point."""
+    """Who holds records: how many, and a vector of each at a point.
+
+    A problem may say in `at_once` how many records it looks at together; `rows` then takes ranges (`slice`) too.
+    """
 
     @property
     def n(self) -> int: ...
@@ -26,10 +32,10 @@ class Records(Protocol):
 class RowSource(Protocol):
     """Per-example vectors of the drawn records."""
 
-    def __call__(self, problem: Any, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows | Query: ...
+    def __call__(self, problem: Any, w: Tensor, index: Chosen, held: Mapping[str, Held]) -> Rows | Query: ...
 
 
-def current(problem: Records, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows:
+def current(problem: Records, w: Tensor, index: Chosen, held: Mapping[str, Held]) -> Rows:
     """g_i(w): the gradients at the iterate."""
     return problem.rows(w, index)
 
@@ -44,7 +50,7 @@ class AgainstAnchor:
     stage: str
     own_records: ClassVar[bool] = True
 
-    def __call__(self, problem: Records, w: Tensor, index: Tensor | None, held: Mapping[str, Held]) -> Rows:
+    def __call__(self, problem: Records, w: Tensor, index: Chosen, held: Mapping[str, Held]) -> Rows:
         """The differences of the drawn records."""
         anchor = held[self.stage].w
         assert anchor is not None

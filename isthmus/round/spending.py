@@ -105,6 +105,14 @@ class Spending:
         told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
         return event_json.canonical({**told, "n": self.promise.n})
 
+    def check_same(self, aggregator: Aggregator, pipe: Pipeline, planned: int) -> None:
+        """Refuse processes that promise something else than the one that pays: each states what it was told."""
+        told, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
+        theirs, agreed = aggregator.lead(lambda: [told, terms])
+        remedy = f"rank 0 pays for {theirs[:2]}: give all ranks the same budget, rounds and seeds"
+        same = _near(theirs, told) and _near(json.loads(agreed), json.loads(terms))
+        validate.check(same, "epsilon, delta", told[:2], remedy)
+
     def statement(self, pipe: Pipeline, planned: int, done: int) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.
 

@@ -17,7 +17,7 @@ from isthmus.privacy.ledger import Purse
 from isthmus.privacy.mechanisms import check_bounded
 from isthmus.round.aggregators import Aggregator, alone
 from isthmus.round.measuring import contribute, fragment, measure, measure_leaf, measured_leaves
-from isthmus.round.opened import Kept, Round, RoundContext, bind_stage, clip_slot, no_public, open_round
+from isthmus.round.opened import Kept, Round, RoundContext, bind_stage, clip_slot, lift_slot, no_public, open_round
 from isthmus.round.order import DataSite, order_of
 from isthmus.round.pipeline import Pipeline, Promise, Stage, slots
 from isthmus.round.state import Held, State
@@ -80,7 +80,13 @@ def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> No
     lifted = []
     for _, release, slot in slots([stage]):
         w = round.w if getattr(release.lift, "reads_w", True) else None
-        result = release.lift(round.sketches[slot], released[release.name], w, round.eta)
+        told = round.sketches[slot], released[release.name], w, round.eta
+        remember = getattr(release.lift, "remember", None)
+        if remember is None:
+            result = release.lift(*told)
+        else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
+            result, kept = remember(*told, round.context.state_of(lift_slot(slot)))
+            round.context.changed[lift_slot(slot)] = kept
         lifted += [] if result is None else [result]
     anchor = round.w if stage.every > 1 else None
     round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), dict(released)
@@ -139,7 +145,8 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
     round = site.round
     assert round is not None
     sent = [_through(site, round, stage, state, setting) for stage in round.active]
-    return round, advance(round, replace(state, memory=site.memory), sent)
+    with setting.aggregator.alike():
+        return round, advance(round, replace(state, memory=site.memory), sent)
 
 
 def opened_again(pipe: Pipeline, state: State, x: Tensor, setting: Setting) -> Round:
@@ -192,9 +199,10 @@ def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: 
     aggregator = setting.aggregator
     bind_stage(round, stage, state)
     message = aggregator.collect(order_of(round, stage, state), site)
-    released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
-    if stage.name not in round.released:  # it was released elsewhere
-        take_stage(round, stage, released)
+    with aggregator.alike():
+        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
+        if stage.name not in round.released:  # it was released elsewhere
+            take_stage(round, stage, released)
     return message
 
 

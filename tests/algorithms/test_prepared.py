@@ -88,7 +88,7 @@ def test_one_record_moves_the_bought_lambda_max_by_at_most_one(size: tuple[int, 
     from isthmus.algorithms.budget import Budget
     from isthmus.algorithms.purchases import Lambda, Terms
     from isthmus.privacy import Charge
-    from isthmus.problems.objectives.linear import largest_eigenvalue, top_eigenvalue
+    from isthmus.problems.objectives.spectrum import largest_eigenvalue, top_eigenvalue
     from isthmus.round.minimize import Binding
     from isthmus.round.spending import Spending
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from isthmus.base.validate import InvalidInput
 from isthmus.codecs import QSGD, VQSGD, Codec, CodecError, Int8, Natural, PackedBits, RandomK, TernGrad, named
 from isthmus.codecs.bits import Writer
 
@@ -147,7 +148,9 @@ def test_properties_of_any_vector() -> None:
 
     floats = strategies.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
-    @hypothesis.settings(max_examples=60, deadline=None, database=None)
+    slow = [hypothesis.HealthCheck.too_slow]  # no clock decides
+
+    @hypothesis.settings(max_examples=60, deadline=None, database=None, suppress_health_check=slow)
     @hypothesis.given(
         array=arrays(np.float32, strategies.integers(1, 60), elements=floats),
         codec=strategies.sampled_from(CODECS),
@@ -159,3 +162,21 @@ def test_properties_of_any_vector() -> None:
         assert torch.equal(found, codec.contract(v, seed)) and bool(found.isfinite().all())
 
     holds()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_what_a_half_cannot_hold_is_refused_and_not_infinite(codec: Codec) -> None:
+    data = codec.encode(torch.linspace(-1, 1, 50) * 1e30, 0)
+    with pytest.raises(CodecError, match="too large for torch.float16: decode it like a float32 tensor"):
+        codec.decode(data, torch.zeros(50, dtype=torch.float16))
+    assert codec.decode(data, torch.zeros(50)).isfinite().all()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_nothing_is_decoded_like_no_number(codec: Codec) -> None:
+    """A header that declares no coordinates, and receivers that expect none, or whole numbers."""
+    for tail in (b"", bytes(4), b"\0\0\x80\x3f", b"\0\0\x80\x3f\0", bytes(9)):
+        with pytest.raises(InvalidInput, match="like="):
+            codec.decode(bytes([0xC1, codec.kind, 0]) + tail, torch.zeros(0))
+    with pytest.raises(InvalidInput, match="like="):
+        codec.decode(codec.encode(torch.ones(4), 0), torch.zeros(4, dtype=torch.int64))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gloo import together
+from gloo import once
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -173,8 +173,8 @@ def _token() -> str:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return together(scenario, SIZE)
+def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
+    return once(scenario, tmp_path_factory, SIZE)
 
 
 @pytest.mark.parametrize("name", list(WAYS))

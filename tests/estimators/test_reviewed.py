@@ -28,11 +28,11 @@ from isthmus import (
 )
 from isthmus.algorithms.purchases import ranged
 from isthmus.base.matrix import rmatmul
-from isthmus.estimators import base, load
+from isthmus.estimators import load, watching
 from isthmus.geometry.sets import Whole
 from isthmus.gradients.rounding import matrix_bounds
 from isthmus.privacy import Ledger
-from isthmus.problems.objectives.linear import top_eigenvalue
+from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding
 
@@ -88,18 +88,18 @@ def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     X, y = data()
     path = tmp_path / "shared.ledger" if shared else None
     made = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
-    watch = base._Watcher.__call__
+    watch = watching.Watcher.__call__
 
     def killed(self: Any, record: Any, state: Any) -> bool:
         if state.t == 5:
             raise KeyboardInterrupt
         return watch(self, record, state)
 
-    monkeypatch.setattr(base._Watcher, "__call__", killed)
+    monkeypatch.setattr(watching.Watcher, "__call__", killed)
     for _ in range(10):
         with pytest.raises(KeyboardInterrupt):
             made.fit(X, y)
-    monkeypatch.setattr(base._Watcher, "__call__", watch)
+    monkeypatch.setattr(watching.Watcher, "__call__", watch)
     made.fit(X, y)
     spent = Ledger.open(path or f"{tmp_path / 'c'}.ledger").spent(1e-5)
     assert made.privacy_.epsilon >= spent - 1e-9 > 1.05

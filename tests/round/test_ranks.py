@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gloo import together
+from gloo import once
 
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
@@ -139,8 +139,8 @@ class _Thin(Ledger):
 
 
 @pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
-    return together(scenario, SIZE)
+def ranks(tmp_path_factory: Any) -> list[dict[str, Any]]:
+    return once(scenario, tmp_path_factory, SIZE)
 
 
 @pytest.mark.parametrize("name", list(SAME))

@@ -115,7 +115,7 @@ def contribution(plan: Federation, asked: Ask, context: Any, terms: Terms, noise
         validate.check(not found, "data", found, remedy)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
     message = replace(order, w=None)(client)
-    if pipe.wire.feedback:
+    if pipe.wire.remembers:
         keep(context.state, MEMORY, site.memory)
     return narrowed(message, plan, site.stage(order), problem.n) if plan.private else message
 

@@ -36,8 +36,8 @@ NARROW = 16
 class WarmRank:
     """Project every matrix onto `rank` directions of one side, found by warm-started power iteration.
 
-    Weights of n x k numbers (k: all but the first dimension) are compressed where 2 rank <= min(n, k); smaller ones,
-    and vectors, are sent as they are, in the same message.  In a pair of rounds a matrix costs rank (n + k) numbers.
+    A weight of n x k numbers (k: all but the first dimension) has at most half of its shorter side as directions; in a
+    pair of rounds it costs rank (n + k) numbers.  Vectors are sent as they are, in the same message.
     """
 
     rank: int = 4
@@ -63,11 +63,12 @@ class WarmRank:
 
     def _side(self, leaf: Leaf, seed: int, t: int, kept: Kept, like: Tensor) -> tuple[str, Tensor] | None:
         n, k = matrix_shape(leaf)
-        if 2 * self.rank > min(n, k):
+        rank = min(self.rank, n // 2, k // 2)
+        if not rank:
             return None
         if f"{LEFT} {leaf.name}" in kept:
             return LEFT, kept[f"{LEFT} {leaf.name}"]
-        start = like.new_zeros(k, self.rank)
+        start = like.new_zeros(k, rank)
         if f"{RIGHT} {leaf.name}" not in kept:
             kept[f"{RIGHT} {leaf.name}"] = _basis(start, key(seed, t, RIGHT, leaf.name))
         return RIGHT, kept[f"{RIGHT} {leaf.name}"]

@@ -103,7 +103,8 @@ class SecureClient:
         plan = self.plan
         total = np.zeros(plan.m, np.int64)
         for start in range(0, len(rows), 64):
-            part = rows[start : start + 64] / plan.bound * plan.steps
+            with np.errstate(over="ignore"):  # what becomes infinite counts as zero, as it does where it came so
+                part = rows[start : start + 64] / plan.bound * plan.steps
             total += to_integers(part, plan.steps, plan.limit, self._noise).sum(axis=0)
         return np.clip(total, -plan.reach, plan.reach)
 

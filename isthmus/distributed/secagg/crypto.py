@@ -56,6 +56,19 @@ def agreed(private: bytes, public: bytes, session: bytes, purpose: bytes) -> byt
     return key
 
 
+def usable(public: bytes) -> bool:
+    """Whether a public key is one that a secret can be agreed on with: those of small order are not.
+
+    >>> usable(public_key(bytes(31) + b"7")), usable(bytes(32))
+    (True, False)
+    """
+    try:
+        agreed(bytes(range(KEY)), public, b"", b"")  # any secret will do: small orders give 0 with all of them
+    except ValueError:
+        return False
+    return True
+
+
 def stream(key: bytes, count: int, bits: int) -> Words:
     """`count` numbers uniform modulo 2^b, in words whose upper bits are uniform too: ChaCha20 from block 0."""
     ciphers, kind = _package().ciphers, word(bits)

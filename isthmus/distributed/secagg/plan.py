@@ -20,7 +20,7 @@ from isthmus.base import validate
 from isthmus.distributed.secagg.crypto import digest
 from isthmus.distributed.secagg.field import WIDEST, packed_length
 from isthmus.distributed.secagg.rounding import squared_limit
-from isthmus.distributed.secagg.shamir import ELEMENTS, PACKINGS
+from isthmus.distributed.secagg.shamir import CLIENTS, ELEMENTS, PACKINGS
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import DpEvent, SkellamDpEvent
 from isthmus.privacy.poisson_exact import MOST
@@ -64,6 +64,8 @@ class SecurePlan:
         validate.positive(bound=self.bound, noise_multiplier=self.noise_multiplier, peak=self.peak)
         validate.open_unit(precision=self.precision, failure=self.failure)
         validate.check(self.clients >= 2, "clients", self.clients, "a sum of one client hides nothing: ask two or more")
+        remedy = "points of the field that shares lie in: take groups (docs/secagg.md)"
+        validate.at_most(CLIENTS, remedy, clients=self.clients)
         free = self.needed - self.colluding
         validate.check(free >= 1, "colluding", self.colluding, f"of {self.needed} who answer one must be honest")
         guarded = 2 * (self.needed - self.packing + 1) - self.clients

@@ -57,6 +57,7 @@ class SecureServer:
         self._session, self._about = os.urandom(SESSION), b""
         self._due: Kind | None = Kind.INVITATION
         self._answers: dict[int, bytes] = {}
+        self._taken: set[bytes] = set()
         self._roster: dict[int, bytes] = {}
         self._commitments: dict[int, bytes] = {}
         self._senders: list[int] = []
@@ -122,8 +123,11 @@ class SecureServer:
 
     # ------------------------------------------------------------ what it receives
 
-    def receive(self, data: bytes) -> int:
-        """Take one answer of the kind that is due; whose it was."""
+    def receive(self, data: bytes, sender: int | None = None) -> int:
+        """Take one answer of the kind that is due; whose it was.
+
+        A transport that knows whom it hears (it should) gives the `sender`: then nobody answers for another client.
+        """
         kind = self._due
         if kind not in (Kind.KEYS, Kind.SHARES, Kind.VECTOR, Kind.REVEAL):
             raise BadMessage("no answer is due now")
@@ -132,12 +136,23 @@ class SecureServer:
         expected = {Kind.SHARES: self._roster, Kind.VECTOR: self._senders, Kind.REVEAL: self._survivors}.get(kind)
         if index in self._answers or (expected is not None and index not in expected):
             raise BadMessage(f"{kind.name} of client {index} came twice, or was not asked for")
+        if sender is not None and sender != index:
+            raise BadMessage(f"client {sender} sent {kind.name} in the name of client {index}")
+        if kind is Kind.KEYS:
+            self._check_keys(index, body)
         if kind is Kind.VECTOR:
             self._sum += unpack(body, self.plan.m, self.plan.bits)
             body = b""  # only the sum is kept
         self._answers[index] = body
         self.received[index] += len(data)
         return index
+
+    def _check_keys(self, index: int, body: bytes) -> None:
+        """Keys that would make every other client leave the round are refused here: their owner is lost, alone."""
+        pair = {body[: crypto.KEY], body[crypto.KEY :]}
+        if len(pair) < 2 or self._taken & pair or not all(map(crypto.usable, pair)):
+            raise BadMessage(f"a public key of client {index} is none, or that of another client")
+        self._taken |= pair
 
     def _length(self, kind: Kind) -> int:
         """Bytes of the body of an answer."""

@@ -26,6 +26,8 @@ Elements = NDArray[np.uint16]
 PACKINGS = (1, 2, 4, 8, 16)
 ELEMENTS = 16
 _ORDER = 65535
+CLIENTS = _ORDER - ELEMENTS
+"""The most clients: other points of the field hold the secrets."""
 _MODULUS = 0x1100B
 """x^16 + x^12 + x^3 + x + 1, primitive: the powers of x are all elements but 0."""
 
@@ -58,7 +60,7 @@ def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:
 def _check(clients: int, threshold: int, packing: int) -> None:
     validate.one_of(PACKINGS, packing=packing)
     validate.positive_int(clients=clients, threshold=threshold)
-    validate.at_most(_ORDER - ELEMENTS, "the number of points", clients=clients)
+    validate.at_most(CLIENTS, "the number of points", clients=clients)
     validate.check(packing <= threshold <= clients, "threshold", threshold, f"give {packing} to {clients}")
 
 

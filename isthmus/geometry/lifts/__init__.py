@@ -1,10 +1,11 @@
 """Lifts: from R^m back to R^d or onto a constraint set.
 
 `project_and_lift` and `solve_lift` are the solver; `basis_pursuit` and `cosamp` decode; the frozen parts (`adjoint`,
-`pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `discard`) fill the lift slot of a pipeline.
+`pinv`, `unbiased`, `ProjectAndLift`, `CoSaMP`, `HeavyHitters`, `discard`) fill the lift slot of a pipeline.
 """
 
 from isthmus.geometry.lifts.cosamp import cosamp
+from isthmus.geometry.lifts.heavy import HeavyHitters
 from isthmus.geometry.lifts.parts import (
     Adjoint,
     CoSaMP,
@@ -27,6 +28,7 @@ __all__ = [
     "BasisPursuit",
     "CoSaMP",
     "Discard",
+    "HeavyHitters",
     "Lift",
     "LiftResult",
     "Lifted",

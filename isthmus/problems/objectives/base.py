@@ -15,8 +15,8 @@ from isthmus.base.space import Space
 from isthmus.gradients import Rows
 from isthmus.problems.penalties import NoPenalty, Penalty, penalty_of
 
-Index: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | None
-"""Positions of examples; None stands for all of them."""
+Index: TypeAlias = Tensor | NDArray[np.integer] | Sequence[int] | slice | None
+"""Positions of examples, or a range of them; None stands for all of them."""
 
 
 @runtime_checkable
@@ -78,6 +78,7 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     """
     if index is None:
         return None
+    index = range(*index.indices(n)) if isinstance(index, slice) else index
     tensor = index if isinstance(index, Tensor) else torch.as_tensor(list(index) if isinstance(index, range) else index)
     validate.check(tensor.ndim == 1, "index.shape", tuple(tensor.shape), "give a 1-d list of positions")
     if tensor.numel() == 0:
@@ -87,6 +88,15 @@ def as_index(index: Index, n: int, device: torch.device | str = "cpu") -> Tensor
     low, high = int(tensor.min()), int(tensor.max())
     validate.check(0 <= low and high < n, "index", (low, high), f"give positions from 0 to n - 1 = {n - 1}")
     return tensor.to(device=device, dtype=torch.int64)
+
+
+def as_rows(index: Index, n: int, device: torch.device | str = "cpu") -> slice | Tensor | None:
+    """The same, with ranges kept as they are: rows side by side are taken without a copy.
+
+    >>> as_rows(slice(1, 2), 3)
+    slice(1, 2, None)
+    """
+    return index if isinstance(index, slice) else as_index(index, n, device)
 
 
 def choose_penalty(penalty: Penalty | None, l1: float, l2: float) -> Penalty:

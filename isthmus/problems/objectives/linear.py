@@ -8,27 +8,31 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import Array, Matrix, as_matrix, dtype_of, is_lazy, is_sparse, margins, matmul, rmatmul, take
+from isthmus.base.matrix import (
+    Matrix,
+    as_matrix,
+    dtype_of,
+    is_lazy,
+    is_sparse,
+    margins,
+    matmul,
+    rmatmul,
+    rows_at_once,
+    take,
+)
 from isthmus.base.space import Space
 from isthmus.gradients import Glm, Rows
+from isthmus.gradients.lengths import Lengths
 from isthmus.gradients.rounding import matrix_bounds
-from isthmus.problems.objectives.base import Index, Objective, as_index, check_point, choose_penalty
+from isthmus.problems.objectives.base import Index, Objective, as_rows, check_point, choose_penalty
+from isthmus.problems.objectives.spectrum import largest_eigenvalue
 from isthmus.problems.objectives.targets import ClassLabels, CountTargets, RealTargets, SignedLabels, Targets
 from isthmus.problems.penalties import Penalty
-
-GRAM_LIMIT = 2000
-"""`smoothness` takes eigenvalues of a Gram matrix up to this size, and a certified bound beyond it."""
-
-
-SMALL_GRAM = 300
-"""Up to this size all eigenvalues are had sooner than the largest one by Lanczos."""
 
 LABELS = (SignedLabels, ClassLabels)
 """Targets that are labels."""
@@ -157,7 +161,7 @@ class LinearModel(Objective):
     def rows(self, w: Tensor, index: Index = None) -> Rows:
         """The per-example gradients slope_i x_i, factored."""
         X, y = self._batch(index)
-        return Glm(self._slopes(X, y, w, index), X)
+        return Glm(self._slopes(X, y, w, index), X, self._sizes(X, index))
 
     def gradient(self, w: Tensor, index: Index = None) -> Tensor:
         """X' slopes / n, plus the gradient of the penalty's l2 part (see `Objective.gradient`)."""
@@ -165,6 +169,23 @@ class LinearModel(Objective):
         total = rmatmul(X, self._slopes(X, y, w, index))
         flat = total if total.ndim == 1 else total.T.reshape(-1)
         return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
+
+    @property
+    def at_once(self) -> int | None:
+        """How many records are looked at together, as a public choice of speed and memory; None: all."""
+        return rows_at_once(self.X)
+
+    def part(self, index: Index) -> LinearModel:
+        """The same problem with some of its records only."""
+        other = copy.copy(self)
+        other.X, other.y = self._batch(index)
+        other.n, other.lengths = other.X.shape[0], Lengths(other.X.shape[0])
+        other.weights = None if self.weights is None else self._weighted(torch.ones(other.n).double(), index)
+        return other
+
+    def forget(self) -> None:
+        """Forget what was computed of the rows: they may have been written to since."""
+        self.lengths = Lengths(self.n)
 
     def predict(self, w: Tensor, X: object = None) -> Any:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
@@ -219,7 +240,7 @@ class LinearModel(Objective):
         other = copy.copy(self)
         other.X = as_matrix("X", X)
         validate.check(other.X.shape[0] == self.n, "X.shape", tuple(other.X.shape), f"give {self.n} rows")
-        other.dtype, other.space = dtype_of(other.X), other._space()
+        other.dtype, other.space, other.lengths = dtype_of(other.X), other._space(), Lengths(self.n)
         return other
 
     def with_targets(self, y: object, targets: Targets | None = None) -> LinearModel:
@@ -243,25 +264,31 @@ class LinearModel(Objective):
         """Values of the chosen examples times their weights."""
         if self.weights is None:
             return values
-        chosen = as_index(index, self.n, self.weights.device)
+        chosen = as_rows(index, self.n, self.weights.device)
         weights = (self.weights if chosen is None else self.weights[chosen]).to(values)
         return values * (weights if values.ndim == 1 else weights[:, None])
 
     def _load(self, X: object, y: object) -> None:
         self.X: Matrix = as_matrix("X", X)
-        validate.check(min(self.X.shape) > 0, "X.shape", tuple(self.X.shape), "give at least one row and one column")
+        some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
+        validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
         self.targets, target = self.targets.read(y)
         self.n, self.dtype = self.X.shape[0], dtype_of(self.X)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of the {self.n} rows")
         self.y = target if is_sparse(self.X) else target.to(self.X.device)
-        self.space = self._space()
+        self.space, self.lengths = self._space(), Lengths(self.n)
 
     def _space(self) -> Space:
         return Space.flat(self.X.shape[1])
 
     def _batch(self, index: Index) -> tuple[Matrix, Tensor]:
-        chosen = as_index(index, self.n, self.y.device)
+        chosen = as_rows(index, self.n, self.y.device)
         return (self.X, self.y) if chosen is None else (take(self.X, chosen), self.y[chosen])
+
+    def _sizes(self, X: Matrix, index: Index) -> Callable[[float], Tensor]:
+        """Upper bounds of the norms of the chosen rows X, kept from round to round."""
+        where = as_rows(index, self.n)
+        return lambda ord: self.lengths.of(X, ord, where)
 
     def _margins(self, X: Matrix, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = margins(X, self._as_columns(check_point(w, self.d)))
@@ -420,75 +447,3 @@ class Poisson(LinearModel):
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
         """exp(z) - y."""
         return z.clamp_max(self.max_log).exp() - y
-
-
-def largest_eigenvalue(X: Matrix) -> float:
-    """lambda_max(X'X), or a certified bound of it for large X (see `LinearModel.smoothness`).
-
-    >>> largest_eigenvalue(torch.diag(torch.tensor([1.0, 3.0])))
-    9.0
-    """
-    if min(X.shape) <= GRAM_LIMIT:
-        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
-    frobenius = float((matrix_bounds(X, 2)[1] ** 2).sum())
-    rows = float(matrix_bounds(X, 1)[1].max())
-    if is_sparse(X):
-        columns = float(abs(X).sum(axis=0).max())
-    else:
-        parts = (part.abs().sum(0) for _, _, part in X.chunks()) if is_lazy(X) else (X.abs().sum(0),)
-        columns = float(sum(parts, torch.zeros(())).max())
-    return min(frobenius, rows * columns * (1 + X.shape[0] * 2.0**-23))
-
-
-def top_eigenvalue(X: Matrix) -> float:
-    """lambda_max(X'X) itself, to rounding, for X of any size: by Lanczos where the Gram matrix would be large.
-
-    It is what a private release needs: with rows of norm at most 1 one record moves it by at most 1 (Weyl), which
-    is not true of the bounds in `largest_eigenvalue`.
-
-    >>> round(top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0]))), 9)
-    9.0
-    """
-    if min(X.shape) <= SMALL_GRAM:
-        return float(torch.linalg.eigvalsh(_gram(X))[-1].clamp_min(0))
-    size = min(X.shape)
-    if size <= GRAM_LIMIT:
-        gram: Array = _gram(X).numpy()
-
-        def square(v: Array) -> Array:
-            product: Array = gram @ v.reshape(-1)
-            return product
-    else:
-        wide, size = X.astype(np.float64) if is_sparse(X) else X, X.shape[1]
-
-        def square(v: Array) -> Array:
-            product: Array = rmatmul(wide, matmul(wide, torch.from_numpy(v.reshape(-1)))).numpy()
-            return product
-
-    return lanczos_top(lambda v: square(v.reshape(-1)), size)
-
-
-def lanczos_top(square: Callable[[Array], Array], size: int) -> float:
-    """The largest eigenvalue of a positive semi-definite matrix, to rounding, from its products with vectors."""
-    operator = LinearOperator((size, size), matvec=lambda v: square(v.reshape(-1)), dtype=np.float64)
-    start = np.random.default_rng().standard_normal(size)  # nobody can prepare data that hides from it
-    if not np.any(square(start)):
-        return 0.0
-    return float(eigsh(operator, k=1, which="LA", v0=start, ncv=40, tol=0, return_eigenvectors=False)[0])
-
-
-def _gram(X: Matrix) -> Tensor:
-    """X'X or X X', whichever is smaller, in float64."""
-    tall = X.shape[0] >= X.shape[1]
-    if is_lazy(X):
-        return X.gram() if tall else _gram(X.dense())
-    if is_sparse(X):
-        wide = X.astype(np.float64)
-        product = wide.T @ wide if tall else wide @ wide.T
-        return torch.from_numpy(product @ np.eye(product.shape[0]))
-    if not tall:
-        rows = X.to(torch.float64)
-        return rows @ rows.T
-    step = max(1, (1 << 23) // X.shape[1])
-    chunks = (X[lo : lo + step].to(torch.float64) for lo in range(0, X.shape[0], step))
-    return sum((chunk.T @ chunk for chunk in chunks), torch.zeros((), dtype=torch.float64, device=X.device))

@@ -55,7 +55,7 @@ class Softmax(LinearModel):
     def rows(self, w: Tensor, index: Index = None) -> Outer:
         """The per-example gradients, factored."""
         X, y = self._batch(index)
-        return Outer(X, self._slopes(X, y, w, index))
+        return Outer(X, self._slopes(X, y, w, index), sizes=self._sizes(X, index))
 
     def _space(self) -> Space:
         return Space.of({"w": (len(self.classes or ()), self.X.shape[1])})

@@ -56,6 +56,7 @@ RECIPES = {
     "codec": {"m": 10, "step": 0.5, "codec": "qsgd"},
     "memory": {"m": 10, "step": 0.5, "codec": "qsgd", "error_feedback": True},
     "some clients": {"m": 10, "step": 0.5, "clients_per_round": 2},
+    "memory at the server": {"m": 20, "step": 0.5, "heavy": 4, "refresh": 3, "codec": "int8"},
     "leaves nothing out": {"m": D, "step": 0.5, "codec": "int8"},
 }
 

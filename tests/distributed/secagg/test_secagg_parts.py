@@ -213,6 +213,7 @@ def test_a_plan_is_text_and_back() -> None:
     ("changes", "name"),
     [
         ({"clients": 1, "dropouts": 0}, "clients"),
+        ({"clients": 65_520, "dropouts": 0}, "clients=65520"),
         ({"dropouts": 5}, "dropouts"),
         ({"dropouts": 10}, "colluding"),
         ({"colluding": 8}, "colluding"),

@@ -286,3 +286,66 @@ def test_an_answer_of_another_round_or_twice_is_refused() -> None:
     assert one.server.receive(message) == 0
     with pytest.raises(BadMessage, match="twice"):
         one.server.receive(message)
+
+
+# ---------------------------------------------------------------- one client against all others
+
+
+@pytest.mark.parametrize("what", ["small order, letters", "small order, masks", "another's", "another's for letters"])
+def test_keys_that_would_send_everybody_away_cost_only_their_owner(what: str) -> None:
+    found = Round()
+    invitation = found.server.invitation()
+    honest = [found.clients[index].keys(invitation) for index in range(6)]
+    for index in range(5):
+        found.server.receive(honest[index])
+    right, head = honest[5], HEADER + 4
+    evil = {
+        "small order, letters": right[:head] + bytes(32) + right[head + 32 :],
+        "small order, masks": right[:-32] + b"\x01" + bytes(31),
+        "another's": right[:head] + honest[2][head:],
+        "another's for letters": right[:-32] + honest[2][head : head + 32],
+    }[what]
+    with pytest.raises(BadMessage, match="public key of client 5 is none, or that of another"):
+        found.server.receive(evil)
+    roster = found.server.roster()
+    for index in range(5):
+        found.server.receive(found.clients[index].shares(roster))
+    inboxes = found.server.inboxes()
+    for index in range(5):
+        found.server.receive(found.clients[index].masked(inboxes[index], ROWS[index]))
+    survivors = found.server.survivors()
+    for index in range(5):
+        found.server.receive(found.clients[index].reveal(survivors))
+    assert (found.server.total() == sum(plain(index) for index in range(5))).all()
+
+
+def test_nobody_answers_for_another_client_where_the_transport_knows_whom_it_hears() -> None:
+    found = Round()
+    message = found.clients[0].keys(found.server.invitation())
+    with pytest.raises(BadMessage, match="client 3 sent KEYS in the name of client 0"):
+        found.server.receive(message, sender=3)
+    assert found.server.receive(message, sender=0) == 0
+
+
+@pytest.mark.parametrize(("clients", "dropouts", "m"), [(2, 0, 1), (3, 1, 1), (5, 2, 1), (4, 1, 9)])
+def test_the_smallest_rounds(clients: int, dropouts: int, m: int) -> None:
+    """One number; two clients; exactly as many as are needed."""
+    plan = SecurePlan(clients=clients, m=m, bound=1.0, noise_multiplier=1.0, dropouts=dropouts)
+    rows = {index: np.full(m, 0.1 * index) for index in range(clients)}
+    members = {index: SecureClient(plan, index, SeededSource(index)) for index in range(clients)}
+    server = SecureServer(plan, Ledger(), seeded=True)
+    total = run_round(server, members, rows, {"vector": range(dropouts)})
+    expected = np.zeros(m, np.int64)
+    for index in range(dropouts, clients):
+        twin = SecureClient(plan, index, SeededSource(index))
+        expected += twin.integers(rows[index][None]) + skellam(plan.share, m, twin._noise)
+    assert (total == expected).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308, 1e-310, 0.0])
+def test_no_row_is_longer_than_promised_whatever_it_holds(value: float) -> None:
+    rows = np.full((2, PLAN.m), value)
+    rows[1] = 0.01
+    one = SecureClient(PLAN, 0, SeededSource(0)).integers(rows[:1])
+    assert int((one**2).sum()) <= PLAN.limit and (value not in (np.nan, 0.0) or not one.any())
+    assert SecureClient(PLAN, 0, SeededSource(0)).integers(rows[1:]).any()

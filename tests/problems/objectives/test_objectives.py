@@ -27,7 +27,7 @@ from isthmus.problems.objectives import (
     Softmax,
     TorchObjective,
 )
-from isthmus.problems.objectives.linear import largest_eigenvalue
+from isthmus.problems.objectives.spectrum import largest_eigenvalue
 from isthmus.problems.penalties import ElasticNet, L1Penalty, L2Penalty, NoPenalty
 
 N, P, K = 23, 7, 4
@@ -248,7 +248,7 @@ def test_the_bound_for_large_data_is_above_the_exact_value(sparse, monkeypatch):
     f, _ = build("squares", sparse=sparse)
     exact = largest_eigenvalue(f.X)
     assert largest_eigenvalue(f.X[:3]) <= exact
-    monkeypatch.setattr("isthmus.problems.objectives.linear.GRAM_LIMIT", 0)
+    monkeypatch.setattr("isthmus.problems.objectives.spectrum.GRAM_LIMIT", 0)
     assert exact <= largest_eigenvalue(f.X) <= P * exact
 
 

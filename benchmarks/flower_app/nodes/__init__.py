@@ -1,0 +1,1 @@
+"""The app of benchmarks/flower_nodes.py."""

@@ -1,0 +1,30 @@
+"""The clients of the benchmark; a node whose configuration says so is slow, or answers nonsense, in some rounds."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from isthmus.distributed.flower import client_app
+from nodes.task import federation, objective
+
+
+def faulty(message: Any, context: Any, call_next: Any) -> Any:
+    """A mod that stands for what goes wrong: fault="delay" or "corrupt", from round `from` to round `until`."""
+    told, t = context.node_config, int(message.metadata.group_id)
+    now = int(told.get("from", 0)) <= t < int(told.get("until", 0))
+    if now and told.get("fault") == "delay":
+        time.sleep(float(told["seconds"]))
+    reply = call_next(message, context)
+    if now and told.get("fault") == "corrupt":
+        data = bytearray(reply.content["isthmus"]["answer"])
+        data[len(data) // 2] ^= 16
+        reply.content["isthmus"]["answer"] = bytes(data)
+    return reply
+
+
+app = client_app(
+    lambda context: federation(context.run_config),
+    lambda context: objective(int(context.node_config["partition-id"])),
+    mods=[faulty],
+)

@@ -1,0 +1,1 @@
+"""Logistic regression over clients that send sketches."""

@@ -1,0 +1,48 @@
+"""Several parts of one piece of work at once, each on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+def in_order(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[Found]:
+    """`work(item)` of every item, in their order, by as many threads as torch may use; each item by one of them.
+
+    Small operations that share their threads wait for each other; whole items do not.  The first is done alone: what
+    is made at its first use is then there.
+
+    >>> list(in_order(lambda x: x * x, [1, 2, 3]))
+    [1, 4, 9]
+    """
+    threads = min(torch.get_num_threads(), len(items) - 1)
+    if threads <= 1:
+        yield from map(work, items)
+        return
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
+        yield work(items[0])
+        waiting = [pool.submit(work, item) for item in items[1:]]
+        try:
+            for each in waiting:
+                yield each.result()
+        finally:
+            for each in waiting:
+                each.cancel()
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """torch's operations on one thread meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

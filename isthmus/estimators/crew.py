@@ -1,0 +1,175 @@
+"""Who fits a model together: this process alone, or the ranks of a process group, each with its own rows.
+
+Rank 0 has the ledger, the checkpoint and the noise.  What a fit reads off rows that are not private, or off private
+ones with a warning (classes that nobody declared, ranges of "data"), every rank finds for its own, and it is combined.
+One process is a crew of one: everything here is then the identity.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.distributed as dist
+
+from isthmus.base import validate
+from isthmus.base.matrix import is_sparse
+from isthmus.privacy import PrivacyStatement
+from isthmus.problems.objectives.spectrum import top_eigenvalue
+from isthmus.problems.queries import TopEigenvalue
+from isthmus.round.aggregators import Aggregator, Local
+from isthmus.round.ranks import AllReduce, Ranks
+from isthmus.round.state import State
+
+EACH = (
+    "every rank keeps its own memory of what it left out, and a checkpoint has rank 0's only: leave the checkpoint out"
+)
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The ranks of a group; None is this process alone.
+
+    >>> alone = Crew()
+    >>> alone.all(3), alone.lead(lambda: 4), alone.labels(np.array([1, 0, 1])).tolist()
+    ([3], 4, [0, 1])
+    """
+
+    ranks: Ranks | None = None
+    whole: int | None = None
+    """How many rows all ranks have, once it is known."""
+
+    @staticmethod
+    def of(group: Any) -> Crew:
+        """None or False: this process; True: all ranks of the default group; or a process group."""
+        if group is None or group is False:
+            return Crew()
+        known = group is True or isinstance(group, dist.ProcessGroup)
+        validate.check(known, "group", group, "give a torch.distributed process group, or True for the default one")
+        return Crew(Ranks(None if group is True else group))
+
+    @property
+    def leads(self) -> bool:
+        """Whether the ledger, the checkpoint and the noise are in this process."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other processes."""
+        return self.ranks is not None
+
+    def joined(self, place: str) -> AbstractContextManager[None]:
+        """What all do together; an error on one rank is one on all."""
+        return nullcontext() if self.ranks is None else self.ranks.joined(place)
+
+    def lead(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0, on every rank: plain values and tensors."""
+        return make() if self.ranks is None else self.ranks.lead(make)
+
+    def all(self, mine: Any) -> list[Any]:
+        """Everybody's value, in the order of the ranks: plain values and tensors."""
+        return [mine] if self.ranks is None else self.ranks.values(mine)
+
+    def holding(self, problem: Any) -> Aggregator:
+        """The holders of records of a run: this process has those of `problem`."""
+        return Local(problem) if self.ranks is None else AllReduce(problem, ranks=self.ranks)
+
+    # ------------------------------------------------------------ of all rows together
+
+    def count(self, n: int) -> int:
+        """How many rows all have."""
+        return sum(self.all(n))
+
+    def rows(self, X: Any, names: list[str] | None) -> tuple[Any, Crew]:
+        """Rows of one kind on all ranks, and the crew that knows how many they are; a rank may have none."""
+        if self.ranks is None:
+            return X, self
+        told = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
+        n, kinds = sum(each[0] for each in told), [each[1:] for each in told if each[0]]
+        validate.check(n > 0, "X", f"{n} rows", "give at least one rank some rows")
+        remedy = "the ranks' rows differ in columns, in being sparse, in dtype or in names: give all of them the same"
+        validate.check(all(each == kinds[0] for each in kinds), "X", kinds, remedy)
+        if not X.shape[0]:  # an empty part is of whatever kind the others are
+            d, sparse, dtype, _ = kinds[0]
+            X = sp.csr_matrix((0, d)) if sparse else torch.zeros(0, d, dtype=getattr(torch, dtype.split(".")[-1]))
+        return X, replace(self, whole=n)
+
+    def moments(self, X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Means and standard deviations of the columns of all rows."""
+        if self.ranks is None:
+            return X.double().mean(0), X.double().std(0, correction=0)
+        n, own = X.shape[0], X.double() if X.shape[0] else torch.zeros(1, X.shape[1], dtype=torch.float64)
+        told = self.all([n, own.mean(0), own.var(0, correction=0)])
+        whole = sum(each[0] for each in told)
+        mean = sum(count * mean for count, mean, _ in told) / whole
+        return mean, (sum(count * (var + (own - mean) ** 2) for count, own, var in told) / whole).sqrt()
+
+    def extremes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The smallest of everybody's lows and the largest of their highs."""
+        told = self.all([low, high])
+        return torch.stack([each[0] for each in told]).amin(0), torch.stack([each[1] for each in told]).amax(0)
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of everybody's tensor."""
+        return torch.stack(self.all(value)).sum(0)
+
+    def labels(self, y: Any) -> np.ndarray:
+        """The labels that occur on any rank."""
+        own = np.unique(y)
+        if self.ranks is None:
+            return own
+        told = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
+        kinds = {part["kind"] for part in told}
+        validate.check(len(kinds) < 2, "y", sorted(kinds), "the ranks have labels of different kinds: give one kind")
+        found = [each for part in told for each in part["labels"]]
+        return np.unique(np.array(found, dtype=object if kinds == {"O"} else None))
+
+    def top_eigenvalue(self, X: Any) -> float:
+        """lambda_max(X'X) of all rows as they are: of fits that are not private."""
+        if self.ranks is None:
+            return top_eigenvalue(X)
+        found = AllReduce(ranks=self.ranks).joint(_Plain(X))
+        return float(self.lead(lambda: found))
+
+    # ------------------------------------------------------------ what rank 0 keeps
+
+    def state(self, load: Callable[[], State | None]) -> State | None:
+        """The checkpoint that rank 0 has, on every rank."""
+        if self.ranks is None:
+            return load()
+        found = load() if self.leads else None
+        validate.check(found is None or not found.memory, "checkpoint", "with error feedback", EACH)
+
+        def sent() -> torch.Tensor | None:
+            if found is None:
+                return None
+            with tempfile.TemporaryDirectory() as folder:
+                found.save(Path(folder, "state"))
+                return torch.frombuffer(bytearray(Path(folder, "state").read_bytes()), dtype=torch.uint8)
+
+        data = self.lead(sent)
+        if self.leads or data is None:
+            return found
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "state").write_bytes(data.numpy().tobytes())
+            return State.load(Path(folder, "state"))
+
+    def statement(self, make: Callable[[], PrivacyStatement]) -> PrivacyStatement:
+        """The statement of rank 0, whose ledger knows what was charged, on every rank."""
+        if self.ranks is None:
+            return make()
+        return PrivacyStatement.from_json(self.lead(lambda: make().to_json()))
+
+
+class _Plain(TopEigenvalue):
+    """Of rows of any length: nothing that is released."""
+
+    def __init__(self, X: Any) -> None:
+        self.X = X
