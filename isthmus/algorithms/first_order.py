@@ -290,10 +290,11 @@ class _Descent:
         validate.positive(tol=self.tol)
         validate.positive_int(refresh=self.refresh)
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
-        memory = self.wire.feedback and self.pick != "nearest"
-        validate.check(
-            not memory, "pick", self.pick, "error feedback lifts by the pseudo-inverse: leave out one of both"
-        )
+        memory = self.wire.feedback or self.shifts
+        remedy = "error feedback and shifts lift by the pseudo-inverse: leave it out"
+        validate.check(self.pick == "nearest" or not memory, "pick", self.pick, remedy)
+        if self.shifts:
+            replace(self.wire, shift=1.0)  # refused here, not when it is bound
         average_of(self.output)
         known = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
         validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")

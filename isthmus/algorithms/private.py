@@ -8,7 +8,7 @@ Clip after the sketch: one record moves the sum by at most C, whatever Phi is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step, Tail
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.round.updates import Update
 
 Relation = Adjacency | str
 PrivateSampler = FullBatch | Poisson | FixedSize
@@ -235,6 +236,7 @@ class _Private:
     guarantee  what a sound mechanism, run as printed, says of itself
     clipped    codes "after" the map, or gradients "before" it
     micro      the expected size of micro-batches, whose means are clipped; 1: records are
+    update     of what the recipe is bound to, in place of a projected step
     """
 
     budget: Budget
@@ -255,6 +257,7 @@ class _Private:
     guarantee: str = ""
     clipped: str = "after"
     micro: int = 1
+    update: Callable[[Binding], Update] | None = None
 
     def __post_init__(self) -> None:
         validate.one_of(("after", "before"), clipped=self.clipped)
@@ -296,7 +299,7 @@ class _Private:
         return Pipeline(
             [Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)],
             self._step(binding, plan, sampler, rounds),
-            Step(binding.constraint, binding.penalty, self.momentum),
+            Step(binding.constraint, binding.penalty, self.momentum) if self.update is None else self.update(binding),
             Tail(start=rounds // 2) if self.buys else average_of(self.output),
             stop=stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
