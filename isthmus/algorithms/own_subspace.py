@@ -37,7 +37,7 @@ MORE = 10
 
 @algorithm(
     left_out="for linear models with far fewer directions than columns: planned where it is asked for by name",
-    words="the few directions that matter are found from the records with noise, and then noise is added in those alone",
+    words="the few directions that matter are found with noise, and then noise is added in those alone",
 )
 def dp_subspace_gd(
     *,
@@ -57,8 +57,8 @@ def dp_subspace_gd(
     share  of the budget, for the directions
     step   a number or a rule; "auto" takes 2 % more and finds the longest stable step, as `dp_gd` does
 
-    Other arguments as for `dp_gd`.  It pays where the rows lie near few directions and n is large against
-    d sqrt(k) / epsilon; where all directions matter `dp_gd` is better.
+    Other arguments as for `dp_gd`.  Where rows lie near few directions, and n is large against d sqrt(k) / epsilon, a
+    round sends k numbers in place of d at the accuracy of `dp_gd`; where all directions matter `dp_gd` is better.
 
     >>> dp_subspace_gd(epsilon=1.0, k=5, clip=1.0, n="exact").arguments["k"]
     5
