@@ -26,6 +26,7 @@ from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Blocks, Encoder, Nice
 from isthmus.papers.paper_003_blocks import cover, importance_probabilities, sampling_probabilities
 from isthmus.papers.paper_003_matrix import expected_smoothness, smoothness_matrix
+from isthmus.papers.paper_003_rates import Loops
 from isthmus.papers.printed import Printed
 from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
@@ -53,6 +54,7 @@ def dp_skgd(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     batch_size: int | None = None,
+    schedule: Loops | None = None,
     as_published: bool = False,
 ) -> Recipe:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
@@ -68,6 +70,8 @@ def dp_skgd(
     probabilities  "uniform", "importance" (largest M_j of a block, normalised), or numbers
     inner          K, the rounds of an inner loop; the iterate restarts at its average.  None: one loop (convex rule)
     step           multiplies every step 1 / M_j
+    schedule       the loops of Theorem 4.2 (`papers.convex_block_loops`, `papers.strongly_convex_block_loops`): K, and
+                   K T rounds unless the run says how many
     as_published   the paper's noise, sigma_U^2 = 12 L_U^2 K T ln(1/delta) / (n^2 epsilon^2) for replace-one, on all
                    records: sound where the bounds hold (they are clipped to), and about 1.6 times what is needed
 
@@ -82,6 +86,7 @@ def dp_skgd(
     validate.positive_int(tau=tau)
     if inner is not None:
         validate.positive_int(inner=inner)
+    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
         numbers = validate.as_tensor(name, value).double()
         if name == "smoothness" and numbers.ndim == 2:
@@ -95,7 +100,7 @@ def dp_skgd(
         validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
         budget = Budget(epsilon, delta, "replace-one", n)
     filling = _Blockwise(
-        budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published
+        budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
     )
     shown = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "probabilities": probabilities, "inner": inner}
     return Recipe("dp_skgd", filling.build, shown)
@@ -123,6 +128,7 @@ class _Blockwise:
     step: float
     batch_size: int | None
     published: bool = False
+    schedule: Loops | None = None
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
@@ -130,7 +136,8 @@ class _Blockwise:
         encode, covered, m = self._encode(d, self._vector("clip", self.clip, d))
         self._check_penalty(binding.penalty, d)
         sampler = budget.sampler(binding, self.batch_size)
-        rounds = rounds_of(binding, sampler, budget.records(binding))
+        inner, scheduled = (self.inner, None) if self.schedule is None else (self.schedule.inner, self.schedule.steps)
+        rounds = rounds_of(binding, sampler, budget.records(binding), scheduled)
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
         if self.published:
@@ -144,7 +151,7 @@ class _Blockwise:
             [Stage(sampler, [release])],
             lambda t: gamma,
             Step(binding.constraint, binding.penalty),
-            Restart(self.inner or rounds),
+            Restart(inner or rounds),
             output="average",
             rounds=rounds,
             promise=budget.promise(plan, binding),

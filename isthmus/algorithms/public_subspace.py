@@ -18,6 +18,7 @@ from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
 from isthmus.geometry.sketches import Encoder, GaussianSketch, Identity, Progressive, PublicSubspace
+from isthmus.papers import Schedule
 from isthmus.privacy import AdaptiveClip
 from isthmus.round.minimize import Recipe
 
@@ -45,6 +46,8 @@ def pdp_sgd(
     output: str = "last",
     method: str = "gram",
     micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
     as_published: bool = False,
 ) -> Recipe:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
@@ -54,7 +57,8 @@ def pdp_sgd(
     method        "gram": all eigenvectors of the n x n Gram matrix of the public gradients; "lanczos": its top k only,
                   for many public examples (the paper's choice); never a d x d matrix
     micro_batch   as for `dp_sgd` (the paper has 5 on Fashion-MNIST, and counts C where a record moves the sum by 2C)
-    output        "last" iterate, or the "average" of the convex version (Theorem 6), over a ball as `constraint`
+    output        "last" iterate; "random" with `schedule=papers.subspace_schedule(n, epsilon)` is Theorem 4, "average"
+                  over a ball as `constraint` Theorem 6
     as_published  clip before the projection, as the paper does: sound, and its noise is the same
 
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
@@ -64,6 +68,7 @@ def pdp_sgd(
     encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
     filling = replace(filling, guarantee=_PUBLISHED if as_published else "", micro=micro_batch)
+    filling = replace(filling, schedule=schedule, stop=stop)
     return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
 
 
@@ -83,6 +88,8 @@ def rpdp_sgd(
     output: str = "last",
     clipped: str = "after",
     micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
 ) -> Recipe:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
 
@@ -99,7 +106,7 @@ def rpdp_sgd(
     if start_epoch > 0:
         encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, clipped=clipped, micro=micro_batch)
+    filling = replace(filling, clipped=clipped, micro=micro_batch, schedule=schedule, stop=stop)
     return filling.recipe("rpdp_sgd", k=k, refresh=refresh, start_epoch=start_epoch)
 
 
