@@ -104,6 +104,8 @@ def contribute(
             rows = rows.take(torch.arange(len(part)), times[part])
         split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
         rows = jointly(rows, client)
+        if stage.groups is not None:
+            rows = _grouped(rows, stage.groups, client, keys, physical)
         remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
         validate.check(not split, "physical_batch_size", physical, remedy)
         share = part_of_error(number, number == len(parts))
@@ -155,6 +157,17 @@ def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
     return Answered(client.joint(rows), rows.bound)
 
 
+def _grouped(rows: Rows | Query, groups: int, client: Client, keys: Keys, physical: int | None) -> Rows:
+    """The means of micro-batches: a record's own is drawn for it alone, so that it moves no other."""
+    whole = physical is None and client.whole in (None, client.problem.n)
+    remedy = "a micro-batch is clipped whole: leave out physical_batch_size, and let one process hold the records"
+    validate.check(whole and isinstance(rows, Rows), "micro_batch", groups, remedy)
+    if keys.noise is None:
+        validate.refuse("noise", None, "micro-batches are drawn secretly: give a SecretSource as keys.noise")
+    assert isinstance(rows, Rows)
+    return rows.regrouped(keys.noise.integers(groups, rows.n))
+
+
 def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Tensor]) -> Message:
     """Feedback and codec, and the count of what goes over the wire."""
     wire, values, dims, size = round.pipe.wire, dict(message.values), 0, 0
@@ -192,7 +205,8 @@ def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
 
 def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:
     """The records in batches of at most `physical`, or as many as the problem looks at together."""
-    apart = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    alone = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    apart = alone and stage.groups is None  # a micro-batch is clipped whole
     count = problem.n if index is None else len(index)
     spans = (problem.spans() or None) if apart and hasattr(problem, "spans") else None
     if spans is not None and index is None and (physical is None or physical >= max(hi - lo for lo, hi in spans)):
