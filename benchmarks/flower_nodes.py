@@ -3,7 +3,7 @@
 1. 20 rounds of sketches with a codec and error feedback at the clients, beside `Clients` in one process.
 2. A private run in which a node answers nonsense, one is too slow for a while, and one is killed: it ends, and the
    ledger holds every round.
-3. Some rounds of FedSGD, for its bytes.
+3. Some rounds of FedSGD, for its bytes; and some of both at d = 10^6.
 
 Bytes are counted as payloads (what Isthmus writes), and on the sockets between the nodes and the link, by a
 proxy that all of their traffic goes through (HTTP, Flower's records, polling and all).
@@ -129,11 +129,11 @@ class Cluster:
         path = os.pathsep.join([str(BIN), os.environ["PATH"]])
         return {**os.environ, **own, "PATH": path, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
-    def submit(self, run: str, rounds: int, timeout: float) -> Path:
+    def submit(self, run: str, rounds: int, timeout: float, features: int) -> Path:
         """`flwr run`; the folder that the server app writes to."""
         out = self.folder / "out"
         out.mkdir()
-        told = f'run="{run}" rounds={rounds} timeout={timeout} out="{out}"'
+        told = f'run="{run}" rounds={rounds} timeout={timeout} features={features} out="{out}"'
         command = [str(BIN / "flwr"), "run", str(APP), "here", "--run-config", told]
         subprocess.run(command, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
         return out
@@ -184,13 +184,15 @@ def finished(made: Cluster, out: Path, limit: float, kill: tuple[int, int] | Non
     return json.loads((out / "report.json").read_text())
 
 
-def run(name: str, rounds: int, timeout: float = 120.0, faults: dict[int, str] | None = None, kill=None) -> tuple:
+def run(
+    name: str, rounds: int, timeout: float = 120.0, faults: dict[int, str] | None = None, kill=None, features=10_000
+) -> tuple:
     """One run in a cluster of its own: its report, its iterate, and the bytes of the sockets."""
     from isthmus.round.state import State
 
     with cluster(faults) as made:
         assert made.proxy is not None
-        out = made.submit(name, rounds, timeout)
+        out = made.submit(name, rounds, timeout, features)
         before = made.proxy.up, made.proxy.down
         report = finished(made, out, 60 + rounds * (timeout + 60), kill)
         report["socket"] = made.proxy.up - before[0], made.proxy.down - before[1]
@@ -222,7 +224,7 @@ def main() -> None:
     """Run all three, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", choices=("sketches", "private", "fedsgd"))
+    parser.add_argument("--only", choices=("sketches", "private", "fedsgd", "wide"))
     args = parser.parse_args()
     if args.only in (None, "sketches"):
         report, w = run("sketches", args.rounds)
@@ -242,6 +244,11 @@ def main() -> None:
         rounds = min(args.rounds, 3)
         report, _ = run("fedsgd", rounds)
         show("FedSGD", report, rounds)
+    if args.only in (None, "wide"):
+        rounds = min(args.rounds, 3)
+        for name in ("sketches", "fedsgd"):
+            report, _ = run(name, rounds, 300.0, features=10**6)
+            show(f"d = 10^6, {name}", report, rounds)
 
 
 if __name__ == "__main__":

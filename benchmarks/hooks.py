@@ -2,8 +2,9 @@
 
 Two gloo ranks of this machine, Fashion-MNIST: an MLP 1024-2048-2048-2048-10 (d = 10.5 million, images in a frame of
 zeros) and a transformer that reads the rows of an image (d = 0.6 million).  All runs of a model alternate, a block of
-steps each, in the same processes: whatever else the machine does hits all of them.  Rank r of PowerSGD and rank 2r of
-ours send the same bytes.  PowerSGD has one bucket (with more of them it aborts on gloo), the others those of DDP.
+steps each, in the same processes: whatever else the machine does hits all of them.  PowerSGD, ours of the same rank,
+and ours by halves of twice that rank send the same bytes.  PowerSGD has one bucket (with more of them it aborts on
+gloo), the others those of DDP.
 
     ISTHMUS_DATA=... python benchmarks/hooks.py [--model mlp transformer] [--steps 40] [--json FILE]
 """
@@ -68,7 +69,8 @@ def images() -> tuple[Tensor, Tensor]:
 
 def runs(name: str) -> dict[str, Any]:
     """What is registered for each run: nothing, PowerSGD's rank, or a way of ours."""
-    ours = {f"WarmRank({2 * r})": WarmRank(2 * r) for r in (1, 4, 32)}
+    ours = {f"WarmRank({r})": WarmRank(r) for r in (1, 4, 32)}
+    ours |= {f"WarmRank({2 * r}, halves=True)": WarmRank(2 * r, halves=True) for r in (1, 4)}
     share = {"mlp": 0.006, "transformer": 0.04}[name]  # the bytes of PowerSGD's rank 4
     drawn = {f"CountSketch({share})": CountSketch(share)}
     return {"plain": None, **{f"PowerSGD({r})": r for r in (1, 4, 32)}, **ours, **drawn}

@@ -68,12 +68,20 @@ class Csr(Protocol):
 
 
 class View(ABC):
-    """A matrix seen through a public map of its rows, in float64 on the CPU (`isthmus.problems.scaling.Scaled`)."""
+    """A matrix on the CPU that is not held as it is: seen through a public map of its rows, in float64
+    (`isthmus.problems.scaling.Scaled`), or read in slices (`isthmus.base.streamed`)."""
 
-    ndim, dtype, device = 2, torch.float64, torch.device("cpu")
+    ndim, device = 2, torch.device("cpu")
+    dtype: torch.dtype = torch.float64
     shape: tuple[int, int]
     far: bool
     """Whether rows are small differences of long vectors."""
+    _upper: Tensor | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether `upper` is known already."""
+        return self._upper is not None
 
     @property
     @abstractmethod
@@ -90,6 +98,13 @@ class View(ABC):
     def roundings(self) -> int:
         """How many roundings an entry has of its own, at most."""
 
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Ranges of rows that are looked at together, by their number and width alone; None: all."""
+        return None if self.sparse else _cut(self.shape, CHUNK_BYTES)
+
+    def check_finite(self, name: str) -> None:  # noqa: B027  # most views are of what was checked
+        """Refuse NaN and infinite entries, where that was not done before."""
+
     @abstractmethod
     def times(self, w: Tensor) -> Tensor:
         """S w for a vector or a matrix w."""
@@ -99,11 +114,11 @@ class View(ABC):
         """S' v for a vector or a matrix v."""
 
     @abstractmethod
-    def take(self, index: Tensor) -> Self:
+    def take(self, index: Tensor) -> Matrix:
         """Some rows, in the given order."""
 
     @abstractmethod
-    def __getitem__(self, span: slice) -> Self: ...
+    def __getitem__(self, span: slice) -> Matrix: ...
 
     @abstractmethod
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
@@ -122,8 +137,8 @@ class View(ABC):
         """The rows themselves."""
 
     @abstractmethod
-    def plain(self) -> Stored:
-        """A copy of the rows that is held itself."""
+    def plain(self) -> Matrix:
+        """A copy of the rows that is held itself, where memory holds it."""
 
 
 Stored: TypeAlias = Tensor | Csr
@@ -133,7 +148,7 @@ Matrix: TypeAlias = Stored | View
 
 CHUNK_BYTES = 1 << 26
 """Temporary copies stay near this size."""
-SLICE_BYTES = 1 << 24
+SLICE_BYTES = 1 << 26
 """A slice of a large matrix has so many bytes, in float64."""
 CACHE_BYTES = 1 << 21
 """Rows that are converted to be looked at once stay near this size: in a cache."""
@@ -155,6 +170,7 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
     Integers become float32 when sparse (counts) and float64 when dense.  Entries stored twice are added up.
     """
     if is_lazy(x):
+        x.check_finite(name)
         return x
     if isinstance(x, Tensor) and x.layout != torch.strided:
         validate.refuse(f"{name}.layout", x.layout, "give a dense tensor or a SciPy CSR matrix")
@@ -214,14 +230,20 @@ def take(x: Matrix, index: Tensor | slice) -> Matrix:
     return x[index.cpu().numpy()] if is_sparse(x) else x[index]
 
 
-def rows_at_once(x: Matrix) -> int | None:
-    """How many rows of a large matrix are looked at together: by their number and width alone; None: all.
+def spans_of(x: Matrix) -> list[tuple[int, int]] | None:
+    """Ranges of rows of a large matrix that are looked at together: by their number and width alone; None: all.
 
     Vectors of so many numbers stay in a cache while one operation after the other reads them.
     """
-    n, p = x.shape
-    whole = is_sparse(x) or (is_lazy(x) and x.sparse) or device_of(x).type != "cpu" or 8 * n * p < CHUNK_BYTES
-    return None if whole else max(1, SLICE_BYTES // (8 * p))
+    if is_lazy(x):
+        return x.spans()
+    return None if is_sparse(x) or x.device.type != "cpu" else _cut((x.shape[0], x.shape[1]), CHUNK_BYTES)
+
+
+def _cut(shape: tuple[int, int], least: int) -> list[tuple[int, int]] | None:
+    """Slices of a dense matrix that is larger than `least`, in float64."""
+    (n, p), step = shape, max(1, SLICE_BYTES // (8 * max(1, shape[1])))
+    return None if 8 * n * p < least else [(lo, min(lo + step, n)) for lo in range(0, n, step)]
 
 
 def matmul(x: Matrix, w: Tensor) -> Tensor:

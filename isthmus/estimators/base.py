@@ -21,7 +21,9 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.public_start import starting
 from isthmus.algorithms.purchases import Purchase
 from isthmus.base import validate
+from isthmus.base.arrow import opened
 from isthmus.base.matrix import CHUNK_BYTES, as_matrix, is_sparse, matmul, take
+from isthmus.base.streamed import Streamed
 from isthmus.estimators import intervals, stored, turns
 from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
@@ -29,6 +31,7 @@ from isthmus.estimators.inputs import (
     as_rows,
     inputs_of,
     prefers_public_scale,
+    read_table,
     standardised,
     threads_for,
 )
@@ -400,10 +403,14 @@ class PrivateLinear(Parameters):
 
     def _margins(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        X = opened(X)[0]
+        if isinstance(X, Streamed):
+            X, _ = read_table(self, X, None, reset=False)
+        else:
+            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         rows = as_rows(X)
         step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
-        parts = [rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step)]
+        parts = (rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step))
         return np.concatenate([matmul(self._maps(Scaled.of(part)), self._weights).numpy() for part in parts])
 
     def effects(self) -> dict[str, Curve]:
@@ -454,11 +461,16 @@ class PrivateLinear(Parameters):
         validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
-        if is_frame(X):
-            check_numbers_only(X)
-        least, several = (0, True) if self._crew.several else (1, False)
-        read: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": least}
-        X, y = validate_data(self, X, y, y_numeric=not self._LABELS, reset=reset, **read)
+        X, y = opened(X, y)
+        several = self._crew.several
+        if isinstance(X, Streamed):
+            X, y = read_table(self, X, y, reset)
+        else:
+            if is_frame(X):
+                check_numbers_only(X)
+            read: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
+            read["dtype"] = [np.float64, np.float32]
+            X, y = validate_data(self, X, y, y_numeric=not self._LABELS, reset=reset, **read)
         if several:
             X, self._group = self._crew.rows(as_rows(X), list(getattr(self, "feature_names_in_", ())))
             return X, y

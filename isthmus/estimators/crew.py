@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from isthmus.base import validate
 from isthmus.base.matrix import is_sparse
+from isthmus.base.streamed import dense_parts
 from isthmus.privacy import PrivacyStatement
 from isthmus.problems.objectives.spectrum import top_eigenvalue
 from isthmus.problems.queries import TopEigenvalue
@@ -111,12 +112,14 @@ class Crew:
             X = sp.csr_matrix((0, d)) if sparse else torch.zeros(0, d, dtype=getattr(torch, dtype.split(".")[-1]))
         return X, replace(self, whole=n)
 
-    def moments(self, X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def moments(self, X: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Means and standard deviations of the columns of all rows."""
+        n, zero = X.shape[0], torch.zeros(X.shape[1], dtype=torch.float64)
+        mine = sum((part.sum(0) for part in dense_parts(X)), zero) / max(n, 1)
+        var = sum(((part - mine).square().sum(0) for part in dense_parts(X)), zero) / max(n, 1)
         if self.ranks is None:
-            return X.double().mean(0), X.double().std(0, correction=0)
-        n, own = X.shape[0], X.double() if X.shape[0] else torch.zeros(1, X.shape[1], dtype=torch.float64)
-        told = self.all([n, own.mean(0), own.var(0, correction=0)])
+            return mine, var.sqrt()
+        told = self.all([n, mine, var])
         whole = sum(each[0] for each in told)
         mean = sum(count * mean for count, mean, _ in told) / whole
         return mean, (sum(count * (var + (own - mean) ** 2) for count, own, var in told) / whole).sqrt()

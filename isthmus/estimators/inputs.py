@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_array, column_or_1d
 from torch import Tensor
 
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
 from isthmus.base import validate
-from isthmus.base.matrix import as_matrix, canonical, is_sparse, row_norms
+from isthmus.base.matrix import as_matrix, canonical, is_sparse
+from isthmus.base.parallel import one_thread
+from isthmus.base.streamed import Streamed, dense_parts
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.leaks import leak
+from isthmus.gradients.rounding import matrix_bounds
 from isthmus.problems.scaling import RowMap, RowMaps, Scaled
 
 DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
@@ -80,7 +84,7 @@ def inputs_of(
         bounds = _ranges_of(X, crew)
         told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
-        longest = max(crew.all(float(row_norms(X).max()) if n else 0.0))
+        longest = max(crew.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
         data_norm = max(longest, 1e-12)
         told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
@@ -157,8 +161,10 @@ def _from_rows(X: Any, intercept: bool, crew: Crew = Crew()) -> RowMaps:  # noqa
 def _ranges_of(X: Any, crew: Crew = Crew()) -> tuple[Tensor, Tensor]:  # noqa: B008  # frozen
     if is_sparse(X):
         validate.refuse("bounds", "data", "give data_norm= for sparse rows")
-    none = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
-    low, high = (X.double().amin(0), X.double().amax(0)) if X.shape[0] else (none, -none)
+    low = torch.full((X.shape[1],), math.inf, dtype=torch.float64)
+    high = -low
+    for part in dense_parts(X):
+        low, high = torch.minimum(low, part.amin(0)), torch.maximum(high, part.amax(0))
     low, high = crew.extremes(low, high)
     same = low == high
     return torch.where(same, low - 1, low), torch.where(same, high + 1, high)
@@ -167,18 +173,40 @@ def _ranges_of(X: Any, crew: Crew = Crew()) -> tuple[Tensor, Tensor]:  # noqa: B
 @contextmanager
 def threads_for(entries: int) -> Iterator[None]:
     """One thread for small data: waiting for others would take longer than the products."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if entries < THREADED else before)
-    try:
+    with one_thread(entries < THREADED):
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def as_rows(X: Any) -> Any:
     """The matrix as the library holds it, already checked; CSR in float64, so that no product converts it again."""
+    if isinstance(X, Streamed):
+        return X
     if is_sparse(X):
         return canonical(X if X.dtype == np.float64 else X.astype(np.float64))
     with warnings.catch_warnings():  # a read-only array is shared like any other: nothing here writes to it
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(X if all(step >= 0 for step in X.strides) else X.copy())
+
+
+def read_table(estimator: Any, X: Streamed, y: Any, reset: bool) -> tuple[Streamed, Any]:
+    """A table that is read in slices, and its targets, with the checks that scikit-learn makes of arrays."""
+    names = None if X.names is None else np.array(X.names, dtype=object)
+    if reset:
+        estimator.__dict__.pop("feature_names_in_", None)
+        estimator.n_features_in_ = X.shape[1]
+        if names is not None:
+            estimator.feature_names_in_ = names
+    known = getattr(estimator, "feature_names_in_", None)
+    validate.check(min(X.shape) > 0, "X.shape", X.shape, "give at least one row and one column")
+    d = estimator.n_features_in_
+    validate.check(X.shape[1] == d, "X.shape", X.shape, f"give the {d} columns of the fit")
+    same = known is None or names is None or list(known) == list(names)
+    validate.check(same, "X.names", list(X.names or ())[:20], "give the columns of the fit, in their order")
+    X.check_finite("X")
+    if y is None:
+        validate.check(not reset, "y", None, "give targets, or the name of their column")
+        return X, None
+    numeric = not estimator._LABELS
+    y = check_array(column_or_1d(y, warn=True), ensure_2d=False, dtype="numeric" if numeric else None, input_name="y")
+    validate.check(len(y) == X.shape[0], "len(y)", len(y), f"give one target for each of the {X.shape[0]} rows")
+    return X, y

@@ -37,10 +37,12 @@ from isthmus.base.matrix import (
     margins,
     rmatmul,
     row_norms,
+    spans_of,
     take,
     to_dense,
     with_data,
 )
+from isthmus.base.streamed import DerivedRows, Streamed
 
 UP = 1 + 2.0**-48
 """Rounds a few float64 operations up."""
@@ -64,7 +66,7 @@ class Scaled(View):
 
     def __init__(
         self,
-        X: Stored,
+        X: Stored | Streamed,
         weight: Tensor,
         r: Tensor,
         U: Tensor,
@@ -76,7 +78,7 @@ class Scaled(View):
         reach: float = 1.0,
     ) -> None:
         self.far, self.unit, self.bias, self.reach = far, unit, bias, reach
-        self.X: Stored = canonical(X) if is_sparse(X) else X
+        self.X: Stored | Streamed = canonical(X) if is_sparse(X) else X
         self.weight, self.r, self.U, self.B = weight, r, U, B
         self.shape = (X.shape[0], B.shape[1])
         self._upper = upper
@@ -86,7 +88,7 @@ class Scaled(View):
         """X itself, seen through no map."""
         if isinstance(X, Scaled):
             return X
-        if is_lazy(X):
+        if is_lazy(X) and not isinstance(X, Streamed):
             validate.refuse("X", X, "give a dense or CSR matrix, or a `Scaled` view of one")
         n, p = X.shape
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
@@ -159,7 +161,7 @@ class Scaled(View):
     def take(self, index: Tensor) -> Scaled:
         """Some rows, in the given order."""
         X = take(self.X, index)
-        assert not is_lazy(X)
+        assert not is_lazy(X)  # rows of a table are in memory once they are taken
         upper = self.upper[index]
         return Scaled(
             X, self.weight, self.r[index], self.U[index], self.B, upper, self.far, self.unit, self.bias, self.reach
@@ -185,6 +187,11 @@ class Scaled(View):
                 hi = min(lo + step, self.shape[0])
                 yield lo, hi, self[lo:hi].dense()
             return
+        if isinstance(self.X, Streamed):
+            for lo, hi, part in self.X.chunks():
+                view = Scaled(part, self.weight, self.r[lo:hi], self.U[lo:hi], self.B)
+                yield from ((lo + left, lo + right, rows) for left, right, rows in view.chunks())
+            return
         # NumPy and one buffer: many small torch operations would wait for each other's threads
         X, weight, r, U, B = (each.numpy() for each in (self.X, self.weight, self.r, self.U, self.B))
         buffer, p = np.zeros((step, self.shape[1])), len(weight)
@@ -198,8 +205,14 @@ class Scaled(View):
                 rows += U[lo:hi] @ B
             yield lo, hi, torch.from_numpy(rows)
 
-    def plain(self) -> Stored:
-        """A copy: CSR where X is CSR and is not centred, else dense."""
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Those of X."""
+        return spans_of(self.X)
+
+    def plain(self) -> Matrix:
+        """A copy: CSR where X is CSR and is not centred, else dense; rows of a table are computed as they are read."""
+        if isinstance(self.X, Streamed):
+            return DerivedRows(self, lambda part, where: part.dense(), self.shape[1], torch.float64)
         if not is_sparse(self.X):
             return self.dense()
         p = len(self.weight)
@@ -390,13 +403,15 @@ class RowMap:
     def _width(self, p: int) -> int:
         return p if self.weight is None else len(self.weight)
 
-    def _clipped(self, base: Scaled) -> Tensor:
+    def _clipped(self, base: Scaled) -> Tensor | Streamed:
         """Entries within [low, high]; the matrix itself where they all are."""
         assert self.low is not None and self.high is not None
         X = base.X
         if base.U.shape[1] or is_sparse(X):
             validate.refuse("bounds", "of CSR data", "give data_norm= for sparse rows: ranges would fill the zeros")
-        low, high = self.low.to(X), self.high.to(X)
+        low, high = self.low.to(X.dtype), self.high.to(X.dtype)
+        if isinstance(X, Streamed):
+            return X.mapped(lambda rows, where: torch.minimum(torch.maximum(rows, low), high))
         inside = all(
             bool(((part >= low) & (part <= high)).all()) for part in X.split(max(1, CHUNK_BYTES // (8 * X.shape[1])))
         )
@@ -464,8 +479,10 @@ def _weighted(X: Csr, weight: Tensor, r: Tensor | None = None) -> Csr:
     return scaled
 
 
-def _without(X: Stored, rows: Tensor) -> Stored:
+def _without(X: Stored | Streamed, rows: Tensor) -> Stored | Streamed:
     """A copy of X with zeros in some rows."""
+    if isinstance(X, Streamed):
+        return X.mapped(lambda part, where: torch.where(rows[where][:, None], torch.zeros_like(part), part))
     if not is_sparse(X):
         return torch.where(rows[:, None], torch.zeros_like(X), X)
     return with_data(X, np.where(np.repeat(rows.numpy(), np.diff(X.indptr)), 0, X.data))

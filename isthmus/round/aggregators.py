@@ -72,6 +72,8 @@ class Aggregator(ABC):
     """Whether the ledger and the noise are in this process."""
     number: int = 0
     """Of this process among those that run the loop."""
+    noisy: bool = False
+    """Whether sums come with the noise of their stage, so that a stage is paid for before it is asked."""
     shared: bool = False
     """Whether several processes run the same loop: then `lead` is how they learn what one of them did."""
 

@@ -107,7 +107,7 @@ def contribute(
         return fragment(round, stage, rows, rounding=Rounding(batch, share * client.share))
 
     total, numbers = None, range(1, len(parts) + 1)
-    several = getattr(client.problem, "at_once", None) is not None  # those of a linear model do not touch each other
+    several = hasattr(client.problem, "spans")  # batches of a linear model do not touch each other
     for message in in_order(one, numbers) if several else map(one, numbers):
         total = message if total is None else total + message
     assert total is not None
@@ -182,10 +182,13 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
 def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:
     """The records in batches of at most `physical`, or as many as the problem looks at together."""
     apart = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
-    most = physical if physical is not None or not apart else getattr(problem, "at_once", None)
     count = problem.n if index is None else len(index)
+    spans = (problem.spans() or None) if apart and hasattr(problem, "spans") else None
+    if spans is not None and index is None and (physical is None or physical >= max(hi - lo for lo, hi in spans)):
+        return [slice(lo, hi) for lo, hi in spans]
+    most = physical if spans is None else min(physical or count, max(hi - lo for lo, hi in spans))
     if most is None or count <= most:
         return [index]
-    if index is None and apart and hasattr(problem, "at_once"):
+    if index is None and spans is not None:
         return [slice(lo, min(lo + most, count)) for lo in range(0, count, most)]
     return list((torch.arange(count) if index is None else index).split(most))

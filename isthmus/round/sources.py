@@ -21,7 +21,7 @@ Chosen = Tensor | slice | None
 class Records(Protocol):
     """Who holds records: how many, and a vector of each at a point.
 
-    A problem may say in `at_once` how many records it looks at together; `rows` then takes ranges (`slice`) too.
+    A problem may say by `spans()` which records it looks at together; `rows` then takes ranges (`slice`) too.
     """
 
     @property

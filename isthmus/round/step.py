@@ -59,9 +59,7 @@ def close_stage(
         if release.mechanism.private:
             check_bounded(release.mechanism, settled[release.name])
     if stage.private:
-        if ledger is None:
-            validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
-        ledger.charge(stage, round.t)
+        _needed(ledger, stage).charge(stage, round.t)
     released = {}
     for _, release, _ in slots([stage]):
         bounded = settled.pop(release.name)
@@ -72,6 +70,12 @@ def close_stage(
         released[release.name] = value.div_(message.divisor) if fresh else value / message.divisor
     take_stage(round, stage, released)
     return released
+
+
+def _needed(ledger: Purse | None, stage: Stage) -> Purse:
+    if ledger is None:
+        validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
+    return ledger
 
 
 def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> None:
@@ -185,14 +189,24 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
 
 def _through(site: DataSite, round: Round, stage: Stage, state: State, setting: Setting) -> Message:
     """One stage of a round: its maps, everybody's contributions, its release."""
-    aggregator = setting.aggregator
+    aggregator, ledger = setting.aggregator, setting.ledger
     bind_stage(round, stage, state)
+    if aggregator.noisy and stage.private:  # what arrives is what is released
+        _needed(ledger, stage).charge(stage, round.t)
+        ledger = _Paid()
     message = aggregator.collect(order_of(round, stage, state), site)
     with aggregator.alike():
-        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, setting.ledger))
+        released = aggregator.publish(lambda: close_stage(round, stage, message, setting.keys, ledger))
         if stage.name not in round.released:  # it was released elsewhere
             take_stage(round, stage, released)
     return message
+
+
+class _Paid:
+    """The purse of a stage that was charged before anybody was asked."""
+
+    def charge(self, stage: Any, t: int) -> None:
+        """Nothing more."""
 
 
 def run(

@@ -44,7 +44,7 @@ def test_slices_add_up_to_the_whole(kind: str, dtype: torch.dtype, monkeypatch: 
     seed = {} if kind == "gd" else {"noise_seed": 3}
     whole = minimize(make(), recipe, steps=6, **seed)
     cut(monkeypatch)
-    assert make().at_once is not None
+    assert len(make().spans() or ()) > 5
     parts = minimize(make(), recipe, steps=6, **seed)
     assert float((parts.x - whole.x).norm()) <= (1e-12 if dtype == torch.float64 else 1e-6) * float(whole.x.norm())
 

@@ -25,6 +25,6 @@ def faulty(message: Any, context: Any, call_next: Any) -> Any:
 
 app = client_app(
     lambda context: federation(context.run_config),
-    lambda context: objective(int(context.node_config["partition-id"])),
+    lambda context: objective(int(context.node_config["partition-id"]), int(context.run_config["features"])),
     mods=[faulty],
 )

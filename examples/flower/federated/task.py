@@ -18,7 +18,7 @@ FEATURES, RECORDS = 1000, 200
 def federation(config: Mapping[str, Any]) -> Federation:
     """The plan of a run; every process makes the same one from the run's configuration."""
     clients, m = int(config["clients"]), int(config["numbers"])
-    shared: dict[str, Any] = {"rounds": int(config["rounds"]), "clients": clients, "constraint": L1Ball(20.0)}
+    shared: dict[str, Any] = {"rounds": int(config["rounds"]), "clients": clients, "constraint": L1Ball(10.0)}
     budget: dict[str, Any] = {"epsilon": float(config["epsilon"]), "delta": 1e-5, "n": "exact"}
     if config["protects"] == "records":
         recipe = algorithms.priv_sgd(m=m, clip=1.0, step=5.0, **budget)
@@ -26,7 +26,7 @@ def federation(config: Mapping[str, Any]) -> Federation:
     if config["protects"] == "clients":
         recipe = algorithms.priv_sgd(m=m, clip=0.2, step=5.0, **budget)
         return Federation(recipe, FEATURES, unit="client", **shared)
-    recipe = algorithms.comp_dist_sgd(m=m, step=2.0, codec="qsgd", error_feedback=True)
+    recipe = algorithms.comp_dist_sgd(m=m, step=10.0, codec="qsgd", error_feedback=True)
     return Federation(recipe, FEATURES, n=clients * RECORDS, **shared)
 
 

@@ -22,6 +22,7 @@ from isthmus.distributed.flower.records import (
     read_ask,
     to_arrays,
 )
+from isthmus.distributed.flower.secure import secure_step
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.round.aggregators import Client
 from isthmus.round.order import DataSite
@@ -36,7 +37,12 @@ Terms = Callable[[Federation, Ask, str], Any]
 
 
 def client_app(
-    federation: Shared, data: Callable[[Any], Any], *, mods: Sequence[Any] | None = None, noise: Noise | None = None
+    federation: Shared,
+    data: Callable[[Any], Any],
+    *,
+    mods: Sequence[Any] | None = None,
+    physical_batch_size: int | None = None,
+    noise: Noise | None = None,
 ) -> Any:
     """A Flower `ClientApp` that answers orders with its own records.
 
@@ -44,21 +50,20 @@ def client_app(
     data        context -> objective (`Logistic(X, y)`, `ModuleObjective(...)`): called for every message, so keep what
                 is slow to load
     mods        of the `ClientApp`
+    physical_batch_size  how many records' gradients are held at once
     noise       for tests only: the source of the client's coins, which are the operating system's otherwise
     """
     app = flower().clientapp.ClientApp(mods=list(mods or ()))
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        return answered(
-            message, context, federation, lambda plan, asked, name: records(plan, asked, name, context), noise
-        )
+        def records(plan: Federation, asked: Ask, name: str) -> Any:
+            problem = data(context)
+            if plan.unit == "record":
+                return problem
+            return OneTerm(lambda w: _term(plan, problem, w, asked, name))
 
-    def records(plan: Federation, asked: Ask, name: str, context: Any) -> Any:
-        problem = data(context)
-        if plan.unit == "record":
-            return problem
-        return OneTerm(lambda w: _term(plan, problem, w, asked, name))
+        return answered(message, context, federation, records, noise, physical_batch_size)
 
     return app
 
@@ -93,21 +98,38 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
     return mod
 
 
-def answered(message: Any, context: Any, federation: Shared, terms: Terms, noise: Noise | None = None) -> Any:
-    """The reply to an order."""
+def answered(
+    message: Any,
+    context: Any,
+    federation: Shared,
+    terms: Terms,
+    noise: Noise | None = None,
+    physical: int | None = None,
+) -> Any:
+    """The reply to an order, or to a step of secure aggregation."""
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
-    asked = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
-    if plan.down == "update":
-        keep(context.state, ITERATE, {"w": asked.w})
-    data = answer(contribution(plan, asked, context, terms, noise), asked.data, not plan.private)
+
+    def added(asked: Ask) -> Message:
+        return contribution(plan, asked, context, terms, noise, physical)
+
+    if plan.dropouts is not None:
+        data = _secured(message.content, context, plan, added, noise)
+    else:
+        asked = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
+        if plan.down == "update":
+            keep(context.state, ITERATE, {"w": asked.w})
+        data = answer(added(asked), asked.data, not plan.private)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
 
-def contribution(plan: Federation, asked: Ask, context: Any, terms: Terms, noise: Noise | None = None) -> Message:
+def contribution(
+    plan: Federation, asked: Ask, context: Any, terms: Terms, noise: Noise | None = None, physical: int | None = None
+) -> Message:
     """What this client adds to a sum: sampled, encoded, clipped, coded."""
     pipe, order, name = plan.at_clients, asked.order, name_of(context)
     keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
-    site = DataSite(pipe, plan.whole, keys, memory=kept(context.state, MEMORY), read=lambda: asked.w, whole=plan.terms)
+    site = DataSite(pipe, plan.whole, keys, physical=physical, memory=kept(context.state, MEMORY), whole=plan.terms)
+    site.read = lambda: asked.w
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         found = [str(each[0]) for each in getattr(problem, "read_off", ())]
@@ -117,7 +139,25 @@ def contribution(plan: Federation, asked: Ask, context: Any, terms: Terms, noise
     message = replace(order, w=None)(client)
     if pipe.wire.feedback:
         keep(context.state, MEMORY, site.memory)
-    return narrowed(message, plan, site.stage(order), problem.n) if plan.private else message
+    central = plan.private and plan.dropouts is None
+    return narrowed(message, plan, site.stage(order), problem.n) if central else message
+
+
+def _secured(
+    content: Any, context: Any, plan: Federation, added: Callable[[Ask], Message], noise: Noise | None
+) -> bytes:
+    """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
+    remedy = "this plan sends vectors by secure aggregation only"
+    validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
+    (stage,) = plan.pipe.stages
+    # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own
+    secure = plan.secure(stage, int(content[RECORD]["m"]), stage.releases[0].clipped.init())
+
+    def vector() -> Tensor:
+        (value,) = added(read_ask(content, plan.whole, None)).values.values()
+        return value.value
+
+    return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)
 
 
 def narrowed(message: Message, plan: Federation, stage: Any, n: int) -> Message:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
+from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients
+from isthmus.distributed.secagg import SecurePlan
 from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.gradients import Dense
 from isthmus.privacy.accounting import joint
@@ -118,6 +120,7 @@ class Federation:
     linear      whether the clients have linear models (`Logistic` and the like)
     dropouts    None: the server adds the noise of a private run, and sees the clients' sums.  A share of the clients in
                 [0, 1/3): clients add the noise, in secure aggregation that survives the loss of so many (unit="client")
+    peak        of secure aggregation: the largest number of a vector, relative to its bound (`SecurePlan`)
 
     >>> from isthmus import algorithms
     >>> plan = Federation(algorithms.comp_dist_sgd(m=10, step=0.1), 100, rounds=5, clients=3, n=60)
@@ -139,6 +142,7 @@ class Federation:
     dtype: torch.dtype = torch.float32
     linear: bool = False
     dropouts: float | None = None
+    peak: float = 1.0
 
     def __post_init__(self) -> None:
         validate.positive_int(rounds=self.rounds, clients=self.clients)
@@ -186,6 +190,12 @@ class Federation:
             self._check(stage, pipe)
         if pipe.promise is None:
             return pipe
+        if self.dropouts is not None:
+            validate.check(
+                len(pipe.stages) == 1, "dropouts", self.dropouts, "secure aggregation takes one stage a round"
+            )
+            pipe = replace(pipe, stages=[with_noise_at_clients(stage) for stage in pipe.stages])
+        assert pipe.promise is not None
         promise = replace(pipe.promise, assumptions=(*pipe.promise.assumptions, *self.assumptions()))
         return replace(pipe, promise=promise)
 
@@ -204,6 +214,10 @@ class Federation:
             validate.check(fits, "sampler", type(stage.sampler).__name__, remedy)
         private = pipe.promise is not None
         validate.check(self.dropouts is None or private, "dropouts", self.dropouts, "clients add noise in private runs")
+
+    def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
+        """The plan of secure aggregation of a stage: all M clients, whoever is connected."""
+        return secure_plan(self.clients, self.dropouts or 0.0, m, bound, stage.releases[0], self.peak)
 
     # ------------------------------------------------------------ what is promised
 
@@ -238,7 +252,15 @@ class Federation:
                 "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
                 "asked, to itself"
             )
-        return found
+            return found
+        honest = self.clients - int(self.dropouts * self.clients)
+        return [
+            *found,
+            f"of the {self.clients} clients at least {honest} follow the protocol of secure aggregation and draw their "
+            "noise as stated, and none tells the server or anybody else what it knows",
+            "the server passes on public keys as they are (channels are authenticated, or keys known beforehand), and "
+            "X25519, HKDF, ChaCha20 and Poly1305 are not broken: it sees nothing but the totals",
+        ]
 
 
 def _name(recipe: Any) -> str:

@@ -167,6 +167,16 @@ def _seal(asked: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(hashlib.blake2b(asked, digest_size=16).digest() + body, digest_size=SEAL).digest()
 
 
+def content_of(reply: Any, name: str) -> Any:
+    """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
+    if reply.has_error():
+        validate.refuse("reply", reply.error.code, f"the client failed: {reply.error.reason}")
+    content = reply.content
+    there = RECORD in content and name in content[RECORD]
+    validate.check(there, "reply", sorted(content), f"it has no {name}: run isthmus.distributed.flower at the client")
+    return content[RECORD][name]
+
+
 # ---------------------------------------------------------------- what a client keeps
 
 

@@ -22,7 +22,8 @@ from isthmus.codecs import CodecError
 from isthmus.distributed.flower.client import narrowed
 from isthmus.distributed.flower.federation import Elsewhere, Federation
 from isthmus.distributed.flower.packages import flower
-from isthmus.distributed.flower.records import RECORD, ask, read_answer
+from isthmus.distributed.flower.records import RECORD, ask, content_of, read_answer
+from isthmus.distributed.flower.secure import NoisedSum, secure_total
 from isthmus.privacy.sampling import Sampler
 from isthmus.round.aggregators import Aggregator, Client, check_samplers
 from isthmus.round.measuring import contribute
@@ -115,10 +116,17 @@ class FlowerClients(Aggregator):
 
     # ------------------------------------------------------------ one stage of a round
 
+    @property
+    def noisy(self) -> bool:  # type: ignore[override]
+        """Whether sums come with their noise."""
+        return self.plan.dropouts is not None
+
     def collect(self, order: Order, site: Any) -> Message:  # type: ignore[override]
         """The sum of the answers of this stage."""
         stage = stage_of(self.plan.at_clients, order.stage)
         empty = self.nothing(order, site, stage)
+        if self.noisy:
+            return self._secured(order, stage, empty)
         asked = self.asked(order, site)
         messages = [self._letter(order, node, visit) for node, visit in asked]
         answers = self._answers(order, messages, empty) if messages else []
@@ -162,7 +170,8 @@ class FlowerClients(Aggregator):
         self.traffic.down += sum(record.count_bytes() for record in content.values())
         assert order.w is not None
         holds[node] = order.w
-        return app.Message(content, node, app.MessageType.TRAIN, group_id=str(order.t))
+        # an order that nobody waits for any more is not delivered: a slow client does not work through old ones
+        return app.Message(content, node, app.MessageType.TRAIN, ttl=self.timeout, group_id=str(order.t))
 
     def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
@@ -196,6 +205,19 @@ class FlowerClients(Aggregator):
             values[name] = replace(each, value=value * min(1.0, each.bound / length) if length else value)
         return replace(message, values=values)
 
+    def _secured(self, order: Order, stage: Stage, empty: Message) -> Message:
+        """The noisy total of secure aggregation; where too few were left, zero, and the charge is kept."""
+        (name, like), nodes = next(iter(empty.values.items())), self._connected(order)
+        plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
+        content = ask(order, self.plan.whole)
+        found = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout))
+        counts = {"asked": min(len(nodes), plan.clients), "answered": int(found is not None)}
+        self.traffic.rounds.append({"t": order.t, **counts, "late": 0, "failed": int(found is None)})
+        total = torch.zeros_like(like.value) if found is None else found
+        value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
+        sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
+        return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
+
     def _patient(self, order: Order, asked: int, answered: int) -> None:
         """Give up a run that nobody answers."""
         if not asked:
@@ -224,13 +246,3 @@ class FlowerClients(Aggregator):
         sizes = [each.value for each in empty.values.values()]
         dims, count = sum(x.numel() for x in sizes), sum(x.numel() * x.element_size() for x in sizes)
         return replace(total, dims=round(share * dims), bytes=round(share * count))
-
-
-def content_of(reply: Any, name: str) -> Any:
-    """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
-    if reply.has_error():
-        validate.refuse("reply", reply.error.code, f"the client failed: {reply.error.reason}")
-    content = reply.content
-    there = RECORD in content and name in content[RECORD]
-    validate.check(there, "reply", sorted(content), f"it has no {name}: run isthmus.distributed.flower at the client")
-    return content[RECORD][name]

@@ -1,11 +1,11 @@
-"""The hook: one bucket, one all-reduce, in the order of the buckets.
+"""The hook: one bucket after the other, and everything of a bucket in one order.
 
     v = g + e,   y = mean over ranks of Phi v,   gradient = Phi^+ y,   e = v - Phi^+ Phi v
 
-Every bucket has exactly one collective, and it is started when DDP hands the bucket over, which is in the same order on
-all ranks.  (A hook that starts another one when the first has arrived leaves the order of its collectives to threads:
-PowerSGD's aborts on gloo.)  The map is linear and shared, so the mean of the ranks' errors is what one process with the
-mean gradient would have left.
+A bucket has one collective, started when DDP hands the bucket over, which is in the same order on all ranks; where its
+map is made from the gradient (`WarmRank`), another one before it, which is waited for.  (A hook that starts another
+one when the first has arrived leaves the order of its collectives to threads: PowerSGD's aborts on gloo.)  The map is
+linear and shared: the mean of the ranks' errors is what one process with the mean gradient would have left.
 """
 
 import torch  # annotations are evaluated here: DDP reads those of a hook
@@ -35,21 +35,19 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
 
 def _whole(state: SketchState, buffer: Tensor) -> Future[Tensor]:
     """The mean as it is."""
-    state.sent += buffer.numel() * buffer.element_size()
-    return _mean(state, buffer).then(lambda done: done.value()[0])
+    return _sum(state, buffer.div_(_size(state))).then(lambda done: done.value()[0])
 
 
 def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Future[Tensor]:
     wide = torch.promote_types(buffer.dtype, torch.float32)
     before = state.error(layout)
     v = buffer.to(wide, copy=True) if before is None else before.to(buffer.device) + buffer
-    drawn = state.way.map(layout, state.seed, t, state.kept, v)
+    drawn = state.way.map(layout, state.seed, t, state.kept, v, lambda part: _mean_now(state, part, buffer.dtype))
     code = drawn.forward(v)
     code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
-    wire = code.to(buffer.dtype)
-    state.sent += wire.numel() * wire.element_size()
-    own = wire.to(wide, copy=True)
-    coming = _mean(state, wire)
+    wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
+    own = wire.to(wide) * _size(state)
+    coming = _sum(state, wire)
     left = _left(drawn, v, own) if state.feedback else None  # while the numbers travel
 
     def lifted(done: Future[list[Tensor]]) -> Tensor:
@@ -69,7 +67,18 @@ def _left(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
     return v.sub_(drawn.pinv(own))
 
 
-def _mean(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
-    """One all-reduce; divided first, so that halves do not overflow."""
-    wire.div_(dist.get_world_size(state.process_group))
+def _sum(state: SketchState, wire: Tensor) -> Future[list[Tensor]]:
+    """The one all-reduce of a bucket."""
+    state.sent += wire.numel() * wire.element_size()
     return dist.all_reduce(wire, group=state.process_group, async_op=True).get_future()
+
+
+def _mean_now(state: SketchState, part: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mean that the map of this bucket hangs on: waited for, before anything else of the bucket is sent."""
+    wire = (part / _size(state)).to(dtype)
+    _sum(state, wire).wait()
+    return wire.to(part.dtype)
+
+
+def _size(state: SketchState) -> int:
+    return dist.get_world_size(state.process_group)

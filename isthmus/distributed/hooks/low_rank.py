@@ -1,13 +1,14 @@
-"""Warm-started low rank: half a step of the power method a round, one product and one all-reduce.
+"""Warm-started low rank: the power method, a step (or half a step) a round.
 
-A matrix M (n x k) is projected onto r directions of one of its sides, in turn:
+A matrix M (n x k) is projected onto r directions of one of its sides.  With the Q of the round before,
 
-    even rounds   send  P = M Q        (n x r),   lift  P Q',     and keep an orthonormal basis of P
-    odd rounds    send  R = P' M       (r x k),   lift  P R,      and keep an orthonormal basis of R' as Q
+    send  P = M Q       (n x r)   and make it orthonormal:  the left directions of this very gradient
+    send  R = P' M      (r x k)   and lift  P R;            keep an orthonormal basis of R' as Q
+
+or, with `halves`, one of the two in turn: half of the bytes and of the collectives, in directions that are a round old.
 
 With a basis that all ranks share this is a linear map with orthonormal rows: codes add up, the lift is its
-pseudo-inverse, and what is left of a gradient is what error feedback needs, v - Phi^+ Phi v.  PowerSGD does both halves
-every round, in three collectives for each bucket; here r directions cost half of its bytes.
+pseudo-inverse, and what is left of a gradient is what error feedback needs, v - Phi^+ Phi v.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from isthmus.base import validate
 from isthmus.base.randomness import key, sign_range
 from isthmus.base.space import Leaf, Space
 from isthmus.distributed.hooks.exact import exact_product, orthonormal
-from isthmus.distributed.hooks.ways import Kept, Layout, Linear
+from isthmus.distributed.hooks.ways import Kept, Layout, Linear, Mean
 
 LEFT, RIGHT = "left", "right"
 INSURANCE = 2.0**-13
@@ -34,21 +35,29 @@ NARROW = 16
 
 @dataclass(frozen=True)
 class WarmRank:
-    """Project every matrix onto `rank` directions of one side, found by warm-started power iteration.
+    """Project every matrix onto `rank` directions, found by warm-started power iteration.
 
-    A weight of n x k numbers (k: all but the first dimension) has at most half of its shorter side as directions; in a
-    pair of rounds it costs rank (n + k) numbers.  Vectors are sent as they are, in the same message.
+    A weight of n x k numbers (k: all but the first dimension) has at most half of its shorter side as directions, and
+    costs rank (n + k) numbers a round; with `halves` that many in two.  Vectors are sent as they are, with the rest.
     """
 
     rank: int = 4
+    halves: bool = False
 
     def __post_init__(self) -> None:
         validate.positive_int(rank=self.rank)
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, like: Tensor) -> LowRankMap:
-        """The projection of this round: what was kept, or random directions in the first."""
+    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> LowRankMap:
+        """The projection of this round: onto the mean's left directions, or onto what was kept."""
         space = layout.space
-        return LowRankMap(space, {leaf.name: self._side(leaf, seed, t, kept, like) for leaf in space.leaves})
+        warm = LowRankMap(space, {leaf.name: self._side(leaf, seed, t, kept, v) for leaf in space.leaves})
+        narrow = warm.without_vectors()
+        if self.halves or not narrow.m:
+            return warm
+        found: dict[str, tuple[str, Tensor] | None] = dict.fromkeys(warm.sides)
+        for leaf, part in narrow.parts(mean(narrow.forward(narrow.taken(space, v)))):
+            found[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
+        return LowRankMap(space, found)
 
     def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
         """The basis of the other side, from the mean code that everybody received."""
@@ -58,8 +67,8 @@ class WarmRank:
             if side is None:
                 continue
             found, other = (part.T, RIGHT) if side == LEFT else (part, LEFT)
+            kept.pop(f"{side} {leaf.name}", None)
             kept[f"{other} {leaf.name}"] = _basis(found, key(seed, t, other, leaf.name))
-            del kept[f"{side} {leaf.name}"]
 
     def _side(self, leaf: Leaf, seed: int, t: int, kept: Kept, like: Tensor) -> tuple[str, Tensor] | None:
         n, k = matrix_shape(leaf)
@@ -67,11 +76,10 @@ class WarmRank:
         if not rank:
             return None
         if f"{LEFT} {leaf.name}" in kept:
-            return LEFT, kept[f"{LEFT} {leaf.name}"]
-        start = like.new_zeros(k, rank)
+            return LEFT, kept[f"{LEFT} {leaf.name}"].to(like)
         if f"{RIGHT} {leaf.name}" not in kept:
-            kept[f"{RIGHT} {leaf.name}"] = _basis(start, key(seed, t, RIGHT, leaf.name))
-        return RIGHT, kept[f"{RIGHT} {leaf.name}"]
+            kept[f"{RIGHT} {leaf.name}"] = _basis(like.new_zeros(k, rank), key(seed, t, RIGHT, leaf.name))
+        return RIGHT, kept[f"{RIGHT} {leaf.name}"].to(like)
 
 
 class LowRankMap:
@@ -122,6 +130,17 @@ class LowRankMap:
             found.append((leaf, code[start : start + n * k].view(n, k)))
             start += n * k
         return found
+
+    def without_vectors(self) -> LowRankMap:
+        """The same map of the leaves that have a basis, one after the other."""
+        chosen = [leaf for leaf in self.space.leaves if self.sides[leaf.name] is not None]
+        return LowRankMap(Space.of({leaf.name: leaf.shape for leaf in chosen}), self.sides)
+
+    def taken(self, whole: Space, v: Tensor) -> Tensor:
+        """The leaves of this map out of a vector of a larger space."""
+        if len(whole.leaves) == len(self.space.leaves):
+            return v
+        return torch.cat([v[whole.slice(leaf.name)] for leaf in self.space.leaves])
 
     def _code_shape(self, leaf: Leaf) -> tuple[int, int]:
         n, k = matrix_shape(leaf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,9 @@ EQUAL = (SRHT, CountSketch, Coordinates)
 """Sketches whose maps and lifts are equal to the bit on every rank; those made by a QR depend on thread counts."""
 Kept = MutableMapping[str, Tensor]
 """What a way remembers between rounds, by parameter and equal on all ranks."""
+
+Mean = Callable[[Tensor], Tensor]
+"""The mean over all ranks of a vector; every rank must ask for it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Linear(Protocol):
 class Way(Protocol):
     """How a bucket becomes m numbers that add up over ranks, and how their mean comes back."""
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, like: Tensor) -> Linear:
-        """The map of a round, the same on all ranks."""
+    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> Linear:
+        """The map of a round, the same on all ranks; it may ask for the mean over ranks of something of v."""
 
     def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
         """What later maps take from the mean code of this one."""
@@ -67,7 +70,7 @@ class Drawn:
         remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
         validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, like: Tensor) -> Linear:
+    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> Linear:
         """The map of (seed, t, bucket)."""
         sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
         validate.check(sketch.tight, "way", self.encoder, "scale it tight: others have no cheap pseudo-inverse")

@@ -15,13 +15,14 @@ whose key was revealed keeps its own mask, so that one that comes late is of no 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.base import validate
+from isthmus.base import packed, validate
 from isthmus.distributed.secagg import crypto, shamir
 from isthmus.distributed.secagg.field import Words, pack, to_field
 from isthmus.distributed.secagg.messages import (
@@ -119,6 +120,28 @@ class SecureClient:
         self._due, size = None, self.plan.share_bytes
         told = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
         return write(Kind.REVEAL, self._session, number(self.index), *told)
+
+    def to_bytes(self) -> bytes:
+        """Everything that it must remember between two messages, its secrets included: for a place of its own."""
+        secrets = {"letters": self._letters, "masks": self._masks, "seed": self._seed}
+        told = {"session": self._session, "about": self._about, **secrets}
+        tables = {"roster": self._roster, "held": self._held}
+        tree: dict[str, Any] = {name: each.hex() for name, each in told.items()}
+        tree |= {name: {str(k): v.hex() for k, v in table.items()} for name, table in tables.items()}
+        due = None if self._due is None else int(self._due)
+        return packed.pack("secure client", {**tree, "index": self.index, "due": due})
+
+    @classmethod
+    def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Noise | None = None) -> SecureClient:
+        """The client that `to_bytes` wrote, in the same round of the same plan."""
+        tree = packed.unpack(data, "secure client")
+        client = cls(plan, tree["index"], noise)
+        client._due = None if tree["due"] is None else Kind(tree["due"])
+        for name in ("session", "about", "letters", "masks", "seed"):
+            setattr(client, f"_{name}", bytes.fromhex(tree[name]))
+        for name in ("roster", "held"):
+            setattr(client, f"_{name}", {int(k): bytes.fromhex(v) for k, v in tree[name].items()})
+        return client
 
     def _read(self, data: bytes, kind: Kind, length: int | None = None) -> tuple[bytes, bytes]:
         """Session and body of the message that is due; after this no other of its kind is answered."""

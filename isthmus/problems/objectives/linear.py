@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.arrow import opened
 from isthmus.base.matrix import (
     Matrix,
     as_matrix,
@@ -22,7 +23,7 @@ from isthmus.base.matrix import (
     margins,
     matmul,
     rmatmul,
-    rows_at_once,
+    spans_of,
     take,
 )
 from isthmus.base.space import Space
@@ -56,8 +57,10 @@ class LinearModel(Objective):
     example i is slope_i x_i.  The dtype of w drives every computation; X stays as it was given.
 
     Args:
-        X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified).
-        y: n targets, read as `targets` say; by default as the class says in `reads`.
+        X: n x p array, tensor or SciPy sparse matrix (held as CSR, never densified); or a table that outgrows memory:
+            a memory-mapped array, a .npy or Parquet file, a folder of Parquet files, a pyarrow dataset.
+        y: n targets, read as `targets` say; by default as the class says in `reads`.  With Parquet also the name of
+            their column.
         classes: the labels of a classifier, in order.
         l1, l2: strengths of the penalty l1 ||w||_1 + (l2 / 2) ||w||^2; or give `penalty`.
         weights: n numbers >= 0 that multiply the losses (the sum is still divided by n).
@@ -170,10 +173,9 @@ class LinearModel(Objective):
         flat = total if total.ndim == 1 else total.T.reshape(-1)
         return flat / max(X.shape[0], 1) + self.penalty.gradient(w.detach())
 
-    @property
-    def at_once(self) -> int | None:
-        """How many records are looked at together, as a public choice of speed and memory; None: all."""
-        return rows_at_once(self.X)
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Ranges of records that are looked at together, a choice of speed and memory; None: all."""
+        return spans_of(self.X)
 
     def part(self, index: Index) -> LinearModel:
         """The same problem with some of its records only."""
@@ -269,6 +271,7 @@ class LinearModel(Objective):
         return values * (weights if values.ndim == 1 else weights[:, None])
 
     def _load(self, X: object, y: object) -> None:
+        X, y = opened(X, y)
         self.X: Matrix = as_matrix("X", X)
         some = self.X.shape[1] > 0 and (self.X.shape[0] > 0 or is_lazy(self.X))  # a rank's part of a fit may be empty
         validate.check(some, "X.shape", tuple(self.X.shape), "give at least one row and one column")
@@ -295,7 +298,7 @@ class LinearModel(Objective):
         return z, y.to(device=z.device, dtype=self._target_dtype(z))
 
     def _decide(self, w: Tensor, X: object) -> Tensor:
-        data = self.X if X is None else as_matrix("X", X)
+        data = self.X if X is None else as_matrix("X", opened(X)[0])
         columns = self.X.shape[1]
         validate.check(data.shape[1] == columns, "X.shape", tuple(data.shape), f"give {columns} columns")
         return matmul(data, self._as_columns(check_point(w, self.d)))

@@ -1,0 +1,226 @@
+"""Parquet files and pyarrow datasets as matrices that are read in slices (the extra `table`)."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.streamed import FileRows, Streamed, large
+
+NUMBERS = ("int", "uint", "float", "double", "bool", "half")
+"""How pyarrow's names of the types of numbers begin."""
+INSTALL = 'pip install "isthmus[table]"'
+
+
+class ArrowTable:
+    """The row groups of a pyarrow dataset of Parquet files, and which rows each of them has.
+
+    Row groups are often large.  They are read forward, a few rows at a time with buffered reads, and never held whole;
+    rows that were passed by on the way are kept for a moment, as several threads ask for the slices of a pass.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        names = [str(name) for name in dataset.schema.names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        validate.check(not twice, "X", f"columns {twice}", "they occur twice: rename them")
+        self.names = names
+        groups = [(piece, group) for piece in dataset.get_fragments() for group in _groups(piece)]
+        self.groups = [(piece, group.id, group.num_rows) for piece, group in groups if group.num_rows > 0]
+        self.ends = list(accumulate(rows for _, _, rows in self.groups))
+        self._cursors: dict[tuple[str, ...], _Cursor] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def n(self) -> int:
+        """How many rows."""
+        return self.ends[-1] if self.ends else 0
+
+    def table(self, lo: int, hi: int, columns: Sequence[str], step: int = 1 << 16) -> Any:
+        """The rows lo, ..., hi - 1 of some columns, as a pyarrow table; about `step` rows are decoded at a time."""
+        import pyarrow
+
+        pieces = [pyarrow.schema([self.dataset.schema.field(name) for name in columns]).empty_table()]
+        number = bisect.bisect_right(self.ends, lo)
+        with self._lock:
+            cursor = self._cursors.setdefault(tuple(columns), _Cursor(tuple(columns)))
+            while lo < hi and number < len(self.groups):
+                begin = self.ends[number - 1] if number else 0
+                stop = min(hi, self.ends[number])
+                pieces += cursor.rows(self.groups[number], number, lo - begin, stop - begin, step)
+                lo, number = stop, number + 1
+        return pyarrow.concat_tables(pieces, promote_options="permissive")
+
+    def column(self, name: str) -> np.ndarray:
+        """A whole column, as numpy has it."""
+        found: np.ndarray = self.table(0, self.n, [name]).column(0).to_numpy()
+        return found
+
+
+class _Cursor:
+    """Where the reading of some columns stands: the row group, the next row of it, and what was passed by."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns, self.at, self.batches = columns, (-1, 0), iter(())
+        self.passed: deque[tuple[int, int, Any]] = deque(maxlen=8)
+
+    def rows(self, group: tuple[Any, int, int], number: int, lo: int, hi: int, step: int) -> list[Any]:
+        """The rows lo, ..., hi - 1 of a row group, as tables."""
+        found = []
+        for kept, begin, table in self.passed:
+            if kept == number and begin <= lo < begin + table.num_rows:
+                found.append(table.slice(lo - begin, hi - lo))
+                lo += found[-1].num_rows
+        if lo >= hi:
+            return found
+        if self.at[0] != number or self.at[1] > lo:
+            self._open(group, number, step)
+        while self.at[1] < hi:
+            table = self._next(group)
+            begin, self.at = self.at[1], (number, self.at[1] + table.num_rows)
+            self.passed.append((number, begin, table))
+            if self.at[1] > lo:
+                found.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
+        return found
+
+    def _open(self, group: tuple[Any, int, int], number: int, step: int) -> None:
+        from pyarrow import parquet
+
+        piece, own, _ = group
+        file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
+        missing = [name for name in self.columns if name not in file.schema_arrow.names]
+        validate.check(not missing, "X", f"columns {missing}", f"the file {piece.path} does not have them")
+        self.at = (number, 0)
+        self.batches = file.iter_batches(batch_size=step, row_groups=[own], columns=list(self.columns))
+
+    def _next(self, group: tuple[Any, int, int]) -> Any:
+        import pyarrow
+
+        batch = next(self.batches, None)
+        validate.check(batch is not None, "X", str(group[0].path), "the file has changed since it was opened")
+        return pyarrow.Table.from_batches([batch]).select(list(self.columns))
+
+
+class ArrowRows(Streamed):
+    """Numeric columns of a pyarrow dataset as rows of float32 (where all columns are) or float64.
+
+    columns  their names; None takes all but `without`
+
+    Slices end where row groups end: each is read once a pass.  Nulls are refused like NaN.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, table: ArrowTable, columns: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
+        names = [name for name in table.names if name not in without] if columns is None else list(columns)
+        missing = [name for name in names if name not in table.names]
+        validate.check(not missing, "columns", missing, f"the table has {table.names[:20]}")
+        kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
+        others = [name for name, kind in kinds.items() if not kind.startswith(NUMBERS)]
+        remedy = "they hold no numbers: leave them out, or encode them (isthmus train, TableEncoder)"
+        validate.check(not others, "X", f"columns {others}", remedy)
+        validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
+        self.table, self.names = table, tuple(names)
+        single = all(kind in ("float", "halffloat") for kind in kinds.values())
+        self.dtype = torch.float32 if single else torch.float64
+        self.shape = (table.n, len(names))
+
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The rows lo, ..., hi - 1."""
+        import pyarrow
+
+        wide = self.dtype == torch.float64
+        kind = pyarrow.float64() if wide else pyarrow.float32()
+        found = self.table.table(lo, hi, self.names, self._step)
+        rows = np.empty((hi - lo, self.shape[1]), dtype=np.float64 if wide else np.float32)
+        for place, column in enumerate(found.columns):
+            rows[:, place] = column.cast(kind, safe=False).to_numpy()  # nulls become NaN
+        return torch.from_numpy(rows)
+
+    @property
+    def _step(self) -> int:
+        return max(hi - lo for lo, hi in super().spans()) if self.shape[0] else 1
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Whole row groups, as many as make a slice; a large one is cut."""
+        return _joined(self.table.ends, self._step)
+
+
+def _joined(ends: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Ranges of at most `most` rows that end with row groups where they can.
+
+    >>> _joined([3, 5, 12, 30], 8)
+    [(0, 5), (5, 12), (12, 20), (20, 28), (28, 30)]
+    """
+    spans, lo, good = [], 0, 0
+    for end in ends:
+        if end - lo > most:
+            if good > lo:
+                spans.append((lo, good))
+                lo = good
+            while end - lo > most:
+                spans.append((lo, lo + most))
+                lo += most
+        good = end
+    return [*spans, (lo, good)] if good > lo else spans
+
+
+def _groups(piece: Any) -> list[Any]:
+    """The row groups of one file."""
+    try:
+        return list(piece.row_groups)
+    except AttributeError:
+        validate.refuse("X", str(getattr(piece, "path", piece)), "give a dataset of Parquet files")
+
+
+def is_dataset(x: object) -> bool:
+    """Whether `x` is a pyarrow dataset; pyarrow is not imported to find out."""
+    return any(each.__module__.split(".")[0] == "pyarrow" and each.__name__ == "Dataset" for each in type(x).__mro__)
+
+
+def parquet_dataset(path: str | Path) -> Any:
+    """The pyarrow dataset of a Parquet file or a folder of them."""
+    try:
+        from pyarrow import ArrowException, dataset
+    except ImportError:
+        validate.refuse("X", str(path), f"pyarrow is needed to read it: {INSTALL}")
+    place = Path(path)
+    validate.check(place.exists(), "X", str(path), "there is no such file or folder")
+    try:
+        found = dataset.dataset(str(place), format="parquet")
+    except (ArrowException, OSError, ValueError) as error:
+        validate.refuse("X", str(path), f"it cannot be read as Parquet ({str(error).splitlines()[0]})")
+    validate.check(bool(found.files), "X", str(path), "the folder has no Parquet files")
+    return found
+
+
+def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
+    """Rows and targets as a problem takes them: tables on disk as matrices that are read in slices, others as they are.
+
+    X  a memory-mapped array, the path of a .npy file, of a Parquet file or of a folder of these, or a pyarrow dataset
+    y  the targets, or the name of the column that holds them: the other columns are then X
+    """
+    if isinstance(X, Streamed):
+        return X, y
+    if isinstance(X, np.memmap):
+        return (FileRows(X) if large(X) else X), y
+    if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
+        validate.check(Path(X).is_file(), "X", str(X), "there is no such file")
+        return FileRows(np.load(X, mmap_mode="r")), y
+    if isinstance(X, (str, Path)) or is_dataset(X):
+        table = ArrowTable(X if is_dataset(X) else parquet_dataset(X))
+        if not isinstance(y, str):
+            return ArrowRows(table), y
+        validate.check(y in table.names, "y", y, f"the table has no such column; it has {table.names[:20]}")
+        return ArrowRows(table, without=(y,)), table.column(y)
+    return X, y

@@ -1,0 +1,288 @@
+"""Matrices that outgrow memory: rows that are read, or computed, a slice at a time and never held whole.
+
+| kind | where the rows are |
+|---|---|
+| `FileRows` | a memory-mapped array, a .npy file: read with plain reads, so that no page of it stays with us |
+| `ArrowRows` (`isthmus.base.arrow`) | Parquet files, a pyarrow dataset |
+| `DerivedRows` | another matrix, through a public function of single rows |
+| `ChosenRows` | some rows of another one |
+
+A slice is a dense tensor in memory, and everything that is known of dense tensors holds for it.  How rows are cut
+depends on their number and width alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.base.matrix import CHUNK_BYTES, SLICE_BYTES, Total, View, margins, rmatmul, row_norms, spans_of
+from isthmus.base.parallel import in_order
+
+Where = slice | Tensor
+"""Which rows: a range or positions."""
+
+
+class Streamed(View):
+    """A dense n x p matrix whose rows are read when they are asked for.
+
+    `names` are those of its columns, where it has some.
+    """
+
+    far, sparse, roundings = False, False, 0
+    names: tuple[str, ...] | None = None
+    _finite = False
+
+    @abstractmethod
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The rows lo, ..., hi - 1."""
+
+    def take(self, index: Tensor) -> Tensor:
+        """Some rows, in the given order: each slice that has one of them is read once."""
+        order = torch.argsort(index, stable=True)
+        wanted, found = index[order], torch.empty(len(index), self.shape[1], dtype=self.dtype)
+        ends = torch.searchsorted(wanted, torch.tensor([hi for _, hi in self.spans()], dtype=wanted.dtype)).tolist()
+        begin = 0
+        for end in ends:
+            if end > begin:
+                lo, hi = int(wanted[begin]), int(wanted[end - 1]) + 1
+                found[order[begin:end]] = self.read(lo, hi)[wanted[begin:end] - lo]
+            begin = end
+        return found
+
+    def __getitem__(self, span: slice) -> Tensor:
+        lo, hi, step = span.indices(self.shape[0])
+        validate.check(step == 1, "step", step, "rows are read one after the other")
+        return self.read(lo, max(lo, hi))
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Ranges of rows that are read together."""
+        n, step = self.shape[0], max(1, SLICE_BYTES // (8 * self.shape[1]))
+        return [(lo, min(lo + step, n)) for lo in range(0, n, step)]
+
+    def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
+        """`(lo, hi, rows)` of every slice, in order; the next is read meanwhile."""
+        spans = self.spans()
+        for (lo, hi), rows in zip(spans, ahead(lambda span: self.read(*span), spans), strict=True):
+            yield lo, hi, rows
+
+    def over(self, look: Callable[[Tensor], Any]) -> list[Any]:
+        """`look(rows)` of every slice, in order, several at a time."""
+        return list(in_order(lambda span: look(self.read(*span)), self.spans()))
+
+    @property
+    def upper(self) -> Tensor:
+        """An upper bound of each row's l2 norm, computed once."""
+        if self._upper is None:
+            slack = 1 + (self.shape[1] + 64) * 2.0**-51
+            self._upper = torch.cat([torch.zeros(0).double(), *self.over(lambda x: row_norms(x.double()) * slack)])
+            self._upper += 1e-150  # squares of what is smaller vanish
+        return self._upper
+
+    def times(self, w: Tensor) -> Tensor:
+        """X w for a vector or a matrix w."""
+        return torch.cat([w.new_zeros(0, *w.shape[1:]), *self.over(lambda x: margins(x, w))])
+
+    def transposed_times(self, v: Tensor) -> Tensor:
+        """X' v for a vector or a matrix v."""
+        total = Total((self.shape[1], *v.shape[1:]))
+        for lo, hi, rows in self.chunks():
+            total.add(rmatmul(rows, v[lo:hi].to(torch.float64)))
+        return total.result().to(v.dtype)
+
+    def mass(self) -> None:
+        """Its own norm."""
+
+    def gram(self) -> Tensor:
+        """X'X."""
+        total = Total((self.shape[1], self.shape[1]), exact=True)
+        for _, _, rows in self.chunks():
+            wide = rows.to(torch.float64)
+            total.add_product(wide, wide)
+        return total.result()
+
+    def dense(self) -> Tensor:
+        """All rows in memory: for small ones."""
+        return gathered(self)
+
+    def plain(self) -> Self:
+        """Itself: it is held nowhere else."""
+        return self
+
+    def mapped(self, function: Callable[[Tensor, Where], Tensor], columns: int | None = None) -> DerivedRows:
+        """The same rows through a function of single rows, and of where they are."""
+        return DerivedRows(self, function, self.shape[1] if columns is None else columns, self.dtype)
+
+    def check_finite(self, name: str) -> None:
+        """Refuse NaN and infinite entries: one pass, once."""
+        if not self._finite:
+            bad = sum(self.over(lambda x: 0 if bool(x.sum().isfinite()) else int((~x.isfinite()).sum())))
+            if bad:
+                raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
+            self._finite = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape[0]} x {self.shape[1]}, {str(self.dtype).removeprefix('torch.')})"
+
+
+class FileRows(Streamed):
+    """A 2-d array in a file, memory-mapped by NumPy: `numpy.load(path, mmap_mode="r")` or `numpy.memmap`.
+
+    Rows that lie one after the other are read by plain reads: what a mapping touches would count as this process's
+    memory.  Others, and those of a copy-on-write mapping, are copied from the mapping.
+
+    >>> import tempfile, pathlib
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "x.npy"
+    ...     np.save(path, np.arange(6.0).reshape(3, 2))
+    ...     FileRows(np.load(path, mmap_mode="r")).read(1, 3)
+    tensor([[2., 3.],
+            [4., 5.]], dtype=torch.float64)
+    """
+
+    def __init__(self, array: np.memmap[Any, Any]) -> None:
+        validate.check(array.ndim == 2, "X.shape", array.shape, "give a 2-d array")
+        validate.check(array.dtype.kind in "fiub", "X.dtype", str(array.dtype), "give real numbers")
+        self.array, self.shape = array, (int(array.shape[0]), int(array.shape[1]))
+        self._kept = np.dtype(np.float32) if array.dtype in (np.float32, np.float16) else np.dtype(np.float64)
+        self.dtype = torch.float32 if self._kept == np.float32 else torch.float64
+        self._start = _file_offset(array)
+        self._file = None if self._start is None else os.open(str(array.filename), os.O_RDONLY)
+        if self._file is not None:
+            weakref.finalize(self, os.close, self._file)
+
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The rows lo, ..., hi - 1, in memory of their own."""
+        return torch.from_numpy(np.ascontiguousarray(self._raw(lo, hi), dtype=self._kept))
+
+    def _raw(self, lo: int, hi: int) -> NDArray[Any]:
+        if self._start is None or self._file is None or hi <= lo:
+            return np.array(self.array[lo:hi])
+        rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
+        view, done = memoryview(rows.data).cast("B"), 0
+        while done < len(view):
+            count = os.preadv(self._file, [view[done:]], self._start + lo * self.array.strides[0] + done)
+            validate.check(count > 0, "X", str(self.array.filename), "the file has become shorter")
+            done += count
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        validate.refuse("X", type(self).__name__, "rows of a file do not travel: open the file where they are read")
+
+
+class DerivedRows(Streamed):
+    """A matrix through a public function of its single rows, computed whenever rows are read.
+
+    function  (rows, where) -> a dense tensor of as many rows: each from its own row alone
+    """
+
+    def __init__(self, source: Any, function: Callable[[Any, Where], Tensor], columns: int, dtype: torch.dtype) -> None:
+        self.source, self.function = source, function
+        self.shape, self.dtype = (int(source.shape[0]), columns), dtype
+
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The function of the rows lo, ..., hi - 1."""
+        span = slice(lo, hi)
+        return self.function(self.source[span], span)
+
+    def take(self, index: Tensor) -> Tensor:
+        """The function of some rows, in the given order."""
+        return self.function(self.source.take(index), index)
+
+
+class ChosenRows(Streamed):
+    """Some rows of another matrix, in rising order: those of a part of the data."""
+
+    def __init__(self, source: Streamed, index: Tensor) -> None:
+        rising = len(index) < 2 or bool((index[1:] > index[:-1]).all())
+        validate.check(rising, "index", "(not rising)", "give positions in rising order, each once")
+        self.source, self.index, self.dtype, self.names = source, index, source.dtype, source.names
+        self.shape, self._finite = (len(index), source.shape[1]), source._finite
+
+    def read(self, lo: int, hi: int) -> Tensor:
+        """The chosen rows lo, ..., hi - 1."""
+        return self.source.take(self.index[lo:hi])
+
+    def take(self, index: Tensor) -> Tensor:
+        """Some of the chosen rows."""
+        return self.source.take(self.index[index])
+
+
+def is_streamed(x: object) -> bool:
+    """Whether the rows of a matrix are read when they are asked for."""
+    return isinstance(x, Streamed)
+
+
+def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
+    """`work(item)` of every item in order, the next one done by another thread while the last is looked at."""
+    done: list[Any] = [None, None]
+
+    def fetch(place: int, item: Any) -> None:
+        try:
+            done[place] = (work(item), None)
+        except BaseException as error:
+            done[place] = (None, error)
+
+    thread = None
+    for number in range(len(items) + 1):
+        upcoming = None
+        if thread is not None:
+            thread.join()
+        if number < len(items):
+            upcoming = threading.Thread(target=fetch, args=(number % 2, items[number]))
+            upcoming.start()
+        if thread is not None:
+            value, error = done[(number - 1) % 2]
+            if error is not None:
+                if upcoming is not None:
+                    upcoming.join()
+                raise error
+            yield value
+        thread = upcoming
+
+
+def _file_offset(array: np.memmap[Any, Any]) -> int | None:
+    """Where in its file the rows of a mapped array begin; None where they do not lie there one after the other."""
+    root: Any = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    plain = isinstance(root, np.memmap) and getattr(root, "mode", "c") != "c" and root.filename is not None
+    together = array.flags.c_contiguous and array.dtype.isnative
+    if not plain or not together or not hasattr(os, "preadv"):
+        return None
+    inside = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return int(root.offset) + int(inside)
+
+
+def large(array: np.memmap[Any, Any]) -> bool:
+    """Whether a mapped array is worth reading in slices: by its size alone."""
+    return array.nbytes >= CHUNK_BYTES
+
+
+def gathered(x: Streamed) -> Tensor:
+    """All rows in memory, several slices at a time."""
+    found = torch.empty(x.shape, dtype=x.dtype)
+
+    def fill(span: tuple[int, int]) -> None:
+        found[span[0] : span[1]] = x.read(*span)
+
+    for _ in in_order(fill, x.spans()):
+        pass
+    return found
+
+
+def dense_parts(x: Any) -> Iterator[Tensor]:
+    """Rows of a dense matrix or of a table in float64, a slice at a time; none where there are none."""
+    for lo, hi in spans_of(x) or [(0, x.shape[0])]:
+        if hi > lo:
+            yield x[lo:hi].to(torch.float64)

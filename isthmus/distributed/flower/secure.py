@@ -1,0 +1,172 @@
+"""Secure aggregation over Flower: clients add the noise, and the server sees one noisy total (docs/secagg.md).
+
+A stage is four messages to every client: keys, letters, the masked vector, shares.  Flower may start a process for
+every message, so what a client must remember in between (its keys) is kept in its `context.state`, which never leaves
+its node.  Whether a client takes part is its own secret coin: one that the coin leaves out sends a vector of zeros,
+masked and with its share of the noise, and not even the server knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.base import validate
+from isthmus.distributed.flower.packages import flower
+from isthmus.distributed.flower.records import RECORD, content_of
+from isthmus.distributed.secagg import BadMessage, RoundRefused, SecureClient, SecurePlan, SecureServer
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.bounded import Bounded
+from isthmus.privacy.library import DpEvent, SkellamDpEvent
+from isthmus.privacy.mechanisms import Gaussian, Mechanism
+from isthmus.privacy.noise import Noise
+from isthmus.round.pipeline import Release, Stage
+
+SECURE = "isthmus.secure"
+STEPS = ("keys", "letters", "vector", "shares")
+
+
+class NoisedSum(Bounded):
+    """A sum that came with its noise, from clients whose vectors nobody saw."""
+
+
+@dataclass(frozen=True)
+class AtClients(Mechanism):
+    """Skellam noise that the clients added, in shares: no worse than Gaussian noise of `multiplier` times the bound.
+
+    It takes sums of secure aggregation (`NoisedSum`) and nothing else: it adds no noise itself.
+    """
+
+    multiplier: float
+    source: str = "exact whole-number noise, which every client draws from its operating system's generator"
+
+    def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
+        """The sum as it came."""
+        noised = isinstance(bounded, NoisedSum)
+        remedy = "noise of clients comes with secure aggregation only: run it over FlowerClients"
+        validate.check(noised, "mechanism", type(self).__name__, remedy)
+        return bounded.value
+
+    def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> DpEvent:
+        """`SkellamDpEvent(multiplier)`."""
+        return SkellamDpEvent(float(self.multiplier))
+
+
+def with_noise_at_clients(stage: Stage) -> Stage:
+    """The stage with its Gaussian noise added at the clients; other noise, and several releases, are refused."""
+    (release, *more) = stage.releases
+    fits = isinstance(release.mechanism, Gaussian) and not more
+    remedy = "secure aggregation takes one release with Gaussian noise: a fixed clip, and no adaptive one"
+    validate.check(fits, "dropouts", f"stage {stage.name!r}", remedy)
+    assert isinstance(release.mechanism, Gaussian)
+    return replace(stage, releases=[replace(release, mechanism=AtClients(release.mechanism.multiplier))])
+
+
+def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Release, peak: float) -> SecurePlan:
+    """What follows for one stage from public numbers: every client computes it, and takes nobody's word for it."""
+    assert isinstance(release.mechanism, AtClients)
+    lost = int(dropouts * clients)
+    return SecurePlan(clients, m, bound, release.mechanism.multiplier, dropouts=lost, peak=min(1.0, peak))
+
+
+# ---------------------------------------------------------------- the server
+
+
+def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told: Any) -> Tensor | None:
+    """The noisy total of a round in the units of the vectors; None where too few clients were left.
+
+    order  content of the message that asks for vectors: the order and the iterate
+    told   the `Traffic` and the timeout: counts what goes and comes
+    """
+    traffic, timeout = told
+    paid: Any = _Charged()
+    server = SecureServer(plan, paid)
+    index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
+
+    def exchange(step: str, letters: dict[int, bytes], more: Any = None) -> None:
+        for node, data in _sent(grid, step, plan.m, letters, index, more, traffic, timeout):
+            try:
+                server.receive(data, index[node])
+            except BadMessage as error:
+                traffic.refused(node, str(error))
+
+    try:
+        exchange("keys", dict.fromkeys(index, server.invitation()))
+        roster = server.roster()
+        exchange("letters", dict.fromkeys(index, roster))
+        inboxes = server.inboxes()
+        exchange("vector", {node: inboxes[place] for node, place in index.items() if place in inboxes}, order)
+        exchange("shares", dict.fromkeys(index, server.survivors()))
+        return torch.from_numpy(server.value())
+    except RoundRefused as error:
+        traffic.reasons[str(error)] += 1
+        return None
+
+
+def _sent(
+    grid: Any,
+    step: str,
+    m: int,
+    letters: dict[int, bytes],
+    index: dict[int, int],
+    more: Any,
+    traffic: Any,
+    timeout: Any,
+) -> list[tuple[int, bytes]]:
+    """Send one step's letters, and whose answers have come."""
+    app, messages = flower().app, []
+    for node, data in letters.items():
+        config = {"step": step, "data": data, "index": index[node], "m": m}
+        content = app.RecordDict() if more is None else app.RecordDict(dict(more.items()))
+        held = dict(content[RECORD].items()) if RECORD in content else {}
+        content[RECORD] = app.ConfigRecord({**held, **config})
+        traffic.down += sum(record.count_bytes() for record in content.values())
+        messages.append(app.Message(content, node, app.MessageType.TRAIN, ttl=timeout, group_id=step))
+    found = []
+    for reply in grid.send_and_receive(messages, timeout=timeout):
+        node = reply.metadata.src_node_id
+        try:
+            data = content_of(reply, "answer")
+            validate.check(isinstance(data, bytes), "answer", type(data).__name__, "send bytes")
+            traffic.up += len(data)
+            found.append((node, data))
+        except validate.InvalidInput as error:
+            traffic.refused(node, str(error))
+    return found
+
+
+class _Charged:
+    """A ledger that was charged before the round began, by the loop."""
+
+    def pay(self, what: str, event: Any, rounds: int = 1, *, seeded: bool = False) -> None:
+        """Nothing more."""
+
+
+# ---------------------------------------------------------------- a client
+
+
+def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: Any, noise: Noise | None) -> bytes:
+    """A client's answer to one step; `vector` makes what it adds, and is called when it is due.
+
+    Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks.
+    """
+    step = str(config["step"])
+    kept: dict[str, Any] = dict(state[SECURE].items()) if SECURE in state else {"sent": 0}
+    validate.one_of(STEPS, step=step)
+    if step == "keys":
+        client = SecureClient(plan, int(config["index"]), noise)
+        answer = client.keys(config["data"])
+    else:
+        validate.check("client" in kept, "step", step, "this client was not invited: nothing of the round is kept here")
+        client = SecureClient.from_bytes(plan, kept["client"], noise)
+        if step == "vector":
+            validate.check(kept["sent"] < rounds, "rounds", rounds, "this client has sent as many vectors: no more")
+            kept["sent"] += 1
+            answer = client.masked(config["data"], vector())
+        else:
+            answer = (client.shares if step == "letters" else client.reveal)(config["data"])
+    state[SECURE] = flower().app.ConfigRecord({**kept, "client": client.to_bytes()})
+    return answer

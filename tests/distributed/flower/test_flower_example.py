@@ -1,0 +1,27 @@
+"""The app of examples/flower, over a grid in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.distributed.flower import LocalGrid, SketchStrategy
+
+FOLDER = Path(__file__).parents[3] / "examples" / "flower"
+
+
+def test_the_example_learns_from_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in [each for each in sys.modules if each.split(".")[0] == "federated"]:
+        del sys.modules[name]
+    from federated.client_app import app
+    from federated.task import federation, objective
+
+    config = {"clients": 10, "rounds": 10, "numbers": 100, "protects": "nobody", "epsilon": 8.0}
+    plan, test = federation(config), objective(10_000)
+    strategy = SketchStrategy(plan, wait=0.0)
+    strategy.start(LocalGrid(app, 10, config=config))
+    assert test.accuracy(strategy.found.x) > 0.65
+    assert strategy.clients.traffic.up < 10 * 10 * plan.whole.d * 4 / 50
