@@ -11,6 +11,7 @@
 | `compressive_dp_sgd` | 002 | noise on codes, a sparse gradient decoded after it |
 | `dp_skgd`, `dp_cd` | 003 | random blocks of coordinates, each with its own step |
 | `pdp_sgd`, `rpdp_sgd` | 004 | noise in the top-k eigenspace of public gradients, or in k random directions |
+| `mirror_descent`, `dp_mirror_descent` | - | multiplicative steps on the simplex |
 | `dp_svrg` | - | private anchor and differences |
 | `dp_fw` | - | Frank-Wolfe with privately chosen vertices |
 
@@ -28,6 +29,7 @@ from isthmus.algorithms.declare import Algorithm, algorithm
 from isthmus.algorithms.dimension import WidthRule
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw
+from isthmus.algorithms.mirror import dp_mirror_descent, mirror_descent
 from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.private_fw import dp_fw
 from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
@@ -35,8 +37,9 @@ from isthmus.algorithms.variance import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)
 _NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
+_SIMPLEX = (dp_mirror_descent, mirror_descent)
 _FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
-KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE)}
+KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE, *_SIMPLEX)}
 """The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
 __all__ = [
@@ -55,10 +58,12 @@ __all__ = [
     "dp_comp_minibatch",
     "dp_fw",
     "dp_gd",
+    "dp_mirror_descent",
     "dp_sgd",
     "dp_skgd",
     "dp_svrg",
     "gd",
+    "mirror_descent",
     "pdp_sgd",
     "priv_sgd",
     "rounds_of",

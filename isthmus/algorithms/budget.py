@@ -37,7 +37,7 @@ class Budget:
         validate.positive(epsilon=self.epsilon)
         if self.delta is not None:
             validate.open_unit(delta=self.delta)
-        validate.one_of([member.value for member in Adjacency], adjacency=self.relation.value)
+        Adjacency.of(self.adjacency)
         known = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
         remedy = 'declare the number of records: n="exact" makes it public, a number estimates it'
         validate.check(known, "n", self.n, remedy)
@@ -45,10 +45,7 @@ class Budget:
     @property
     def relation(self) -> Adjacency:
         """The adjacency as its type."""
-        if isinstance(self.adjacency, Adjacency):
-            return self.adjacency
-        validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
-        return Adjacency(self.adjacency)
+        return Adjacency.of(self.adjacency)
 
     def records(self, binding: Binding) -> int:
         """The public number of records."""
@@ -83,10 +80,12 @@ def published_budget(epsilon: float, delta: float | None, n: int | str | None) -
     return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
 
 
-def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int) -> int:
-    """How many rounds the run is planned for: it may stop earlier, never go on."""
+def rounds_of(binding: Binding, sampler: FullBatch | Poisson | FixedSize, n: int, scheduled: int | None = None) -> int:
+    """How many rounds the run is planned for, as asked or as `scheduled`: it may stop earlier, never go on."""
     if binding.steps is not None:
         return binding.steps
     if binding.epochs is None:
+        if scheduled is not None:
+            return scheduled
         validate.refuse("steps, epochs", (None, None), "give one of the two: a private run is planned beforehand")
     return max(1, round(binding.epochs * sampler.rounds(n)))

@@ -17,20 +17,22 @@ from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import algorithm
 from isthmus.algorithms.filling import Choice, Facts, Refusal, Run, allowed_step, full_rounds, full_run
-from isthmus.algorithms.first_order import OUTPUTS, StepRule, step_rule
+from isthmus.algorithms.first_order import StepRule, step_rule
 from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import CoSaMP, discard, pinv
 from isthmus.geometry.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.geometry.sketches.selection import SelectionMap
-from isthmus.papers import Rule
+from isthmus.papers import Rule, Schedule
+from isthmus.papers.paper_002 import compressive_scale, dense_scale, laplace_noise
 from isthmus.papers.printed import Inside, LargestEntries, Printed
 from isthmus.privacy import Charge, Clip, Laplace
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 
-VARIANTS = ("gaussian", "laplace", "selection")
+VARIANTS = ("gaussian", "laplace", "selection", "dense")
 
 
 @algorithm(words="each round adds noise to a short code, from which a sparse step is decoded")
@@ -38,8 +40,8 @@ def compressive_dp_sgd(
     *,
     epsilon: float,
     delta: float | None = None,
-    p: int,
-    kappa: int,
+    p: int | None = None,
+    kappa: int | None = None,
     clip: float,
     step: StepRule | None = None,
     variant: str = "gaussian",
@@ -47,37 +49,48 @@ def compressive_dp_sgd(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     output: str = "last",
+    schedule: Schedule | None = None,
     as_published: bool = False,
 ) -> Recipe:
     """Compressive DP-SGD (002): a private gradient with at most kappa non-zeros a round.
 
-    p        the narrow dimension, about kappa log(d / kappa) and at least 3
-    clip     the bound of a record: l2 of its code ("gaussian"), l1 of its code ("laplace"), or of every entry of its
-             gradient ("selection")
-    step     eta, or a rule t -> eta; by default, over a bounded set, the paper's ||C|| / (G sqrt(2 t)) with G = `clip`
+    p        the narrow dimension, about kappa log(d / kappa) and at least 3; variants "gaussian" and "laplace"
+    kappa    non-zeros of a decoded or chosen gradient; every variant but "dense"
+    clip     the bound of a record: l2 of its code ("gaussian"), l1 of its code ("laplace") or gradient ("dense"), or of
+             every entry of its gradient ("selection", and `as_published`)
+    step     eta, or a rule t -> eta; by default, over a bounded set, ||C|| / (G sqrt(2 t)) of Theorem 1, where G^2 is
+             what a noisy direction has on average: the square of its bound, and its noise
     variant  "gaussian": noise on codes, decoded by CoSaMP (the default);
              "laplace": the paper's noise with a scale that holds;
-             "selection": kappa coordinates chosen by the exponential mechanism, then their values (all records only)
-    as_published  the paper's mechanism (top-kappa of the average, signs / sqrt(p), Laplace) with epsilon as the TOTAL
-                  budget of pure differential privacy, replace-one; the paper prints epsilon per iteration
+             "selection": kappa coordinates chosen by the exponential mechanism, then their values (all records only);
+             "dense": Laplace noise on the whole gradient, the baseline that the paper compares with
+    schedule      a schedule of `isthmus.papers` in place of step and number of rounds
+    as_published  the paper's mechanism (top-kappa of the average, signs / sqrt(p), Laplace; "dense": Laplace on the
+                  average) with epsilon as the TOTAL budget of pure differential privacy, replace-one; the paper prints
+                  epsilon per iteration
 
     >>> compressive_dp_sgd(epsilon=1.0, p=20, kappa=5, clip=1.0, step=0.1, n="exact").arguments["variant"]
     'gaussian'
     """
-    validate.positive_int(p=p, kappa=kappa)
-    validate.check(p >= 3, "p", p, "give at least 3")
     validate.one_of(VARIANTS, variant=variant)
+    needed = {"kappa": kappa} if variant != "dense" else {}
+    if as_published or variant in ("gaussian", "laplace"):
+        needed = {**needed, "p": p} if variant != "dense" else {}
+    for name, value in needed.items():
+        validate.check(value is not None, name, value, f"variant={variant!r} needs it")
+        validate.positive_int(**{name: value or 0})
+    validate.check(p is None or p >= 3, "p", p, "give at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
     validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
-    filling = _Compressive(budget, p, kappa, clip, step, variant, batch_size, output, as_published)
+    filling = _Compressive(budget, p or 0, kappa or 0, clip, step, variant, batch_size, output, as_published, schedule)
     shown = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
     return Recipe("compressive_dp_sgd", filling.build, {**shown, "as_published": as_published})
 
 
 @dataclass(frozen=True)
 class _Compressive:
-    """The three variants: which stages they have."""
+    """The variants: which stages they have."""
 
     budget: Budget
     p: int
@@ -88,19 +101,21 @@ class _Compressive:
     batch_size: int | None
     output: str
     published: bool
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         Clip(self.clip)
         if self.step is not None:
             step_rule(self.step, None)
-        validate.one_of(OUTPUTS, output=self.output)
+        average_of(self.output)
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
-        validate.at_most(binding.d, "the dimension d", p=self.p, kappa=self.kappa)
+        used = {name: value for name, value in {"p": self.p, "kappa": self.kappa}.items() if value}
+        validate.at_most(binding.d, "the dimension d", **used)
         budget, n = self.budget, self.budget.records(binding)
         sampler = budget.sampler(binding, self.batch_size)
-        rounds = rounds_of(binding, sampler, n)
+        rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         if self.published:
             stages, promise = self._printed(binding, sampler, rounds)
         else:
@@ -108,24 +123,44 @@ class _Compressive:
             stages, promise = self._stages(plan, sampler), budget.promise(plan, binding)
         return Pipeline(
             stages,
-            self._step(binding),
+            self._step(binding, stages[-1].releases[0], sampler.divisor(n), rounds),
             Step(binding.constraint, binding.penalty),
-            OUTPUTS[self.output],
+            average_of(self.output),
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=promise,
         )
 
-    def _step(self, binding: Binding) -> StepSize:
-        if self.step is not None:
-            return step_rule(self.step, None)
+    def _step(self, binding: Binding, release: Release, divisor: float, rounds: int) -> StepSize:
+        """The given step, or ||C|| / (G sqrt(2 t)): Theorem 1, paper 002, with the noise that this run has in G."""
+        if self.step is not None or self.schedule is not None:
+            return step_rule(self.step, self.schedule)
         bounded = binding.constraint.bounded and binding.constraint.can("diameter")
         validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
-        return Rule(binding.constraint.diameter(binding.d) / (math.sqrt(2) * self.clip), power=0.5)
+        length = self._printed_length(binding, rounds) if self.published else self._length(binding.d, release, divisor)
+        return Rule(binding.constraint.diameter(binding.d) / (math.sqrt(2) * length), power=0.5)
+
+    def _length(self, d: int, release: Release, divisor: float) -> float:
+        """G of the sound variants: the bound of a record, and the noise on the mean."""
+        bound = release.clip.init() if release.clip is not None else math.inf
+        dims = {"selection": self.kappa, "dense": d}.get(self.variant, self.p)
+        scale = release.mechanism.number * bound / divisor
+        laplace = isinstance(release.mechanism, Laplace)
+        return math.hypot(bound, math.sqrt(laplace_noise(dims, scale) if laplace else dims * scale**2))
+
+    def _printed_length(self, binding: Binding, rounds: int) -> float:
+        """G of the paper's mechanism: kappa (or d) entries of at most Xi, and its Laplace noise."""
+        told = {"epsilon": self.budget.epsilon / rounds, "bound": self.clip}
+        if self.variant == "dense":
+            noise = laplace_noise(binding.d, dense_scale(binding.d, n=binding.n, **told))
+            return math.sqrt(binding.d * self.clip**2 + noise)
+        noise = laplace_noise(self.p, compressive_scale(self.p, k=self.kappa, **told))
+        return math.sqrt(self.kappa * self.clip**2 + noise)
 
     def _charges(self, rounds: int, sampler: Any) -> list[Charge]:
         if self.variant != "selection":
-            return [Charge("gradient", self.variant, rounds, sampler=sampler)]
+            kind = "laplace" if self.variant == "dense" else self.variant
+            return [Charge("gradient", kind, rounds, sampler=sampler)]
         choose = Charge("choose", "top-k", rounds, share=0.5, sampler=sampler, k=self.kappa)
         return [choose, Charge("gradient", "gaussian", rounds, share=0.5, sampler=sampler)]
 
@@ -138,6 +173,8 @@ class _Compressive:
             values = Clip(self.clip * math.sqrt(self.kappa))
             value = Release(encode=Chosen("choose", "choose"), clip=values, mechanism=mechanism, lift=pinv)
             return [Stage(sampler, [chosen], "choose"), Stage(sampler, [value])]
+        if self.variant == "dense":
+            return [Stage(sampler, [Release(clip=Clip(self.clip, ord=1), mechanism=mechanism)])]
         encode = GaussianSketch(self.p, scaling="jl")
         clip = Clip(self.clip, ord=1 if self.variant == "laplace" else 2)
         return [Stage(sampler, [Release(encode=encode, clip=clip, mechanism=mechanism, lift=CoSaMP(self.kappa))])]
@@ -146,8 +183,15 @@ class _Compressive:
         """Top-kappa of the average, Psi of signs / sqrt(p), Laplace noise for a pure epsilon / T a round."""
         per_round = self.budget.epsilon / rounds
         words = (
-            f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public; "
-            "the noise does not fall with n, because the largest entries of an average can change with one record"
+            f"pure epsilon = {self.budget.epsilon:g} over all {rounds} rounds for replace-one with n fixed and public"
+        )
+        if self.variant == "dense":  # d entries of at most Xi have an l1 norm of at most d Xi
+            noise = Printed(Laplace(2 / per_round), words)
+            release = Release(clip=Clip(self.clip * binding.d, ord=1), mechanism=noise)
+            plan = self.budget.plan(binding, [Charge("gradient", "laplace", rounds)])
+            return [Stage(sampler, [release])], self.budget.promise(plan, binding)
+        words += (
+            "; the noise does not fall with n, because the largest entries of an average can change with one record"
         )
         release = Release(
             encode=LargestEntries(RademacherSketch(self.p, scaling="jl"), self.kappa, self.clip, binding.n),
@@ -229,7 +273,7 @@ def _fill_selection(facts: Facts) -> Choice | Refusal:
     run = Run(facts, rounds, None, entry * math.sqrt(kappa), numbers["gradient"], facts.parameters + kappa)
     gain = math.sqrt(kappa / facts.parameters)
     step = allowed_step(run, gain)
-    arguments = {"p": max(3, kappa), "kappa": kappa, "clip": entry, "step": step, "variant": "selection"}
+    arguments = {"kappa": kappa, "clip": entry, "step": step, "variant": "selection"}
     return run.choice(
         arguments,
         noise_norm=run.sigma * math.sqrt(kappa),

@@ -12,25 +12,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size
+from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import CONSTANTS, Choice, Facts, Run, free_run
 from isthmus.base import validate
 from isthmus.codecs import Codec, named
-from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv
-from isthmus.geometry.sets import Whole
+from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unbiased
+from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity, SparseJL
-from isthmus.geometry.sketches.base import Random, Size
+from isthmus.geometry.sketches.base import Random, Size, resolve
 from isthmus.papers import Schedule
-from isthmus.round.averages import Average
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import FirstOrderStationary, Full, Shuffle, Step, UniformRandom, Weighted, WithoutReplacement
+from isthmus.round.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.samplers import Sampler
 from isthmus.round.wire import Wire
 
 StepRule = float | Callable[[int], float]
 Family = Callable[[Size], Encoder]
-OUTPUTS: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
 
 
 @algorithm(direct=True)
@@ -41,18 +40,22 @@ def sgd(
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str = "shuffle",
 ) -> Recipe:
     """Projected SGD: w+ = P_C(w - eta g).
 
     step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.papers`
     momentum  beta of the heavy ball: v = beta v + g, w+ = P_C(w - eta v)
-    output    "last", "average" (weighted by the steps) or "random" (one iterate, uniformly)
+    output    "last", "average" (sum eta_t w_t / sum eta_t), "random" (one of w_1, ..., w_T, uniformly), or the mean of
+              the last K points: "last 10"
+    draw      "shuffle" (batches from a new permutation every pass) or "independent" (every record of every batch is
+              drawn by itself and may come again: the oracle of the theorems)
 
     >>> sgd(step=0.1).name
     'sgd'
     """
     arguments = {"step": step, "batch_size": batch_size, "momentum": momentum, "output": output}
-    return _Descent(Shuffle(batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
+    return _Descent(_sampler(draw, batch_size), step, schedule, output, momentum).recipe("sgd", arguments)
 
 
 @algorithm(direct=True)
@@ -74,9 +77,11 @@ def comp_sgd(
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str = "shuffle",
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
     """CompSGD (001, 000): SGD that sees m numbers of each gradient.
@@ -90,17 +95,20 @@ def comp_sgd(
     refresh         how many rounds one map serves; more saves time, but with error feedback a coordinate then waits
                     about refresh d/m rounds, and the largest stable step shrinks with it
     tol             accuracy of the project-and-lift solve
+    pick            of all points of C with the right sketch the "nearest" to w_t, or the papers' "min_gauge", one of
+                    least Minkowski functional (basis pursuit on an l1 ball), which forgets w_t
     stop            a stop rule; the run then returns the point it fired at, or x = None
 
-    Other arguments as for `sgd`.
+    Other arguments as for `sgd`.  Algorithm 1 of paper 000, which draws each i_t by itself, is
+    `draw="independent", batch_size=1`.
 
     >>> comp_sgd(m=0.1, step=0.1, error_feedback=True).arguments["m"]
     0.1
     """
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
     wire = Wire(feedback=error_feedback)
-    filling = _Descent(Shuffle(batch_size), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
-    return filling.recipe("comp_sgd", arguments)
+    sampler, narrow = _sampler(draw, batch_size), (m, sketch, refresh, tol, wire, pick)
+    return _Descent(sampler, step, schedule, output, momentum, stop, *narrow).recipe("comp_sgd", arguments)
 
 
 @algorithm
@@ -109,18 +117,24 @@ def comp_gd(
     m: Size | WidthRule | None = None,
     step: StepRule | None = None,
     error_feedback: bool = False,
+    shifts: bool = False,
     momentum: float = 0.0,
     schedule: Schedule | None = None,
     output: str = "last",
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
-    """CompGD (000): the full-batch form of `comp_sgd`."""
-    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output}
+    """CompGD (000): the full-batch form of `comp_sgd`.
+
+    shifts  the sender learns a shift and sends what the gradient differs from it (DIANA): the sketch loses less and
+            less, and the run converges to the minimiser itself, penalties included; steps up to about m / (6 d mu)
+    """
+    arguments = {"m": m, "step": step, "error_feedback": error_feedback, "output": output, "shifts": shifts}
     wire = Wire(feedback=error_feedback)
-    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire)
+    filling = _Descent(Full(), step, schedule, output, momentum, stop, m, sketch, refresh, tol, wire, pick, shifts)
     return filling.recipe("comp_gd", arguments)
 
 
@@ -133,19 +147,28 @@ def comp_minibatch(
     error_feedback: bool = False,
     schedule: Schedule | None = None,
     output: str = "last",
+    draw: str | None = None,
     sketch: Family = CountSketch,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
     stop: Any = None,
 ) -> Recipe:
-    """CompMinibatch (000): a fresh batch without replacement each round; its size may be a rule, or the schedule's."""
+    """CompMinibatch (000, 001): a fresh batch each round, whose size may be a rule, or the schedule's.
+
+    draw  "subset" (different records, paper 000) or "independent" (with repetition, paper 001, whose theorems may ask
+          for more draws than there are records); None: independent where the schedule says how many, else a subset
+
+    Other arguments as for `comp_sgd`.
+    """
     validate.check(
         batch_size is not None or schedule is not None, "batch_size", batch_size, "give it, or a schedule that has one"
     )
     size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
-    sampler, wire = WithoutReplacement(size or 1), Wire(feedback=error_feedback)
-    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire)
+    how = draw or ("independent" if batch_size is None else "subset")
+    sampler, wire = _sampler(how, size or 1, ("subset", "independent")), Wire(feedback=error_feedback)
+    filling = _Descent(sampler, step, schedule, output, 0.0, stop, m, sketch, refresh, tol, wire, pick)
     return filling.recipe("comp_minibatch", arguments)
 
 
@@ -158,6 +181,7 @@ def comp_dist_sgd(
     batch_size: int | None = None,
     codec: Codec | str | None = None,
     error_feedback: bool = False,
+    shifts: bool = False,
     heavy: int | None = None,
     momentum: float = 0.0,
     schedule: Schedule | None = None,
@@ -165,6 +189,7 @@ def comp_dist_sgd(
     sketch: Family | None = None,
     refresh: int = 1,
     tol: float = 1e-2,
+    pick: str = "nearest",
 ) -> Recipe:
     """CompDistSGD (001, App. D): each round, some clients send a sketch of their gradient, drawn from a shared seed.
 
@@ -172,6 +197,8 @@ def comp_dist_sgd(
                        says, and without one every client
     batch_size         records a client looks at; None: all of its own
     codec              an unbiased contraction of the code to bytes: one of `isthmus.codecs`, or its name
+    shifts             every client learns a shift and sends what its gradient differs from it (DIANA): at the minimiser
+                       nothing of the sketch and of the clients' differences is left; all answer every round
     error_feedback     clients keep what the sketch lost: d numbers each
     heavy              the server keeps it instead, as a code (FetchSGD): a round changes this many coordinates; the
                        memory lasts `refresh` rounds, as the map does; `momentum` is then that of the codes
@@ -187,7 +214,8 @@ def comp_dist_sgd(
     contraction = named(codec)
     if heavy is not None:
         validate.positive_int(heavy=heavy)
-        validate.check(not error_feedback, "error_feedback", True, "one memory is enough: leave it out with `heavy`")
+        memory = error_feedback or shifts
+        validate.check(not memory, "error_feedback, shifts", True, "one memory is enough: leave it out with `heavy`")
         validate.check(refresh > 1, "refresh", refresh, "a memory of codes lasts as long as its map: give 2 or more")
     validate.check(heavy is not None or momentum == 0, "momentum", momentum, "momentum of codes needs `heavy`")
     family = sketch or (CountSketch if heavy is None else _five)
@@ -196,13 +224,27 @@ def comp_dist_sgd(
     planned = schedule.batch_size if clients_per_round is None and schedule is not None else clients_per_round
     wire = Wire(contraction, error_feedback, planned)
     lift = None if heavy is None else HeavyHitters(heavy, momentum)
-    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, lift)
-    told = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy}
+    filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, pick, shifts, lift)
+    told = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy, "shifts": shifts}
     return filling.recipe("comp_dist_sgd", {**arguments, **told})
 
 
 def _five(m: Size) -> Encoder:
     return SparseJL(m, s=5)
+
+
+SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
+    "shuffle": Shuffle,
+    "independent": Uniform,
+    "subset": WithoutReplacement,
+}
+
+
+def _sampler(
+    draw: str, size: int | Callable[[int], int], known: tuple[str, ...] = ("shuffle", "independent")
+) -> Sampler:
+    validate.one_of(known, draw=draw)
+    return SAMPLERS[draw](size)
 
 
 def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
@@ -215,6 +257,13 @@ def step_rule(step: StepRule | None, schedule: Schedule | None) -> StepSize:
     validate.positive(step=rule)
     eta = float(rule)
     return lambda t: eta
+
+
+def stop_of(stop: Any, schedule: Schedule | None, constraint: ConvexSet) -> Any:
+    """The rule that was given, else that of the schedule: an alpha-FOSP, or none."""
+    if stop is not None or schedule is None or schedule.threshold is None:
+        return stop
+    return FirstOrderStationary(schedule.threshold, constraint)
 
 
 @dataclass(frozen=True)
@@ -232,15 +281,22 @@ class _Descent:
     refresh: int = 1
     tol: float = 1e-2
     wire: Wire = Wire()
+    pick: str = "nearest"
+    shifts: bool = False
     lift: Lift | None = None
 
     def __post_init__(self) -> None:
         step_rule(self.step, self.schedule)
         validate.positive(tol=self.tol)
         validate.positive_int(refresh=self.refresh)
-        validate.one_of(OUTPUTS, output=self.output)
-        planned = self.schedule is not None and self.schedule.beta is not None
-        known = self.sketch is None or self.m is not None or planned
+        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
+        memory = self.wire.feedback or self.shifts
+        remedy = "error feedback and shifts lift by the pseudo-inverse: leave it out"
+        validate.check(self.pick == "nearest" or not memory, "pick", self.pick, remedy)
+        if self.shifts:
+            replace(self.wire, shift=1.0)  # refused here, not when it is bound
+        average_of(self.output)
+        known = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
         validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
@@ -249,13 +305,14 @@ class _Descent:
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a number of records."""
+        update, rate = Step(binding.constraint, binding.penalty, self.momentum), self._rate(binding)
         return Pipeline(
             [Stage(self.sampler, [self._release(binding)])],
             step_rule(self.step, self.schedule),
-            Step(binding.constraint, binding.penalty, self.momentum),
-            OUTPUTS[self.output],
-            self.wire,
-            self._stop(binding),
+            update if rate is None else Shifted(update, rate),
+            average_of(self.output),
+            self.wire if rate is None else replace(self.wire, shift=rate),
+            stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
             rounds=self.schedule.rounds if self.schedule is not None else None,
         )
@@ -263,24 +320,29 @@ class _Descent:
     def _release(self, binding: Binding) -> Release:
         if self.sketch is None:
             return Release(encode=Identity())
-        m = self.m
-        if m is None and self.schedule is not None and self.schedule.beta is not None:
-            m = WidthRule(beta=self.schedule.beta)
+        m = scheduled_size(self.m, self.schedule)
         assert m is not None
         encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
+        if self.shifts:
+            return Release(encode=encode, lift=unbiased)
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
         memoryless = not self.wire.feedback and not isinstance(binding.constraint, Whole)
-        lift = ProjectAndLift(binding.constraint, tol=self.tol) if memoryless else pinv
+        lift = ProjectAndLift(binding.constraint, self.pick, self.tol) if memoryless else pinv
         return Release(encode=encode, lift=self.lift or lift)
+
+    def _rate(self, binding: Binding) -> float | None:
+        """1 / (1 + omega) of the shifts: an unbiased code of m numbers has E ||Q v||^2 = (1 + chi) d/m ||v||^2."""
+        size = scheduled_size(self.m, self.schedule)
+        if not self.shifts or size is None:
+            return None
+        # rules grow: the first is the narrowest
+        m = resolve(bound_size(size, binding, self.sampler.rounds(binding.n)), binding.d)
+        chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
+        return m / (binding.d * (1 + chi))
 
     def _kept(self, encode: Encoder) -> Encoder:
         """A map that serves `refresh` rounds, where the family can."""
         return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
-
-    def _stop(self, binding: Binding) -> Any:
-        if self.stop is not None or self.schedule is None or self.schedule.threshold is None:
-            return self.stop
-        return FirstOrderStationary(self.schedule.threshold, binding.constraint)
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size
+from isthmus.algorithms.dimension import WidthRule, bound_size, scheduled_size
 from isthmus.algorithms.filling import Choice, Facts, Refusal, costs, free_run
 from isthmus.base import validate
 from isthmus.geometry.lifts import adjoint
@@ -54,7 +54,7 @@ def comp_fw(
 
     def build(binding: Binding) -> Pipeline:
         sampler: Sampler = Full() if batch is None else WithoutReplacement(_capped(batch, binding.n))
-        size = WidthRule(beta=schedule.beta) if m is None and schedule is not None and schedule.beta is not None else m
+        size = scheduled_size(m, schedule)
         encode = Identity() if size is None else sketch(bound_size(size, binding, sampler.rounds(binding.n)))
         loss = binding.loss if line_search == "line" else None
         return Pipeline(

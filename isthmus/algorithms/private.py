@@ -8,7 +8,7 @@ Clip after the sketch: one record moves the sum by at most C, whatever Phi is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,23 +16,25 @@ from isthmus.algorithms.adaptive import COUNT_SHARE, Below
 from isthmus.algorithms.before import bought, charges_of
 from isthmus.algorithms.budget import Budget, published_budget, rounds_of
 from isthmus.algorithms.declare import algorithm
-from isthmus.algorithms.dimension import WidthRule, bound_size
-from isthmus.algorithms.first_order import OUTPUTS, Family, StepRule, step_rule
+from isthmus.algorithms.dimension import WidthRule, bound_size, largest_size, scheduled_size
+from isthmus.algorithms.first_order import Family, StepRule, step_rule, stop_of
 from isthmus.algorithms.histograms import Shapes, ShrunkStatistics, TargetShape
 from isthmus.algorithms.purchases import Columns, Lambda, Moments, Purchase, Statistics, Terms
 from isthmus.base import validate
 from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
 from isthmus.geometry.sets import Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity
-from isthmus.geometry.sketches.base import Size, resolve
-from isthmus.papers import Rule
+from isthmus.geometry.sketches.base import Size
+from isthmus.papers import Rule, Schedule
 from isthmus.papers.printed import Printed, own_length
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.problems.penalties import NoPenalty
+from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
-from isthmus.round.parts import Step, Weighted
+from isthmus.round.parts import Step, Tail
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.round.updates import Update
 
 Relation = Adjacency | str
 PrivateSampler = FullBatch | Poisson | FixedSize
@@ -54,6 +56,8 @@ def dp_sgd(
     adjacency: Relation = "add-remove",
     momentum: float = 0.0,
     output: str = "last",
+    schedule: Schedule | None = None,
+    stop: Any = None,
 ) -> Recipe:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
@@ -65,12 +69,18 @@ def dp_sgd(
     batch_size      the expected size of a Poisson batch; None looks at all records every round
     n               "exact" declares the number of records public; a number is a public estimate of it
     adjacency       "add-remove" or "replace-one"
+    output          as for `algorithms.sgd`
+    schedule        a schedule of `isthmus.papers`: fills the step, the number of rounds, m where there is one, and the
+                    stop rule, where they are not given
+    stop            a stop rule, such as `FirstOrderStationary`; the run returns the point it fired at, or x = None (as
+                    Corollary C.2 of paper 001).  It reads what was released and costs nothing, and the statement counts
+                    all planned rounds
 
     >>> dp_sgd(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_sgd'
     """
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, momentum)
-    return filling.recipe("dp_sgd")
+    return replace(filling, schedule=schedule, stop=stop).recipe("dp_sgd")
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -91,6 +101,8 @@ def dp_gd(
     targets: bool = False,
     precondition: bool = False,
     tau: float | None = None,
+    schedule: Schedule | None = None,
+    stop: Any = None,
 ) -> Recipe:
     """DP-GD: `dp_sgd` on all records every round.
 
@@ -109,14 +121,18 @@ def dp_gd(
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
     buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
-    rule: StepRule | None = None if isinstance(step, str) or precondition else step
+    remedy = "preconditioned steps have length 1: leave the step out"
+    validate.check(not precondition or step is None, "step", step, remedy)
+    rule: StepRule | None = None if isinstance(step, str) else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
         validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
         validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, momentum, buys=buys)
+    planned = schedule is None and stop is None
+    validate.check(planned or not buys, "schedule, stop", (schedule, stop), "leave them out: the step is bought")
     shown = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
-    return filling.recipe("dp_gd", **shown)
+    return replace(filling, schedule=schedule, stop=stop).recipe("dp_gd", **shown)
 
 
 @algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
@@ -124,7 +140,7 @@ def dp_comp_minibatch(
     *,
     epsilon: float,
     delta: float | None = None,
-    m: Size | WidthRule,
+    m: Size | WidthRule | None = None,
     clip: float | AdaptiveClip,
     step: StepRule | None = None,
     batch_size: int | None = 256,
@@ -132,7 +148,10 @@ def dp_comp_minibatch(
     adjacency: Relation = "add-remove",
     sketch: Family = CountSketch,
     tol: float = 1e-2,
+    pick: str = "nearest",
     output: str = "average",
+    schedule: Schedule | None = None,
+    stop: Any = None,
     as_published: bool = False,
 ) -> Recipe:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
@@ -140,6 +159,7 @@ def dp_comp_minibatch(
     The published sensitivity of 2L/b is not proven and its noise can violate the claim; here the code of every
     record is clipped, and the noise is calibrated by the accountant.
 
+    m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
     as_published  the paper's mechanism instead: batches without replacement, the rescaled sketch of their mean, the
                   printed noise (refused where its own condition fails).  The result promises nothing.
 
@@ -148,8 +168,8 @@ def dp_comp_minibatch(
     """
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     family = GaussianSketch if as_published else sketch
-    filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, published=as_published)
-    return filling.recipe("dp_comp_minibatch", as_published=as_published)
+    filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, pick, schedule, stop)
+    return replace(filling, published=as_published).recipe("dp_comp_minibatch", as_published=as_published)
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
@@ -157,18 +177,22 @@ def priv_sgd(
     *,
     epsilon: float,
     delta: float | None = None,
-    m: Size | WidthRule,
+    m: Size | WidthRule | None = None,
     clip: float | AdaptiveClip,
     step: StepRule | None = None,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     sketch: Family = CountSketch,
     tol: float = 1e-2,
+    pick: str = "nearest",
     output: str = "average",
+    schedule: Schedule | None = None,
+    stop: Any = None,
     as_published: bool = False,
 ) -> Recipe:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
+    m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
     as_published  the paper's mechanism instead: the mean gradient is sketched, rescaled to its own length and noised
                   by the printed sigma for gradients of norm at most L = `clip`.  Its real sensitivity is up to 2L, not
                   2L/n: the result says so, and promises nothing.
@@ -177,7 +201,8 @@ def priv_sgd(
     'priv_sgd'
     """
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
-    filling = _Private(budget, clip, step, None, output, 0.0, m, GaussianSketch if as_published else sketch, tol)
+    family = GaussianSketch if as_published else sketch
+    filling = _Private(budget, clip, step, None, output, 0.0, m, family, tol, pick, schedule, stop)
     return replace(filling, published=as_published).recipe("priv_sgd", as_published=as_published)
 
 
@@ -197,6 +222,7 @@ class _Private:
 
     published  sketch the whole sum as papers 001 and 000 print it
     guarantee  what a sound mechanism, run as printed, says of itself
+    update     of what the recipe is bound to, in place of a projected step
     """
 
     budget: Budget
@@ -208,10 +234,14 @@ class _Private:
     m: Size | WidthRule | None = None
     sketch: Family | None = None
     tol: float = 1e-2
+    pick: str = "nearest"
+    schedule: Schedule | None = None
+    stop: Any = None
     encoder: Encoder | None = None
     buys: tuple[Purchase, ...] = ()
     published: bool = False
     guarantee: str = ""
+    update: Callable[[Binding], Update] | None = None
 
     def __post_init__(self) -> None:
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
@@ -219,8 +249,18 @@ class _Private:
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        validate.one_of(("last", "average") if self.buys else OUTPUTS, output=self.output)
+        known = self.sketch is None or self.size is not None
+        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        validate.one_of(("nearest", "min_gauge"), pick=self.pick)
+        if self.buys:
+            validate.one_of(("last", "average"), output=self.output)
+        average_of(self.output)
         validate.positive(tol=self.tol)
+
+    @property
+    def size(self) -> Size | WidthRule | None:
+        """The narrow dimension, as given or as scheduled; None where there is no map."""
+        return self.m if self.sketch is None else scheduled_size(self.m, self.schedule)
 
     def recipe(self, name: str, **shown: Any) -> Recipe:
         """The recipe under its name."""
@@ -232,14 +272,15 @@ class _Private:
         check_buys(self.buys, binding)
         budget, n = self.budget, self.budget.records(binding)
         sampler = self._sampler(binding)
-        rounds = rounds_of(binding, sampler, n)
+        rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         plan = budget.plan(binding, self._charges(rounds, sampler))
         promise = budget.promise(plan, binding)
         return Pipeline(
             [Stage(sampler, self._releases(binding, plan, sampler, rounds))],
-            self._step(binding, plan, sampler.divisor(n)),
-            Step(binding.constraint, binding.penalty, self.momentum),
-            Weighted(start=rounds // 2) if self.buys else OUTPUTS[self.output],
+            self._step(binding, plan, sampler, rounds),
+            Step(binding.constraint, binding.penalty, self.momentum) if self.update is None else self.update(binding),
+            Tail(start=rounds // 2) if self.buys else average_of(self.output),
+            stop=stop_of(self.stop, self.schedule, binding.constraint),
             output="last" if self.output == "last" else "average",
             rounds=rounds,
             promise=replace(promise, epsilon=math.inf) if self.published else promise,
@@ -267,17 +308,17 @@ class _Private:
         count = plan.mechanism(self.clip.release)
         return [release, Release(self.clip.release, below, Clip(0.5), mechanism=count, lift=discard)]
 
-    def _step(self, binding: Binding, plan: Any, divisor: float) -> StepSize:
-        """The given step, or ||C|| / sqrt(t (L^2 + m sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
-        if self.step is not None:
-            return step_rule(self.step, None)
+    def _step(self, binding: Binding, plan: Any, sampler: PrivateSampler, rounds: int) -> StepSize:
+        """The given step, or ||C|| / sqrt(t (L^2 + m_T sigma^2)): Theorem 11, paper 000.  A bought one replaces it."""
+        if self.step is not None or self.schedule is not None:
+            return step_rule(self.step, self.schedule)
         if self.buys:
             return lambda t: 1.0
         bounded = binding.constraint.bounded and binding.constraint.can("diameter")
         validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
-        clip = self.clipping().init()
-        m = binding.d if self.m is None else resolve(bound_size(self.m, binding, 1), binding.d)
-        noise = plan.multiplier("gradient") * clip / divisor
+        n, clip, size = self.budget.records(binding), self.clipping().init(), self.size
+        m = binding.d if size is None else largest_size(size, binding, sampler.rounds(n), rounds)
+        noise = plan.multiplier("gradient") * clip / sampler.divisor(n)
         return Rule(binding.constraint.diameter(binding.d) / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
 
     def clipping(self) -> Any:
@@ -297,13 +338,13 @@ class _Private:
     def _encode(self, binding: Binding, per_epoch: int) -> Encoder:
         if self.encoder is not None:
             return self.encoder
-        if self.sketch is None or self.m is None:
+        if self.sketch is None or self.size is None:
             return Identity()
-        return self.sketch(bound_size(self.m, binding, per_epoch))
+        return self.sketch(bound_size(self.size, binding, per_epoch))
 
     def _lift(self, binding: Binding) -> Any:
         narrow = self.sketch is not None and not isinstance(binding.constraint, Whole)
-        return ProjectAndLift(binding.constraint, tol=self.tol) if narrow else pinv
+        return ProjectAndLift(binding.constraint, self.pick, self.tol) if narrow else pinv
 
 
 def items_of(

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.sets import ConvexSet
-from isthmus.round.minimize import Recipe, minimize
+from isthmus.base.randomness import key
+from isthmus.geometry.sets import ConvexSet, Whole
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline
 
 Problem = Any | tuple[Any, Any] | Callable[[int | None], Any]
@@ -66,15 +68,19 @@ def uniform_stability(
     replaced: Sequence[int] = (0,),
     seeds: Sequence[int] = (0,),
     x0: Any = None,
+    noise_seed: int | None = None,
 ) -> Stability:
     """Run a recipe on a sample and on its neighbours, each pair with the same seed, and follow ||w_t - w'_t||.
 
-    The distances are to be held against `smooth_divergence` and its kin (Theorems 2, 3, 5, 7, 9, 10, paper 000).
+    The distances are to be held against `smooth_divergence` and its kin (Theorems 2, 3, 5, 7, 9, 10, paper 000), those
+    of private recipes against `nonsmooth_divergence` (Theorems 13, 15).
 
     problem   an objective with `X` and `y`, whose records `replaced` are each overwritten (`replace_record`); or a
               function of None (the sample) or i (the sample with record i replaced) that returns an objective; or a
               pair (objective, neighbour), and then `replaced` does not count
-    seeds     public randomness (sketches and batches); private runs have their own and cannot be paired
+    seeds     public randomness (sketches and batches)
+    noise_seed  of private recipes, which are refused without: both runs of a pair share their noise and coins, as the
+                theorems do, and neither is private
 
     >>> from isthmus import LeastSquares, algorithms
     >>> pair = LeastSquares([[1.0], [1.0]], [0.0, 0.0]), LeastSquares([[1.0], [1.0]], [0.0, 2.0])
@@ -84,15 +90,19 @@ def uniform_stability(
     validate.positive_int(steps=steps)
     validate.check(len(seeds) > 0, "seeds", seeds, "give at least one")
     sample, neighbours = _neighbours(problem, replaced)
+    bare = noise_seed is not None or not _is_private(sample, recipe, constraint, steps)
+    remedy = "a private recipe draws its own noise in every run: give a noise_seed, which the runs of a pair share"
+    validate.check(bare, "noise_seed", noise_seed, remedy)
     size = sample.n, sample.space.d
     for other in neighbours:
         found = other.n, other.space.d
         validate.check(found == size, "problem", found, f"give a neighbour with n, d = {size}")
     distances = np.zeros((len(seeds), len(neighbours), steps + 1))
     for row, seed in zip(distances, seeds, strict=True):
-        path = _iterates(sample, recipe, constraint, steps, seed, x0)
+        told = (recipe, constraint, steps, seed, x0, None if noise_seed is None else key(noise_seed, seed))
+        path = _iterates(sample, *told)
         for line, other in zip(row, neighbours, strict=True):
-            moved = _iterates(other, recipe, constraint, steps, seed, x0)
+            moved = _iterates(other, *told)
             line[1:] = torch.linalg.vector_norm(path - moved, dim=1).numpy()
     return Stability(distances)
 
@@ -130,7 +140,17 @@ def _neighbours(problem: Problem, replaced: Sequence[int]) -> tuple[Any, list[An
     return problem, [replace_record(problem, i) for i in replaced]
 
 
-def _iterates(objective: Any, recipe: Any, constraint: Any, steps: int, seed: int, x0: Any) -> Tensor:
+def _is_private(objective: Any, recipe: Recipe | Pipeline, constraint: ConvexSet | None, steps: int) -> bool:
+    """Whether a recipe adds noise, from its pipeline alone."""
+    if isinstance(recipe, Pipeline):
+        return recipe.private
+    penalty = getattr(objective, "penalty", None) or NoPenalty()
+    return recipe.bind(Binding(constraint or Whole(), penalty, objective.space, objective.n, steps, None)).private
+
+
+def _iterates(
+    objective: Any, recipe: Any, constraint: Any, steps: int, seed: int, x0: Any, noise_seed: int | None
+) -> Tensor:
     """w after rounds 1..steps; a run that stops early stays where it stopped."""
     path: list[Tensor] = []
 
@@ -138,7 +158,16 @@ def _iterates(objective: Any, recipe: Any, constraint: Any, steps: int, seed: in
         path.append(state.w.detach().to("cpu", torch.float64))
 
     found = minimize(
-        objective, recipe, constraint, steps=steps, seed=seed, x0=x0, record=1, callbacks=[keep], progress=False
+        objective,
+        recipe,
+        constraint,
+        steps=steps,
+        seed=seed,
+        x0=x0,
+        record=1,
+        callbacks=[keep],
+        progress=False,
+        noise_seed=noise_seed,
     )
     end = found.state.w.detach().to("cpu", torch.float64)
     return torch.stack(path + [end] * (steps - len(path)))

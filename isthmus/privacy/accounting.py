@@ -197,7 +197,7 @@ def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
     return open_routes[0]
 
 
-def supports(event: DpEvent, adjacency: Adjacency = _ADD) -> bool:
+def supports(event: DpEvent, adjacency: Adjacency | str = _ADD) -> bool:
     """Whether some accountant composes the event: asked before a run starts.
 
     >>> from isthmus.privacy import NoisyMax
@@ -211,7 +211,7 @@ def supports(event: DpEvent, adjacency: Adjacency = _ADD) -> bool:
     return True
 
 
-def check(event: DpEvent, adjacency: Adjacency = _ADD) -> None:
+def check(event: DpEvent, adjacency: Adjacency | str = _ADD) -> None:
     """Refuse by name what no accountant composes.
 
     >>> from isthmus.privacy import FixedSize, Gaussian
@@ -219,14 +219,14 @@ def check(event: DpEvent, adjacency: Adjacency = _ADD) -> None:
     Traceback (most recent call last):
     isthmus.privacy.accounting.UnsupportedEvent: event=SampledWithoutReplacement(Gaussian) is not allowed: ...
     """
-    validate.one_of(Adjacency, adjacency=adjacency)
-    route_of({leaf: 1 for leaf in leaves_of(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}, adjacency)
+    kinds = {leaf: 1 for leaf in leaves_of(event) if not isinstance(leaf, dpa.NonPrivateDpEvent)}
+    route_of(kinds, Adjacency.of(adjacency))
 
 
 # ---------------------------------------------------------------- costs
 
 
-def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency = _ADD) -> float:
+def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency | str = _ADD) -> float:
     """The smallest epsilon the accountant can vouch for at `delta`.
 
     >>> from isthmus.privacy import Gaussian
@@ -236,14 +236,14 @@ def epsilon_of(event: DpEvent, delta: float, adjacency: Adjacency = _ADD) -> flo
     """
     validate.open_unit(delta=delta)
     check(event, adjacency)
-    return _cost(_key(event), adjacency, "epsilon", delta)
+    return _cost(_key(event), Adjacency.of(adjacency), "epsilon", delta)
 
 
-def delta_of(event: DpEvent, epsilon: float, adjacency: Adjacency = _ADD) -> float:
+def delta_of(event: DpEvent, epsilon: float, adjacency: Adjacency | str = _ADD) -> float:
     """The smallest delta the accountant can vouch for at `epsilon`."""
     validate.non_negative(epsilon=epsilon)
     check(event, adjacency)
-    return _cost(_key(event), adjacency, "delta", epsilon)
+    return _cost(_key(event), Adjacency.of(adjacency), "delta", epsilon)
 
 
 def _key(event: DpEvent) -> Key:
@@ -283,7 +283,12 @@ def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int =
 
 
 def epsilon(
-    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, delta: float, adjacency: Adjacency = _ADD
+    *,
+    noise_multiplier: float,
+    sampling_rate: float = 1.0,
+    steps: int = 1,
+    delta: float,
+    adjacency: Adjacency | str = _ADD,
 ) -> float:
     """Epsilon of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
 
@@ -295,7 +300,12 @@ def epsilon(
 
 
 def delta(
-    *, noise_multiplier: float, sampling_rate: float = 1.0, steps: int = 1, epsilon: float, adjacency: Adjacency = _ADD
+    *,
+    noise_multiplier: float,
+    sampling_rate: float = 1.0,
+    steps: int = 1,
+    epsilon: float,
+    adjacency: Adjacency | str = _ADD,
 ) -> float:
     """Delta of `steps` Gaussian releases of noise `noise_multiplier * C` on Poisson samples of a rate.
 
@@ -312,7 +322,7 @@ def noise_multiplier(
     delta: float,
     sampling_rate: float = 1.0,
     steps: int = 1,
-    adjacency: Adjacency = _ADD,
+    adjacency: Adjacency | str = _ADD,
     mechanism: str = "gaussian",
 ) -> float:
     """The noise, relative to the bound C of a record, for which `steps` releases cost `epsilon` at `delta`.
@@ -325,8 +335,7 @@ def noise_multiplier(
     validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
     _front(mechanism, 1.0, sampling_rate, steps)
-    validate.one_of(Adjacency, adjacency=adjacency)
-    return _noise_multiplier(epsilon, delta, sampling_rate, steps, adjacency, mechanism)
+    return _noise_multiplier(epsilon, delta, sampling_rate, steps, Adjacency.of(adjacency), mechanism)
 
 
 @lru_cache(maxsize=1024)
@@ -341,7 +350,11 @@ def _noise_multiplier(
 
 
 def calibrate(
-    event_at: Callable[[float], DpEvent], epsilon: float, delta: float, adjacency: Adjacency = _ADD, guess: float = 1.0
+    event_at: Callable[[float], DpEvent],
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency | str = _ADD,
+    guess: float = 1.0,
 ) -> float:
     """The scale at which `event_at(scale)` costs `epsilon` at `delta`, from below; cost must fall with the scale.
 
@@ -351,6 +364,7 @@ def calibrate(
     >>> round(calibrate(lambda s: Gaussian(s).event(), 1.0, 1e-5), 3)
     3.731
     """
+    adjacency = Adjacency.of(adjacency)
     check(event_at(guess), adjacency)
     slope = -1.0
     for haste, tolerance in ((2, 0.01), (1, 1e-4), (0, 2e-5)):

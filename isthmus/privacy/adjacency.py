@@ -24,6 +24,18 @@ class Adjacency(Enum):
     ADD_REMOVE = "add-remove"
     REPLACE_ONE = "replace-one"
 
+    @classmethod
+    def of(cls, adjacency: Adjacency | str) -> Adjacency:
+        """A relation as its type; it may be given by its name.
+
+        >>> Adjacency.of("replace-one") is Adjacency.REPLACE_ONE
+        True
+        """
+        if isinstance(adjacency, Adjacency):
+            return adjacency
+        validate.one_of([member.value for member in cls], adjacency=adjacency)
+        return cls(adjacency)
+
     @property
     def factor(self) -> int:
         """How many record bounds a sum moves by."""

@@ -23,7 +23,7 @@ def default_delta(n: int) -> float:
     return min(1e-5, math.pow(n, -1.1))
 
 
-def mu_of(epsilon: float, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
+def mu_of(epsilon: float, delta: float, adjacency: Adjacency | str = Adjacency.ADD_REMOVE) -> float:
     """The Gaussian-DP parameter mu of a budget: one release of multiplier 1 / mu spends all of it.
 
     >>> round(1 / mu_of(1.0, 1e-5), 4), round(1 / mu_of(1.0, 1e-5, Adjacency.REPLACE_ONE), 4)

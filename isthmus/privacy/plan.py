@@ -114,7 +114,7 @@ class PrivacyPlan:
         validate.positive(epsilon=self.epsilon)
         object.__setattr__(self, "items", tuple(self.items))
         object.__setattr__(self, "delta", _delta(self.delta, self.n_public))
-        validate.one_of(Adjacency, adjacency=self.adjacency)
+        object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         _check_items(self.items)
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
@@ -134,7 +134,7 @@ class PrivacyPlan:
         numbers: Mapping[str, float],
         *,
         delta: float | None = None,
-        adjacency: Adjacency = Adjacency.ADD_REMOVE,
+        adjacency: Adjacency | str = Adjacency.ADD_REMOVE,
         n_public: int | None = None,
     ) -> PrivacyPlan:
         """The plan of given multipliers (a selection: its epsilon), whose epsilon is computed.
@@ -146,7 +146,7 @@ class PrivacyPlan:
         _check_items(items)
         _check_numbers(items, numbers)
         spent = accounting.epsilon_of(_total(items, numbers), _delta(delta, n_public), adjacency)
-        return cls(spent, delta, adjacency, n_public, items, numbers)
+        return cls(spent, delta, Adjacency.of(adjacency), n_public, items, numbers)
 
     @property
     def mu(self) -> float:

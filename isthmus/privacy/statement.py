@@ -72,7 +72,7 @@ class PrivacyStatement:
 
     def __post_init__(self) -> None:
         validate.open_unit(delta=self.delta)
-        validate.one_of(Adjacency, adjacency=self.adjacency)
+        object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
             validate.check(value >= 0, name, value, "give a number >= 0, or infinity")

@@ -15,7 +15,7 @@ Memo = dict[str, Any]
 
 
 class Average(Protocol):
-    """Observes the iterates w_1, w_2, ... after each round."""
+    """Is given the start w_1, and after round t the point w_{t+1} with the step eta_t that led there."""
 
     def init(self, w: Tensor, seed: int) -> Memo:
         """The state before the first round."""
@@ -49,10 +49,11 @@ class Last:
 
 @dataclass(frozen=True)
 class Weighted:
-    """sum_t eta_t w_t / sum_t eta_t, from round `start` on (a per-coordinate step counts by its mean).
+    """sum_t eta_t w_t / sum_t eta_t, from round `start` on: eta_t is the step that was taken FROM w_t, so the start
+    counts and the last point, which no step was taken from, does not (a per-coordinate step counts by its mean).
 
-    >>> memo = Weighted().init(torch.zeros(1), 0)
-    >>> for t, (w, eta) in enumerate([(1.0, 1.0), (4.0, 2.0)]):
+    >>> memo = Weighted().init(torch.tensor([1.0]), 0)
+    >>> for t, (w, eta) in enumerate([(4.0, 1.0), (9.0, 2.0)]):
     ...     memo, _ = Weighted().observe(memo, torch.tensor([w]), eta, t)
     >>> Weighted().output(memo, torch.zeros(1))
     tensor([3.])
@@ -61,17 +62,17 @@ class Weighted:
     start: int = 0
 
     def init(self, w: Tensor, seed: int) -> Memo:
-        """An empty mean."""
-        return {"mean": w.clone(), "weight": 0.0}
+        """An empty mean, and the point that the first step is taken from."""
+        return {"mean": w.clone(), "weight": 0.0, "point": w}
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The running weighted mean."""
         if t < self.start:
-            return memo, w
+            return {**memo, "point": w}, w
         step = float(eta.mean()) if isinstance(eta, Tensor) else float(eta)
         weight = memo["weight"] + step
-        mean = torch.lerp(memo["mean"], w, step / weight) if weight > 0 else w.clone()
-        return {"mean": mean, "weight": weight}, w
+        mean = torch.lerp(memo["mean"], memo["point"], step / weight) if weight > 0 else memo["point"].clone()
+        return {"mean": mean, "weight": weight, "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The mean, or the iterate when nothing was averaged yet."""
@@ -80,22 +81,74 @@ class Weighted:
 
 @dataclass(frozen=True)
 class UniformRandom:
-    """One of the iterates w_1..w_T, each with the same probability (a reservoir of one)."""
+    """One of the iterates w_1..w_T, the start among them, each with the same probability (a reservoir of one)."""
 
     def init(self, w: Tensor, seed: int) -> Memo:
         """Nothing chosen yet."""
-        return {"choice": w.clone(), "seed": seed}
+        return {"choice": w.clone(), "seed": seed, "point": w}
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
-        """Take w with probability 1/(t+1)."""
-        if generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1:
-            memo = {"choice": w.clone(), "seed": memo["seed"]}
-        return memo, w
+        """Take w_t with probability 1/(t+1)."""
+        taken = generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1
+        return {**memo, "choice": memo["point"].clone() if taken else memo["choice"], "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The chosen iterate."""
         chosen: Tensor = memo["choice"]
         return chosen
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The mean of the points that the rounds from `start` on arrived at."""
+
+    start: int = 0
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """An empty mean."""
+        return {"mean": w.clone(), "count": 0}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The running mean."""
+        if t < self.start:
+            return memo, w
+        count = memo["count"] + 1
+        return {"mean": torch.lerp(memo["mean"], w, 1 / count) if count > 1 else w.clone(), "count": count}, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """The mean, or the iterate when nothing was averaged yet."""
+        return memo["mean"] if memo["count"] else w
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """The mean of the last `count` points, however long the run turns out to be: it keeps them, count x d numbers.
+
+    Section 2.2 of paper 001 averages the last 10.
+
+    >>> memo = Suffix(2).init(torch.zeros(1), 0)
+    >>> for t in range(5):
+    ...     memo, _ = Suffix(2).observe(memo, torch.tensor([float(t)]), 1.0, t)
+    >>> Suffix(2).output(memo, torch.zeros(1))
+    tensor([3.5000])
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        validate.positive_int(count=self.count)
+
+    def init(self, w: Tensor, seed: int) -> Memo:
+        """No points."""
+        return {"points": ()}
+
+    def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
+        """The last points."""
+        return {"points": (*memo["points"], w)[-self.count :]}, w
+
+    def output(self, memo: Memo, w: Tensor) -> Tensor:
+        """Their mean."""
+        return torch.stack(memo["points"]).mean(0) if memo["points"] else w
 
 
 @dataclass(frozen=True)
@@ -132,3 +185,19 @@ class Restart:
         """The average of the last inner loop that counts."""
         found: Tensor = memo["output"]
         return found
+
+
+OUTPUTS = ("last", "average", "random", "last K")
+NAMED: dict[str, Average] = {"last": Weighted(), "average": Weighted(), "random": UniformRandom()}
+
+
+def average_of(output: str) -> Average:
+    """The average behind the `output` of a recipe: "last", "average", "random" or, for a number K, "last K".
+
+    >>> average_of("last 10")
+    Suffix(count=10)
+    """
+    word, _, count = output.partition(" ") if isinstance(output, str) else ("", "", "")
+    known = output in NAMED if not count else word == "last" and count.isdecimal() and int(count) > 0
+    validate.check(known, "output", output, f"choose one of {list(OUTPUTS)}, as in 'last 10'")
+    return Suffix(int(count)) if count else NAMED[output]

@@ -59,7 +59,7 @@ def check_drivable(pipe: Pipeline) -> None:
     remedy = "several stages, variance reduction, codecs and error feedback run in `minimize` only"
     simple = len(pipe.stages) == 1 and stage.every == 1 and stage.source is current
     validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
-    validate.check(not pipe.wire.feedback and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
+    validate.check(not pipe.wire.remembers and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
     validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
     validate.check(not pipe.before, "pipe.before", [each.name for each in pipe.before], remedy)
     validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

@@ -92,13 +92,16 @@ def contribute(
 ) -> Message:
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n, whole = client.problem.n, client.problem.n if client.whole is None else client.whole
-    index = stage.sampler.draw(n, round.t, keys, client.role)
+    index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n)
     divisor = stage.sampler.divisor(n, round.t)
     batch = None if getattr(client.problem, "linear", False) else stage.sampler.divisor(whole, round.t)
     parts = _batches(client.problem, stage, index, physical)
 
     def one(number: int) -> Message:
-        rows = stage.source(client.problem, round.w, parts[number - 1], round.held)
+        part = parts[number - 1]
+        rows = stage.source(client.problem, round.w, part, round.held)
+        if times is not None and isinstance(part, Tensor) and isinstance(rows, Rows):
+            rows = rows.take(torch.arange(len(part)), times[part])
         split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
         rows = jointly(rows, client)
         remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
@@ -128,7 +131,7 @@ def fragment(
     for _, release, slot in slots([stage]):
         if ready is not None and release.name in ready:
             values[release.name] = ready[release.name]
-        elif round.pipe.wire.feedback:  # the sender's memory lives in R^d: encoded when it is sent
+        elif round.pipe.wire.remembers:  # the sender's memory lives in R^d: encoded when it is sent
             assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
@@ -159,9 +162,9 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
     for _, release, slot in slots([stage]):
         sketch, bounded = round.sketches[slot], values[release.name]
         value, name = bounded.value, f"{client.name}/{slot}"
-        if wire.feedback:
-            kept = memory.get(name)
-            corrected = value if kept is None else value + kept * (message.divisor / round.eta)
+        kept, corrected = memory.get(name), value
+        if wire.remembers:
+            corrected = wire.corrected(value, kept, message.divisor, round.eta)
             value = sketch.forward(corrected)
         dims += value.numel()
         if wire.codec is None:
@@ -173,10 +176,18 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             size += len(data)
             coded[release.name] = data
             value = wire.codec.decode(data, value)
-        if wire.feedback:
-            memory[name] = torch.sub(corrected, sketch.pinv(value)).mul_(round.eta / message.divisor)
+        if wire.remembers:
+            memory[name] = wire.remembered(corrected, value, sketch, kept, message.divisor, round.eta)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
+
+
+def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
+    """The records that were drawn and, where there are more draws than records, how often each one was."""
+    if index is None or len(index) <= n:
+        return index, None
+    times = torch.bincount(index, minlength=n)
+    return times.nonzero().reshape(-1), times
 
 
 def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:

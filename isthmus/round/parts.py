@@ -1,13 +1,13 @@
 """The small frozen parts that fill a pipeline's slots beside sketches, clips and lifts."""
 
 from isthmus.round.aggregators import Client, Clients, Local
-from isthmus.round.averages import Last, Restart, UniformRandom, Weighted
+from isthmus.round.averages import Last, Restart, Suffix, Tail, UniformRandom, Weighted
 from isthmus.round.frank_wolfe import FrankWolfe
 from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.round.sources import AgainstAnchor, current
 from isthmus.round.stops import FirstOrderStationary, GapBelow
-from isthmus.round.updates import Delegate, Step
+from isthmus.round.updates import Delegate, Mirror, Shifted, Step
 
 __all__ = [
     "AgainstAnchor",
@@ -21,9 +21,13 @@ __all__ = [
     "GapBelow",
     "Last",
     "Local",
+    "Mirror",
     "Restart",
+    "Shifted",
     "Shuffle",
     "Step",
+    "Suffix",
+    "Tail",
     "Uniform",
     "UniformRandom",
     "Weighted",

@@ -114,6 +114,9 @@ class Promise:
     plan: PrivacyPlan | None = None
     records: int = 0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
+
 
 class Before(Protocol):
     """One look at the data before the loop, and what follows from what it released (see `isthmus.round.before`)."""

@@ -157,7 +157,7 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
         f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
     )
     validate.check(
-        not (wire.feedback and (noisy or clip is not None)),
+        not (wire.remembers and (noisy or clip is not None)),
         "feedback",
         True,
         f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",

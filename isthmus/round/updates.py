@@ -72,6 +72,61 @@ class Step:
         return memo, self.constraint.project(self.penalty.prox(point, eta))
 
 
+@dataclass(frozen=True)
+class Shifted:
+    """The step of senders with shifts (DIANA): direction = H + what was lifted, and H moves by `rate` of that.
+
+    H is the mean of all senders' shifts, which the receiver knows without being told: they move by what was sent.
+
+    >>> update, one = Shifted(Step(), 0.5), torch.ones(1)
+    >>> memo, w = update.apply(update.init(one), one, [Lifted(one)], 0.1)
+    >>> w, memo["shift"]
+    (tensor([0.9000]), tensor([0.5000]))
+    """
+
+    inner: Step
+    rate: float
+
+    def __post_init__(self) -> None:
+        validate.probability(rate=self.rate)
+
+    def init(self, w: Tensor) -> Memo:
+        """No shift."""
+        return {"shift": torch.zeros_like(w), "inner": self.inner.init(w)}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The step of the inner update along the shifted direction."""
+        news = direction_of(lifted)
+        inner, point = self.inner.apply(memo["inner"], w, [Lifted(memo["shift"] + news)], eta)
+        return {"shift": memo["shift"] + self.rate * news, "inner": inner}, point
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Entropic mirror descent on the simplex of a radius: w+ = argmin eta <g, u> + sum_j u_j log(u_j / w_j).
+
+        w+_j = radius w_j exp(-eta g_j) / sum_i w_i exp(-eta g_i)
+
+    Its rate depends on the largest entry of a gradient and on log d, where projected steps have its length and sqrt(d).
+
+    >>> Mirror().apply({}, torch.full((2,), 0.5), [Lifted(torch.tensor([0.0, 1.0]))], 1.0)[1]
+    tensor([0.7311, 0.2689])
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        validate.positive(radius=self.radius)
+
+    def init(self, w: Tensor) -> Memo:
+        """Nothing to remember."""
+        return {}
+
+    def apply(self, memo: Memo, w: Tensor, lifted: Sequence[Lifted], eta: float | Tensor) -> tuple[Memo, Tensor]:
+        """The multiplicative step; a coordinate that is 0 stays there."""
+        return memo, self.radius * torch.softmax(w.log() - eta * direction_of(lifted), 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Preconditioned:
     """w+ = w - eta (A direction + S (w - w_0)), with public matrices: an inverse Hessian that was paid for, say.

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from isthmus.base import packed, validate
 from isthmus.codecs import Codec, named
+from isthmus.geometry.lifts import unbiased
+from isthmus.geometry.sketches import Sketch
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
 
@@ -145,12 +148,49 @@ class Wire:
     """What a sender does to its code: a codec, and a memory of what the sketch and the codec lost.
 
     codec      one of `isthmus.codecs`, or its name
+    feedback   error feedback: what was lost is added to the next gradient
+    shift      rate of a learned shift h (DIANA): sent is the code of g - h, and h moves by so much of what was sent.
+               The receiver keeps the mean of all shifts (`updates.Shifted`)
     per_round  clients that are asked in a round, drawn with replacement: a number, or a rule t -> number; None asks all
     """
 
     codec: Codec | None = None
     feedback: bool = False
     per_round: int | Callable[[int], int] | None = None
+    shift: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", named(self.codec))
+        if self.shift is None:
+            return
+        validate.probability(shift=self.shift)
+        validate.check(not self.feedback, "feedback", self.feedback, "a sender keeps a shift or an error, not both")
+        remedy = "every sender has to answer every round: the receiver knows the mean of all shifts"
+        validate.check(self.per_round is None, "per_round", self.per_round, remedy)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether senders keep a vector of R^d."""
+        return self.feedback or self.shift is not None
+
+    def corrected(self, value: Tensor, kept: Tensor | None, divisor: float, eta: float | Tensor) -> Tensor:
+        """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
+        if kept is None:
+            return value
+        return value + kept * (divisor / eta) if self.feedback else value - kept * divisor
+
+    def remembered(
+        self,
+        value: Tensor,
+        code: Tensor,
+        sketch: Sketch,
+        kept: Tensor | None,
+        divisor: float,
+        eta: float | Tensor,
+    ) -> Tensor:
+        """What a sender keeps after it has sent the `code` of `value`."""
+        if self.feedback:
+            return torch.sub(value, sketch.pinv(code)).mul_(eta / divisor)
+        assert self.shift is not None
+        moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
+        return moved if kept is None else moved.add_(kept)

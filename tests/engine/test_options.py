@@ -103,7 +103,7 @@ def test_more_targets() -> None:
     "option, value, reason",
     [
         ("grad_sample_mode", "ghost", "norms always come from the factors"),
-        ("grad_sample_mode", "ghost_fsdp", "fully sharded"),
+        ("grad_sample_mode", "ghost_fsdp", "sharded modules"),
         ("grad_sample_mode", "functorch", "by themselves"),
         ("grad_sample_mode", "ew", "ExpandedWeights"),
         ("grad_sample_mode", "other", "use 'hooks'"),

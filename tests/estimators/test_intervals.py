@@ -39,8 +39,7 @@ def classifier(seed: int, epsilon: float, n: int = 20_000, **more: Any) -> Any:
     return PrivateClassifier(epsilon=epsilon, **given).fit(X, y)
 
 
-@pytest.mark.parametrize("kind", ["numbers", "labels"])
-@pytest.mark.parametrize("epsilon", [1.0, 5.0])
+@pytest.mark.parametrize(("kind", "epsilon"), [("numbers", 1.0), ("labels", 5.0)])
 def test_they_hold_the_truth_as_often_as_they_say(kind: str, epsilon: float) -> None:
     held, errors, said = [], [], []
     for seed in range(25):

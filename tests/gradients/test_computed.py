@@ -71,8 +71,9 @@ def test_slabs_change_neither_norms_nor_sums(kind, monkeypatch):
     monkeypatch.setitem(module.SLAB_BYTES, "cpu", 4 * N * P * 2)
     cut = Computed([Outer(a, b, ones=True)])
     assert len(list(cut.slabs())) > 5
-    torch.testing.assert_close(cut.norms(), norms, rtol=1e-5, atol=0)
     size = float(Computed([Outer(a.abs(), b.abs(), ones=True)]).norms().max())
+    # what cancels leaves the rounding of its terms, which differs with the order that a processor adds them in
+    torch.testing.assert_close(cut.norms(), norms, rtol=1e-5, atol=1e-6 * size if kind == "cancelling" else 0)
     torch.testing.assert_close(cut.sum_to(torch.ones(N), 2.0**-30), total, rtol=1e-5, atol=1e-6 * size)
 
 

@@ -78,12 +78,12 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_uniformly_random_iterate() -> None:
-    """The reservoir takes each of the T iterates with probability 1/T."""
-    memo, counts = UniformRandom().init(torch.zeros(1), 0), np.zeros(4)
+    """The reservoir takes each of w_1..w_T, the start among them, with probability 1/T."""
+    counts = np.zeros(4)
     for seed in range(4000):
         memo = UniformRandom().init(torch.zeros(1), seed)
         for t in range(4):
-            memo, _ = UniformRandom().observe(memo, torch.tensor([float(t)]), 1.0, t)
+            memo, _ = UniformRandom().observe(memo, torch.tensor([float(t + 1)]), 1.0, t)
         counts[int(memo["choice"])] += 1
     assert np.abs(counts - 1000).max() < 4 * np.sqrt(4000 * 0.25 * 0.75)
 

@@ -34,7 +34,7 @@ from isthmus.app.cli import main
 from isthmus.audit import known_bad
 from isthmus.engine import GradientEmbedding, PrivacyEngine
 from isthmus.estimators import PrivateClassifier, PrivateRegressor, PrivateSearch, load
-from isthmus.geometry.sets import L1Ball, L2Ball
+from isthmus.geometry.sets import L1Ball, L2Ball, Simplex
 from isthmus.geometry.sketches import CountSketch, PublicSubspace, TensorSketch
 from isthmus.privacy import (
     AdaptiveClip,
@@ -213,6 +213,12 @@ RECIPES: dict[str, tuple[Any, Any]] = {
     "compressive_dp_sgd, laplace": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, variant="laplace"), None),
     "compressive_dp_sgd, selection": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, variant="selection"), None),
     "compressive_dp_sgd, as published": (algorithms.compressive_dp_sgd(**STEP, p=3, kappa=1, as_published=True), None),
+    "compressive_dp_sgd, dense": (algorithms.compressive_dp_sgd(**STEP, variant="dense"), None),
+    "compressive_dp_sgd, dense as published": (
+        algorithms.compressive_dp_sgd(**STEP, variant="dense", as_published=True),
+        None,
+    ),
+    "dp_mirror_descent": (algorithms.dp_mirror_descent(**STEP), Simplex()),
     "dp_skgd": (algorithms.dp_skgd(**COMMON, smoothness=1.0, blocks=2), None),
     "dp_skgd, as published": (algorithms.dp_skgd(**COMMON, smoothness=1.0, blocks=2, as_published=True), None),
     "dp_cd": (algorithms.dp_cd(**COMMON, smoothness=1.0), None),

@@ -137,7 +137,7 @@ def contribution(
         validate.check(not found, "data", found, remedy)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
     message = replace(order, w=None)(client)
-    if pipe.wire.feedback:
+    if pipe.wire.remembers:
         keep(context.state, MEMORY, site.memory)
     central = plan.private and plan.dropouts is None
     return narrowed(message, plan, site.stage(order), problem.n) if central else message

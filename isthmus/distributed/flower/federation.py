@@ -212,7 +212,9 @@ class Federation:
             fits = isinstance(stage.sampler, (FullBatch, Poisson))
             remedy = "a client is one term of the sum: take all clients, or Poisson sampling of them"
             validate.check(fits, "sampler", type(stage.sampler).__name__, remedy)
-        private = pipe.promise is not None
+        private, shift = pipe.promise is not None, pipe.wire.shift
+        remedy = "a client that is lost moves its shift and the server does not: use error feedback"
+        validate.check(shift is None, "shifts", shift, remedy)
         validate.check(self.dropouts is None or private, "dropouts", self.dropouts, "clients add noise in private runs")
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:

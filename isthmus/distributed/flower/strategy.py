@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import torch
+
 from isthmus.base import validate
 from isthmus.distributed.flower.federation import Federation
 from isthmus.distributed.flower.packages import flower
@@ -70,8 +72,8 @@ class SketchStrategy:
         """
         plan, told = self.plan, f"the plan has {self.plan.rounds} rounds: give that number, or another plan"
         validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, told)
-        given = [each for each in (train_config, evaluate_config) if each]
-        validate.check(not given, "train_config, evaluate_config", given, "leave them out: clients have the plan")
+        extra = [each for each in (train_config, evaluate_config) if each]
+        validate.check(not extra, "train_config, evaluate_config", extra, "leave them out: clients have the plan")
         result = flower().strategy.Result()
         self.clients = FlowerClients(grid, plan, timeout=timeout, wait=self.wait, patience=self.patience)
         self.summary()
@@ -81,8 +83,10 @@ class SketchStrategy:
             if evaluate_fn is not None:
                 self._evaluated(result, evaluate_fn, state)
 
-        first = None if initial_arrays is None else from_arrays(initial_arrays, plan.whole).to(plan.dtype)
-        if first is not None and evaluate_fn is not None and self.resume is None:
+        zero = torch.zeros(plan.whole.d, dtype=plan.dtype)
+        given = None if initial_arrays is None else from_arrays(initial_arrays, plan.whole).to(plan.dtype)
+        first = plan.constraint.project(zero) if given is None else given
+        if evaluate_fn is not None and self.resume is None:
             self._evaluated(result, evaluate_fn, State(w=first))
         self.found = minimize(
             plan.problem, plan.pipe, plan.constraint, steps=plan.rounds, seed=self.seed, x0=first, resume=self.resume,

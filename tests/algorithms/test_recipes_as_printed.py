@@ -1,0 +1,279 @@
+"""Recipes against the pages of the papers: picks, draws, widths, averages, schedules and stops (001, 000, 002)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+
+from isthmus import InvalidInput, LeastSquares, algorithms, minimize, theory
+from isthmus.algorithms import WidthRule
+from isthmus.base.space import Space
+from isthmus.geometry.sets import L1Ball, L2Ball, NuclearBall, Simplex
+from isthmus.geometry.sketches import GaussianSketch
+from isthmus.privacy import Adjacency, Charge, PrivacyPlan, delta, epsilon, noise_multiplier
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.minimize import Binding
+from isthmus.round.samplers import Uniform
+from isthmus.round.wire import Keys
+
+
+def problem(n: int = 60, d: int = 10, seed: int = 0) -> LeastSquares:
+    draws = np.random.default_rng(seed)
+    X = draws.standard_normal((n, d)) / 4
+    w = np.zeros(d)
+    w[:2] = 0.6, -0.3
+    return LeastSquares(X, X @ w + 0.05 * draws.standard_normal(n))
+
+
+def bound(recipe: Any, constraint: Any, d: int = 10, n: int = 200, steps: int | None = 50) -> Any:
+    return recipe.bind(Binding(constraint, NoPenalty(), Space.flat(d), n, steps, None))
+
+
+def path_of(recipe: Any, constraint: Any = None, **run: Any) -> tuple[np.ndarray, Any]:
+    """w_1, ..., w_{T+1} and the result."""
+    points: list[np.ndarray] = []
+    found = minimize(
+        problem(), recipe, constraint, record=1, callbacks=[lambda record, state: points.append(state.w.numpy())], **run
+    )
+    return np.stack([np.zeros(10), *points]), found
+
+
+# ---------------------------------------------------------------- 001: the lift of least gauge
+
+
+def test_the_lift_of_least_gauge_is_that_of_the_paper() -> None:
+    """theta = projection of Phi w - eta Phi g onto Phi C; then w+ = argmin ||w||_1 with Phi w = theta."""
+    objective, ball, d, eta = problem(d=15), L1Ball(0.7), 15, 2.0
+    points = {}
+    for pick in ("min_gauge", "nearest"):
+        recipe = algorithms.comp_gd(m=6, step=eta, pick=pick, sketch=GaussianSketch, tol=1e-10)
+        points[pick] = minimize(objective, recipe, ball, steps=3, seed=4, record=None).x.numpy()
+    w = np.zeros(d)
+    for t in range(3):
+        phi = GaussianSketch(6).draw(d, seed=4, t=t).dense(torch.float64).numpy()
+        w = printed_round(objective, w, phi, eta)
+    np.testing.assert_allclose(points["min_gauge"], w, atol=1e-4)
+    assert np.abs(points["nearest"] - w).max() > 1e-2  # another point with the same sketch
+
+
+def printed_round(objective: LeastSquares, w: np.ndarray, phi: np.ndarray, eta: float) -> np.ndarray:
+    target = phi @ (w - eta * objective.gradient(torch.from_numpy(w)).numpy())
+    point, lifted = cp.Variable(len(w)), cp.Variable(len(w))
+    cp.Problem(cp.Minimize(cp.sum_squares(phi @ point - target)), [cp.norm1(point) <= 0.7]).solve(solver="CLARABEL")
+    cp.Problem(cp.Minimize(cp.norm1(lifted)), [phi @ lifted == phi @ point.value]).solve(solver="CLARABEL")
+    return np.asarray(lifted.value)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["comp_sgd", "comp_gd", "comp_minibatch", "comp_dist_sgd", "priv_sgd", "dp_comp_minibatch"]
+)
+def test_every_recipe_with_a_lift_takes_a_pick(recipe: str) -> None:
+    private = {"epsilon": 1.0, "clip": 1.0, "n": "exact"} if recipe in ("priv_sgd", "dp_comp_minibatch") else {}
+    more = {"batch_size": 20} if "minibatch" in recipe else {}
+    made = getattr(algorithms, recipe)(m=5, step=0.1, pick="min_gauge", **private, **more)
+    assert bound(made, L1Ball(1.0)).stages[0].releases[0].lift.pick == "min_gauge"
+    with pytest.raises(InvalidInput, match="pick='farthest'"):
+        getattr(algorithms, recipe)(m=5, step=0.1, pick="farthest", **private, **more)
+
+
+# ---------------------------------------------------------------- widths, draws
+
+
+@pytest.mark.parametrize(
+    "ball",
+    [L1Ball, L2Ball, Simplex, lambda radius: NuclearBall(radius, (8, 8))],
+    ids=["l1", "l2", "simplex", "nuclear"],
+)
+def test_width_rules_do_not_depend_on_the_radius(ball: Any) -> None:
+    sizes = [[WidthRule(constant=0.1).rule(ball(radius), 64, 1)(t) for t in range(3)] for radius in (0.01, 1.0, 150.0)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert [WidthRule().rule(L1Ball(150.0), 10_000, 1)(t) for t in range(3)] == [17, 65, 146]
+
+
+def test_theorem_2_4_may_draw_more_often_than_there_are_records() -> None:
+    objective = problem()
+    facts = {"smoothness": objective.smoothness(), "diameter": 2.0, "gradient_bound": 3.0}
+    schedule = theory.stationary_schedule(0.5, **facts, noise=1.0, gap=1.0, failure=0.1)
+    assert schedule.batch_size() > 1000 * objective.n
+    found = minimize(objective, algorithms.comp_minibatch(schedule=schedule), L2Ball(1.0), record=None)
+    assert found.status == "stopped" and found.certificate["gap"] <= 0.5
+
+
+@pytest.mark.parametrize("batch", [7, 500])
+def test_independent_draws_are_those_of_the_oracle(batch: int) -> None:
+    """Each of b records is drawn by itself; one that comes k times counts k times."""
+    objective, w = problem(), torch.zeros(10, dtype=torch.float64)
+    points, _ = path_of(algorithms.sgd(step=0.3, batch_size=batch, draw="independent"), steps=3, seed=9)
+    for t in range(3):
+        index = Uniform(batch).draw(objective.n, t, Keys(9), "0")
+        assert batch < objective.n or len(set(index.tolist())) < batch
+        w = w - 0.3 * objective.rows(w, index).dense().mean(0)
+        np.testing.assert_allclose(points[t + 1], w.numpy(), atol=1e-12)
+    with pytest.raises(InvalidInput, match="draw='subset'"):
+        algorithms.comp_sgd(m=5, step=0.1, draw="subset")
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def test_outputs_are_those_of_section_2_2() -> None:
+    """w_bar = sum eta_t w_t / sum eta_t over the points that steps were taken from; or the last K; or one at random."""
+    rule = theory.Rule(2.0, power=1.0)
+    points, found = path_of(algorithms.gd(step=rule, output="average"), steps=12)
+    expected = theory.weighted_average(points[:-1], [rule(t) for t in range(12)])
+    np.testing.assert_allclose(found.x.numpy(), expected, atol=1e-12)
+    _, last = path_of(algorithms.gd(step=rule, output="last 5"), steps=12)
+    np.testing.assert_allclose(last.x.numpy(), points[-5:].mean(0), atol=1e-12)
+    _, start = path_of(algorithms.gd(step=rule, output="random"), steps=1)
+    assert not start.x.any()  # w_1 is the only point of a run of one round
+    private = algorithms.priv_sgd(epsilon=1.0, m=4, clip=1.0, step=rule, n="exact", output="last 3")
+    points, found = path_of(private, L2Ball(1.0), steps=6)
+    np.testing.assert_allclose(found.x.numpy(), points[-3:].mean(0), atol=1e-12)
+    for wrong in ("first", "last 0", "last ten", 3):
+        with pytest.raises(InvalidInput, match="output="):
+            algorithms.gd(step=0.1, output=wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- private schedules, stops, steps
+
+
+def test_corollary_c_2_returns_the_first_such_point_or_none() -> None:
+    """PrivSGD on the schedule of the corollary: T, eta, m_t and the stop are its own, and all T rounds are stated."""
+    objective = problem()
+    facts: dict[str, Any] = {"smoothness": objective.smoothness(), "diameter": 2.0, "lipschitz": 1.0}
+    schedule = theory.private_stationary_schedule(0.5, **facts, gap=0.05)
+    assert schedule.rounds is not None and schedule.threshold is not None
+    quiet = algorithms.priv_sgd(epsilon=1e4, clip=1.0, schedule=schedule, n="exact")
+    found = minimize(objective, quiet, L2Ball(1.0), record=None)
+    assert found.status == "stopped" and found.state.t < schedule.rounds
+    assert found.privacy is not None and f"of {schedule.rounds} planned rounds" in found.privacy.words()
+    again = minimize(objective, quiet, L2Ball(1.0), steps=schedule.rounds, record=None, noise_seed=0)
+    assert again.privacy is not None and again.privacy.nominal == pytest.approx(found.privacy.nominal)
+    loud = algorithms.priv_sgd(epsilon=0.01, clip=1.0, schedule=schedule, n="exact")
+    none = minimize(objective, loud, L2Ball(1.0), record=None)
+    assert none.status == "none found" and none.x is None
+
+
+@pytest.mark.parametrize("recipe", ["dp_sgd", "dp_gd", "dp_comp_minibatch", "priv_sgd", "compressive_dp_sgd"])
+def test_private_recipes_take_schedules(recipe: str) -> None:
+    schedule = theory.private_generalisation_schedule(6, scale=2.0)
+    more = {"p": 4, "kappa": 2} if recipe == "compressive_dp_sgd" else {}
+    made = getattr(algorithms, recipe)(epsilon=1.0, clip=1.0, schedule=schedule, n="exact", **more)
+    pipe = bound(made, L2Ball(1.0), n=300, steps=None)
+    assert pipe.rounds == 36 and pipe.step(3) == schedule.step(3)
+    if recipe in ("dp_comp_minibatch", "priv_sgd"):
+        size = pipe.stages[0].releases[0].encode.m
+        assert [size(t) for t in (0, 1)] == [10, 10]  # beta_0 = 1/2 and the width of the ball
+
+
+def test_the_default_private_step_is_that_of_theorem_11() -> None:
+    """||C|| / sqrt(t (L^2 + m_T sigma^2)) with the largest m_t, which a width rule reaches at the end."""
+    steps, n, d = 30, 200, 1000
+    pipe = bound(algorithms.priv_sgd(epsilon=1.0, clip=1.0, m=WidthRule(), n="exact"), L1Ball(1.0), d, n, steps)
+    plan = PrivacyPlan(1.0, None, n_public=n, items=[Charge("gradient", rounds=steps)])
+    sizes = [WidthRule().rule(L1Ball(1.0), d, 1)(t) for t in range(steps)]
+    facts = {"diameter": 2.0, "lipschitz": 1.0, "noise": plan.multiplier("gradient") / n}
+    expected = theory.private_optimisation_schedule("dp_comp_gd", dimension=max(sizes), **facts)
+    assert sizes[-1] > 20 * sizes[0]
+    assert [pipe.step(t) for t in (0, 7)] == pytest.approx([expected.step(t) for t in (0, 7)], rel=1e-3)
+
+
+@pytest.mark.parametrize("variant", ["gaussian", "laplace", "selection", "dense"])
+def test_the_default_step_of_paper_002_counts_the_noise(variant: str) -> None:
+    """||C|| / (G sqrt(2 t)): at little noise G is the bound of a record, at much noise the noise."""
+    more = {} if variant == "dense" else {"kappa": 2} if variant == "selection" else {"p": 4, "kappa": 2}
+    length, dims = 0.5 * math.sqrt(2) if variant == "selection" else 0.5, {"selection": 2, "dense": 10}.get(variant, 4)
+    for budget in (1e6, 1e-3):
+        made = algorithms.compressive_dp_sgd(epsilon=budget, clip=0.5, variant=variant, n="exact", **more)  # type: ignore[arg-type]
+        pipe = bound(made, L2Ball(1.0))
+        spread = pipe.stages[-1].releases[0].mechanism.number * length / 200
+        noise = spread * math.sqrt(dims * (2 if variant in ("laplace", "dense") else 1))
+        assert (noise < 0.1 * length) == (budget > 1) and (noise > 10 * length) == (budget < 1)
+        assert pipe.step(0) == pytest.approx(2 / (math.sqrt(2) * math.hypot(length, noise)))
+    published = variant in ("gaussian", "dense")
+    if published:
+        made = algorithms.compressive_dp_sgd(
+            epsilon=50.0, clip=0.5, variant=variant, n="exact", as_published=True, **more
+        )  # type: ignore[arg-type]
+        scale = (
+            theory.dense_scale(10, 1.0, bound=0.5, n=200)
+            if variant == "dense"
+            else theory.compressive_scale(4, 1.0, k=2, bound=0.5)
+        )
+        kept, noisy = (10, 10) if variant == "dense" else (2, 4)
+        length = math.sqrt(kept * 0.25 + theory.laplace_noise(noisy, scale))
+        assert bound(made, L2Ball(1.0)).step(0) == pytest.approx(2 / (math.sqrt(2) * length))
+
+
+def test_the_dense_baseline_falls_with_the_number_of_records() -> None:
+    """Noise of scale 2 Xi d T / (n epsilon) on the mean: the same bound, n times as many records, n times less."""
+    pipes = [
+        bound(
+            algorithms.compressive_dp_sgd(
+                epsilon=1.0, clip=0.5, variant="dense", step=0.1, n="exact", as_published=True
+            ),
+            L2Ball(1.0),
+            n=n,
+        )
+        for n in (100, 1000)
+    ]
+    for pipe, n in zip(pipes, (100, 1000), strict=True):
+        (release,) = pipe.stages[0].releases
+        scale = release.mechanism.inner.multiplier * release.clip.bound / pipe.stages[0].sampler.divisor(n)
+        assert scale == pytest.approx(theory.dense_scale(10, 1.0 / 50, bound=0.5, n=n))
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_an_adjacency_may_be_named_wherever_it_is_asked_for() -> None:
+    named, typed = "replace-one", Adjacency.REPLACE_ONE
+    assert epsilon(noise_multiplier=2.0, delta=1e-5, adjacency=named) == epsilon(
+        noise_multiplier=2.0, delta=1e-5, adjacency=typed
+    )
+    assert delta(noise_multiplier=2.0, epsilon=1.0, adjacency=named) == delta(
+        noise_multiplier=2.0, epsilon=1.0, adjacency=typed
+    )
+    assert noise_multiplier(epsilon=1.0, delta=1e-5, adjacency=named) == noise_multiplier(
+        epsilon=1.0, delta=1e-5, adjacency=typed
+    )
+    plan = PrivacyPlan(1.0, 1e-5, named, items=[Charge("gradient")])  # type: ignore[arg-type]
+    assert plan.adjacency is typed
+    with pytest.raises(InvalidInput, match="adjacency='neighbours'"):
+        epsilon(noise_multiplier=2.0, delta=1e-5, adjacency="neighbours")
+
+
+def test_arguments_that_would_be_dropped_are_refused() -> None:
+    budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "n": "exact"}
+    with pytest.raises(InvalidInput, match=r"step=0\.123.*length 1"):
+        algorithms.dp_gd(**budget, precondition=True, step=0.123)
+    with pytest.raises(InvalidInput, match="schedule, stop"):
+        algorithms.dp_gd(**budget, scale="moments", schedule=theory.convex_schedule(2.0, 1.0))
+    with pytest.raises(InvalidInput, match="p=None"):
+        algorithms.compressive_dp_sgd(**budget, kappa=3, step=0.1)
+    with pytest.raises(InvalidInput, match="kappa=None"):
+        algorithms.compressive_dp_sgd(**budget, variant="selection", step=0.1)
+    with pytest.raises(InvalidInput, match="pick=.min_gauge.*error feedback"):
+        algorithms.comp_sgd(m=5, step=0.1, pick="min_gauge", error_feedback=True)
+    with pytest.raises(InvalidInput, match="m=None"):
+        algorithms.priv_sgd(**budget, step=0.1)
+
+
+def test_stability_of_private_runs_needs_shared_noise_and_meets_theorem_13() -> None:
+    """Two runs that share their noise are as far apart as (63) says, whatever the noise is."""
+    objective, steps, eta = problem(), 20, 0.05
+    recipe = algorithms.priv_sgd(epsilon=1.0, m=10, clip=1.0, step=eta, n="exact", adjacency="replace-one")
+    with pytest.raises(InvalidInput, match="noise_seed=None"):
+        theory.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps)
+    measured = theory.uniform_stability(
+        objective, recipe, L2Ball(5.0), steps=steps, replaced=range(3), seeds=range(3), noise_seed=1
+    )
+    limit = theory.nonsmooth_divergence(steps, n=objective.n, lipschitz=1.0, step=lambda t: eta)
+    assert 0 < measured.worst[-1] <= limit
+    apart = theory.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps, seeds=[0], noise_seed=2)
+    assert apart.worst[-1] < 0.2  # noise of this size, not shared, moves the points by more than 1
