@@ -22,8 +22,8 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
     """The mean gradient of a bucket through the state's map; `ddp.register_comm_hook(state, sketch_hook)`.
 
     Numbers travel in the dtype of the bucket, so torch's `bf16_compress_wrapper` and `fp16_compress_wrapper` halve
-    them; what that rounds off is kept too.  A gradient that is not finite on any rank is NaN on all of them, and leaves
-    errors and bases as they were: a `GradScaler` skips that step.
+    them; what that rounds off is kept too.  A bucket that is not finite on any rank is NaN on all of them, and leaves
+    its errors and bases as they were: a `GradScaler` skips that step.
     """
     layout, buffer, t = state.layout(bucket), bucket.buffer(), state.t
     state.t += bucket.is_last()

@@ -61,7 +61,7 @@ class SketchState:
 
     def _forget_module(self) -> None:
         """Parameters and buckets of the module that comes next are met anew."""
-        self._parameters: list[Tensor] = []
+        self._parameters: dict[int, tuple[str, Tensor]] = {}  # kept alive, so that no id comes twice
         self._compared: set[tuple[int, Names]] = set()
 
     # ------------------------------------------------------------ buckets
@@ -81,14 +81,13 @@ class SketchState:
         return layout
 
     def _name(self, parameter: Tensor) -> str:
-        for place, known in enumerate(self._parameters):
-            if known is parameter:
-                return str(place)
+        if id(parameter) in self._parameters:
+            return self._parameters[id(parameter)][0]
         name, shape = str(len(self._parameters)), tuple(parameter.shape)
         expected = self.shapes.setdefault(name, shape)
         remedy = f"parameter {name} had the shape {expected} when this state was kept: use it with the same model"
         validate.check(shape == expected, "shape", shape, remedy)
-        self._parameters.append(parameter)
+        self._parameters[id(parameter)] = name, parameter
         return name
 
     def _compare(self, layout: Layout, device: torch.device) -> None:
@@ -162,4 +161,4 @@ class SketchState:
         self._forget_module()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "process_group": None, "_parameters": [], "_compared": set()}
+        return {**self.__dict__, "process_group": None, "_parameters": {}, "_compared": set()}

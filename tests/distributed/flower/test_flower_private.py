@@ -13,7 +13,7 @@ from isthmus import CountSketch, InvalidInput, L1Ball, Logistic, Pipeline, Relea
 from isthmus.distributed.flower import Federation, LocalGrid, SketchStrategy, client_app
 from isthmus.distributed.flower.records import RECORD, answer
 from isthmus.geometry.lifts import ProjectAndLift
-from isthmus.privacy import BudgetExceeded, Clip, Gaussian, Ledger, Poisson
+from isthmus.privacy import AdaptiveClip, BudgetExceeded, Clip, Gaussian, Ledger, Poisson
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import SeededSource
 from isthmus.round.pipeline import Promise
@@ -60,6 +60,23 @@ def test_records_the_run_is_that_of_one_process(m: int | None, draws: torch.Gene
     assert torch.equal(strategy.found.x, alone.x) and strategy.found.bytes == alone.bytes
     assert strategy.outsiders.nominal == alone.privacy.nominal
     assert math.isinf(strategy.outsiders.epsilon) and math.isinf(strategy.insiders.epsilon)  # seeded: not private
+
+
+STAGES = {
+    "an anchor every second round": lambda: algorithms.dp_svrg(**BUDGET, inner=2, batch_size=60),
+    "coordinates, then values": lambda: algorithms.compressive_dp_sgd(**BUDGET, p=10, kappa=3, variant="selection"),
+    "a clip that moves": lambda: algorithms.dp_gd(**{**BUDGET, "clip": AdaptiveClip(1.0)}),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_rounds_of_several_stages_travel(name: str, draws: torch.Generator) -> None:
+    """Later stages look at what earlier ones released, at anchors and at clips that were paid for."""
+    parts, whole = data(draws)
+    recipe = STAGES[name]()
+    strategy = run(plan_of(recipe), grid_of(plan_of(recipe), parts), noise_seed=5)
+    alone = minimize(whole, recipe, BALL, steps=ROUNDS, clients=parts, record=None, noise_seed=5)
+    assert torch.equal(strategy.found.x, alone.x) and strategy.found.x.norm() > 0
 
 
 def test_float32_sums_are_sent_in_float32_with_the_bound_for_it(draws: torch.Generator) -> None:
