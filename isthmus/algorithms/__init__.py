@@ -12,6 +12,7 @@
 | `dp_skgd`, `dp_cd` | 003 | random blocks of coordinates, each with its own step |
 | `pdp_sgd`, `rpdp_sgd` | 004 | noise in the top-k eigenspace of public gradients, or in k random directions |
 | `mirror_descent`, `dp_mirror_descent` | - | multiplicative steps on the simplex |
+| `dp_subspace_gd` | - | noise in a subspace of the rows that is bought first |
 | `dp_svrg` | - | private anchor and differences |
 | `dp_fw` | - | Frank-Wolfe with privately chosen vertices |
 
@@ -30,6 +31,7 @@ from isthmus.algorithms.dimension import WidthRule
 from isthmus.algorithms.first_order import comp_dist_sgd, comp_gd, comp_minibatch, comp_sgd, gd, sgd
 from isthmus.algorithms.frank_wolfe import comp_fw
 from isthmus.algorithms.mirror import dp_mirror_descent, mirror_descent
+from isthmus.algorithms.own_subspace import dp_subspace_gd
 from isthmus.algorithms.private import dp_comp_gd, dp_comp_minibatch, dp_gd, dp_sgd, priv_sgd
 from isthmus.algorithms.private_fw import dp_fw
 from isthmus.algorithms.public_subspace import pdp_sgd, rpdp_sgd
@@ -37,9 +39,9 @@ from isthmus.algorithms.variance import dp_svrg
 
 _PLAIN = (dp_gd, dp_sgd, dp_svrg)
 _NARROW = (priv_sgd, dp_comp_gd, dp_comp_minibatch, pdp_sgd, rpdp_sgd, compressive_dp_sgd, dp_skgd, dp_cd, dp_fw)
-_SIMPLEX = (dp_mirror_descent, mirror_descent)
+_ASKED = (dp_mirror_descent, mirror_descent, dp_subspace_gd)
 _FREE = (gd, sgd, comp_sgd, comp_gd, comp_minibatch, comp_fw, comp_dist_sgd)
-KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE, *_SIMPLEX)}
+KNOWN: dict[str, Algorithm[Any]] = {made.name: made for made in (*_PLAIN, *_NARROW, *_FREE, *_ASKED)}
 """The recipes by their names, for planner, estimators and reports; of two that rank alike the first is preferred."""
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "dp_mirror_descent",
     "dp_sgd",
     "dp_skgd",
+    "dp_subspace_gd",
     "dp_svrg",
     "gd",
     "mirror_descent",

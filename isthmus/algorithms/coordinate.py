@@ -24,9 +24,13 @@ from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Blocks, Encoder, Nice
+from isthmus.papers.paper_003_blocks import cover, importance_probabilities, sampling_probabilities
+from isthmus.papers.paper_003_matrix import expected_smoothness, smoothness_matrix
+from isthmus.papers.paper_003_rates import Loops
 from isthmus.papers.printed import Printed
 from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
+from isthmus.problems.penalties import Penalty
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Restart, Step
 from isthmus.round.pipeline import Pipeline, Release, Stage
@@ -50,20 +54,29 @@ def dp_skgd(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     batch_size: int | None = None,
+    schedule: Loops | None = None,
     as_published: bool = False,
 ) -> Recipe:
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
-    smoothness     M_j, the component smoothness: a number or one for each coordinate; public, never from the data
+    smoothness     M_j, the component smoothness: a number or one for each coordinate; or a matrix M with Hessian <= M,
+                   from which come the steps 1 / v_j that the law allows (`isthmus.papers.expected_smoothness`).
+                   Public, never from the data
     clip           c_j, a bound of each coordinate of a record's gradient: a number or one for each; the bound of a
                    block is the l2 norm of its coordinates' bounds
-    sampling       "full" (all coordinates), "single" (one), "block" (a partition), "nice" (a random tau-subset)
-    blocks         how many equal blocks, or the blocks themselves
+    sampling       "full" (all coordinates), "single" (one), "block" (one of some subsets), "nice" (a random tau-subset)
+    blocks         how many equal blocks, or the subsets themselves: they may overlap, and any law over subsets is a
+                   list of them with its `probabilities`
     probabilities  "uniform", "importance" (largest M_j of a block, normalised), or numbers
     inner          K, the rounds of an inner loop; the iterate restarts at its average.  None: one loop (convex rule)
     step           multiplies every step 1 / M_j
+    schedule       the loops of Theorem 4.2 (`papers.convex_block_loops`, `papers.strongly_convex_block_loops`): K, and
+                   K T rounds unless the run says how many
     as_published   the paper's noise, sigma_U^2 = 12 L_U^2 K T ln(1/delta) / (n^2 epsilon^2) for replace-one, on all
                    records: sound where the bounds hold (they are clipped to), and about 1.6 times what is needed
+
+    A penalty acts where the step does: its proximal map moves the drawn coordinates alone, with their steps 1 / M_j.
+    It must therefore be a sum over the blocks; one that is not (a group that a block cuts, a `ProxPenalty`) is refused.
 
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
@@ -73,9 +86,13 @@ def dp_skgd(
     validate.positive_int(tau=tau)
     if inner is not None:
         validate.positive_int(inner=inner)
+    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
         numbers = validate.as_tensor(name, value).double()
-        validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
+        if name == "smoothness" and numbers.ndim == 2:
+            smoothness_matrix(numbers.numpy())
+        else:
+            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
     if isinstance(probabilities, str):
         validate.one_of(("uniform", "importance"), probabilities=probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
@@ -83,7 +100,7 @@ def dp_skgd(
         validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
         budget = Budget(epsilon, delta, "replace-one", n)
     filling = _Blockwise(
-        budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published
+        budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
     )
     shown = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "probabilities": probabilities, "inner": inner}
     return Recipe("dp_skgd", filling.build, shown)
@@ -111,14 +128,16 @@ class _Blockwise:
     step: float
     batch_size: int | None
     published: bool = False
+    schedule: Loops | None = None
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a space and a public number of records and rounds."""
         d, budget = binding.d, self.budget
-        m, c = self._vector("smoothness", self.smoothness, d), self._vector("clip", self.clip, d)
-        encode, covered = self._encode(d, m, c)
+        encode, covered, m = self._encode(d, self._vector("clip", self.clip, d))
+        self._check_penalty(binding.penalty, d)
         sampler = budget.sampler(binding, self.batch_size)
-        rounds = rounds_of(binding, sampler, budget.records(binding))
+        inner, scheduled = (self.inner, None) if self.schedule is None else (self.schedule.inner, self.schedule.steps)
+        rounds = rounds_of(binding, sampler, budget.records(binding), scheduled)
         plan = budget.plan(binding, [Charge("gradient", rounds=rounds, sampler=sampler)])
         mechanism = plan.mechanism("gradient")
         if self.published:
@@ -132,27 +151,44 @@ class _Blockwise:
             [Stage(sampler, [release])],
             lambda t: gamma,
             Step(binding.constraint, binding.penalty),
-            Restart(self.inner or rounds),
+            Restart(inner or rounds),
             output="average",
             rounds=rounds,
             promise=budget.promise(plan, binding),
         )
 
-    def _encode(self, d: int, m: Tensor, c: Tensor) -> tuple[Encoder, Tensor]:
-        """The law of the blocks, as a sketch x -> x[S] / C_S, and the probability of each coordinate."""
+    def _encode(self, d: int, c: Tensor) -> tuple[Encoder, Tensor, Tensor]:
+        """The law of the blocks, as a sketch x -> x[S] / C_S, the probability and the smoothness of each coordinate."""
         if self.sampling == "nice":
             validate.at_most(d, "the dimension d", tau=self.tau)
-            return Nice(self.tau, bounds=c.tolist()), torch.full((d,), self.tau / d, dtype=torch.float64)
-        parts = self._partition(d)
+            drawn = torch.full((d,), self.tau / d, dtype=torch.float64)
+            return Nice(self.tau, bounds=c.tolist()), drawn, self._smooth(d, tau=self.tau)
+        parts = [part.tolist() for part in self._partition(d)]
         bounds = [float(torch.linalg.vector_norm(c[part])) for part in parts]
-        law = self._law(parts, m)
-        covered = torch.empty(d, dtype=torch.float64)
-        for part, probability in zip(parts, law, strict=True):
-            covered[part] = probability
-        return Blocks([part.tolist() for part in parts], bounds, law), covered
+        law = self._law(parts, d)
+        drawn = torch.from_numpy(sampling_probabilities("block", d, blocks=parts, chances=law))
+        return Blocks(parts, bounds, law), drawn, self._smooth(d, parts, law)
+
+    def _smooth(self, d: int, parts: Any = None, law: Any = None, tau: int | None = None) -> Tensor:
+        """M_j as given, or the v_j that a matrix allows under the law."""
+        matrix = validate.as_tensor("smoothness", self.smoothness).double()
+        if matrix.ndim < 2:
+            return self._vector("smoothness", self.smoothness, d)
+        validate.shape((d, d), smoothness=matrix)
+        return torch.from_numpy(expected_smoothness(matrix.numpy(), parts, law, tau=tau))
+
+    def _check_penalty(self, penalty: Penalty, d: int) -> None:
+        """Descent on a block needs a penalty that is a sum over blocks; of random subsets over single coordinates."""
+        random = self.sampling == "nice" and self.tau < d
+        parts = list(torch.arange(d).split(1)) if random else self._partition(d)
+        apart = all(penalty.separates(part, d) for part in parts)
+        remedy = "its proximal map mixes coordinates of different blocks, and block descent stops at no minimum: "
+        validate.check(
+            apart, "penalty", type(penalty).__name__, remedy + "give blocks that keep it whole, or use dp_gd"
+        )
 
     def _partition(self, d: int) -> list[Tensor]:
-        if self.sampling == "full":
+        if self.sampling == "full" or self.sampling == "nice":
             return [torch.arange(d)]
         if self.sampling == "single":
             return list(torch.arange(d).split(1))
@@ -160,14 +196,15 @@ class _Blockwise:
             validate.positive_int(blocks=self.blocks)
             validate.at_most(d, "the dimension d", blocks=self.blocks)
             return list(torch.tensor_split(torch.arange(d), self.blocks))
-        return [torch.as_tensor(list(block)) for block in self.blocks]
+        subsets = [[int(j) for j in block] for block in self.blocks]
+        return [torch.tensor(subset) for subset in cover(subsets, d)]
 
-    def _law(self, parts: list[Tensor], m: Tensor) -> list[float]:
+    def _law(self, parts: list[list[int]], d: int) -> list[float]:
         if self.probabilities == "uniform":
             return [1 / len(parts)] * len(parts)
         if self.probabilities == "importance":
-            largest = torch.stack([m[part].max() for part in parts])
-            return (largest / largest.sum()).tolist()
+            size = self._smooth(d).numpy()  # of a matrix its diagonal: what one coordinate needs
+            return importance_probabilities(size, parts).tolist()
         return [float(value) for value in self.probabilities]
 
     @staticmethod

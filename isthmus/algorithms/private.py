@@ -27,7 +27,7 @@ from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Iden
 from isthmus.geometry.sketches.base import Size
 from isthmus.papers import Rule, Schedule
 from isthmus.papers.printed import Printed, own_length
-from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, Poisson, PrivacyPlan
+from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.averages import average_of
@@ -58,6 +58,7 @@ def dp_sgd(
     output: str = "last",
     schedule: Schedule | None = None,
     stop: Any = None,
+    micro_batch: int = 1,
 ) -> Recipe:
     """DP-SGD: Poisson batches, per-record clip, Gaussian noise in R^d.
 
@@ -75,12 +76,15 @@ def dp_sgd(
     stop            a stop rule, such as `FirstOrderStationary`; the run returns the point it fired at, or x = None (as
                     Corollary C.2 of paper 001).  It reads what was released and costs nothing, and the statement counts
                     all planned rounds
+    micro_batch     clip means over about so many records in place of records, as some papers do to save time.  One
+                    record moves one mean by up to 2C, and that is noised for: for add-remove twice the noise of C; for
+                    replace-one the same noise on all records, and twice on samples of them
 
     >>> dp_sgd(epsilon=1.0, clip=1.0, step=0.1, n="exact").name
     'dp_sgd'
     """
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, momentum)
-    return replace(filling, schedule=schedule, stop=stop).recipe("dp_sgd")
+    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_shown(micro_batch))
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -152,6 +156,8 @@ def dp_comp_minibatch(
     output: str = "average",
     schedule: Schedule | None = None,
     stop: Any = None,
+    clipped: str = "after",
+    micro_batch: int = 1,
     as_published: bool = False,
 ) -> Recipe:
     """DP-CompMiniBatch (000): sketch, clip after, noise in R^m, project and lift onto the set.
@@ -160,6 +166,7 @@ def dp_comp_minibatch(
     record is clipped, and the noise is calibrated by the accountant.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
+    clipped       codes "after" the map, or gradients "before" it, where a record counts C times the map's gain
     as_published  the paper's mechanism instead: batches without replacement, the rescaled sketch of their mean, the
                   printed noise (refused where its own condition fails).  The result promises nothing.
 
@@ -169,7 +176,8 @@ def dp_comp_minibatch(
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, pick, schedule, stop)
-    return replace(filling, published=as_published).recipe("dp_comp_minibatch", as_published=as_published)
+    filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
+    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_shown(micro_batch, clipped))
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
@@ -188,11 +196,14 @@ def priv_sgd(
     output: str = "average",
     schedule: Schedule | None = None,
     stop: Any = None,
+    clipped: str = "after",
+    micro_batch: int = 1,
     as_published: bool = False,
 ) -> Recipe:
     """PrivSGD = DP-CompGD (001, App. C; 000, Alg. 4): all records every round, noise in R^m, project and lift.
 
     m, sketch, tol, pick  as for `algorithms.comp_sgd`; the rest as for `dp_sgd`
+    clipped       codes "after" the map, or gradients "before" it, where a record counts C times the map's gain
     as_published  the paper's mechanism instead: the mean gradient is sketched, rescaled to its own length and noised
                   by the printed sigma for gradients of norm at most L = `clip`.  Its real sensitivity is up to 2L, not
                   2L/n: the result says so, and promises nothing.
@@ -203,7 +214,8 @@ def priv_sgd(
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, None, output, 0.0, m, family, tol, pick, schedule, stop)
-    return replace(filling, published=as_published).recipe("priv_sgd", as_published=as_published)
+    filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
+    return filling.recipe("priv_sgd", as_published=as_published, **_shown(micro_batch, clipped))
 
 
 @algorithm(
@@ -222,6 +234,8 @@ class _Private:
 
     published  sketch the whole sum as papers 001 and 000 print it
     guarantee  what a sound mechanism, run as printed, says of itself
+    clipped    codes "after" the map, or gradients "before" it
+    micro      the expected size of micro-batches, whose means are clipped; 1: records are
     update     of what the recipe is bound to, in place of a projected step
     """
 
@@ -241,9 +255,15 @@ class _Private:
     buys: tuple[Purchase, ...] = ()
     published: bool = False
     guarantee: str = ""
+    clipped: str = "after"
+    micro: int = 1
     update: Callable[[Binding], Update] | None = None
 
     def __post_init__(self) -> None:
+        validate.one_of(("after", "before"), clipped=self.clipped)
+        validate.positive_int(micro_batch=self.micro)
+        one = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
+        validate.check(one, "micro_batch", self.micro, "micro-batches have one fixed clip, and are not as published")
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
         validate.check(fixed, "clip", self.clip, "give a number")
         self.clipping()
@@ -275,8 +295,9 @@ class _Private:
         rounds = rounds_of(binding, sampler, n, None if self.schedule is None else self.schedule.rounds)
         plan = budget.plan(binding, self._charges(rounds, sampler))
         promise = budget.promise(plan, binding)
+        groups = None if self.micro == 1 else round(sampler.divisor(n))
         return Pipeline(
-            [Stage(sampler, self._releases(binding, plan, sampler, rounds))],
+            [Stage(sampler, self._releases(binding, plan, sampler, rounds), groups=groups)],
             self._step(binding, plan, sampler, rounds),
             Step(binding.constraint, binding.penalty, self.momentum) if self.update is None else self.update(binding),
             Tail(start=rounds // 2) if self.buys else average_of(self.output),
@@ -290,14 +311,18 @@ class _Private:
     def _sampler(self, binding: Binding) -> PrivateSampler:
         if self.published and self.batch_size is not None:
             return FixedSize(self.batch_size, binding.n)
-        return self.budget.sampler(binding, self.batch_size)
+        sampler = self.budget.sampler(binding, self.batch_size)
+        if self.micro == 1:
+            return sampler
+        groups = max(1, round(sampler.divisor(self.budget.records(binding)) / self.micro))
+        return replace(sampler, expected=float(groups))  # the mean is over groups
 
     def _releases(self, binding: Binding, plan: PrivacyPlan, sampler: PrivateSampler, rounds: int) -> list[Release]:
         """The gradient, and the count that moves an adaptive clip."""
         n, mechanism = self.budget.records(binding), plan.mechanism("gradient")
         encode, lift = self._encode(binding, sampler.rounds(n)), self._lift(binding)
         mechanism = Printed(mechanism, self.guarantee) if self.guarantee else mechanism
-        release = Release(encode=encode, clip=self.clipping(), mechanism=mechanism, lift=lift)
+        release = Release(encode=encode, clip=self.clipping(sampler), mechanism=mechanism, lift=lift)
         if self.published:
             told: dict[str, Any] = {"n": n, "steps": rounds, "epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
             return [own_length(release, self.clipping().init(), **told, batch=self.batch_size)]
@@ -318,15 +343,19 @@ class _Private:
         validate.check(bounded, "step", None, "give a step: the default needs a bounded set, for its diameter")
         n, clip, size = self.budget.records(binding), self.clipping().init(), self.size
         m = binding.d if size is None else largest_size(size, binding, sampler.rounds(n), rounds)
-        noise = plan.multiplier("gradient") * clip / sampler.divisor(n)
+        gain = math.sqrt(binding.d / m) if self.sketch is not None and self.clipped == "before" else 1.0
+        noise = plan.multiplier("gradient") * self.clipping(sampler).total(clip) * gain / sampler.divisor(n)
         return Rule(binding.constraint.diameter(binding.d) / math.hypot(clip, math.sqrt(m) * noise), power=0.5)
 
-    def clipping(self) -> Any:
-        """The clip as its type."""
-        before = self.encoder is not None and self.encoder.clips_before
+    def clipping(self, sampler: PrivateSampler | None = None) -> Any:
+        """The clip as its type; that of micro-batches depends on what the sampler looks at."""
+        before = self.clipped == "before" or (self.encoder is not None and self.encoder.clips_before)
         if isinstance(self.clip, AdaptiveClip):
             return replace(self.clip, before=before)
-        return Clip(self.clip, before=before)
+        if self.micro == 1:
+            return Clip(self.clip, before=before)
+        whole = sampler is not None and sampler.rate == 1
+        return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
     def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
         left = 1 - sum(item.share for item in self.buys)
@@ -345,6 +374,12 @@ class _Private:
     def _lift(self, binding: Binding) -> Any:
         narrow = self.sketch is not None and not isinstance(binding.constraint, Whole)
         return ProjectAndLift(binding.constraint, self.pick, self.tol) if narrow else pinv
+
+
+def _shown(micro: int, clipped: str = "after") -> dict[str, Any]:
+    """What is not as usual, for the words of a recipe."""
+    told = {"micro_batch": micro} if micro != 1 else {}
+    return told | ({"clipped": clipped} if clipped != "after" else {})
 
 
 def items_of(

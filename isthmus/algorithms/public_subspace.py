@@ -17,7 +17,8 @@ from isthmus.algorithms.filling import Choice, Facts, Refusal, allowed_step, cos
 from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
-from isthmus.geometry.sketches import GaussianSketch, PublicSubspace
+from isthmus.geometry.sketches import Encoder, GaussianSketch, Identity, Progressive, PublicSubspace
+from isthmus.papers import Schedule
 from isthmus.privacy import AdaptiveClip
 from isthmus.round.minimize import Recipe
 
@@ -43,21 +44,31 @@ def pdp_sgd(
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     output: str = "last",
+    method: str = "gram",
+    micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
     as_published: bool = False,
 ) -> Recipe:
     """PDP-SGD: project each gradient on the top-k eigenspace of public gradients, clip there, add noise there.
 
     k, data       V_k: top eigenvectors of the second moment of the gradients of the public examples `data` (with
                   `loss` where the objective needs one), anew every `refresh` rounds, from `start_epoch` on
-    output        "last" iterate, or the "average" of the convex version (Theorem 6), over a ball as `constraint`
+    method        "gram": all eigenvectors of the n x n Gram matrix of the public gradients; "lanczos": its top k only,
+                  for many public examples (the paper's choice); never a d x d matrix
+    micro_batch   as for `dp_sgd` (the paper has 5 on Fashion-MNIST, and counts C where a record moves the sum by 2C)
+    output        "last" iterate; "random" with `schedule=papers.subspace_schedule(n, epsilon)` is Theorem 4, "average"
+                  over a ball as `constraint` Theorem 6
     as_published  clip before the projection, as the paper does: sound, and its noise is the same
 
     >>> pdp_sgd(epsilon=1.0, k=10, data=([[1.0]], [1]), clip=1.0, step=0.1, n="exact").arguments["k"]
     10
     """
-    encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip="before" if as_published else "after")
+    where = "before" if as_published else "after"
+    encoder = PublicSubspace(k, data, loss, refresh, start_epoch, clip=where, method=method)
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    filling = replace(filling, guarantee=_PUBLISHED if as_published else "")
+    filling = replace(filling, guarantee=_PUBLISHED if as_published else "", micro=micro_batch)
+    filling = replace(filling, schedule=schedule, stop=stop)
     return filling.recipe("pdp_sgd", as_published=as_published, k=k, refresh=refresh, start_epoch=start_epoch)
 
 
@@ -71,19 +82,32 @@ def rpdp_sgd(
     step: StepRule | None = None,
     batch_size: int | None = 256,
     refresh: int = 10,
+    start_epoch: int = 0,
     n: int | str | None = None,
     adjacency: Relation = "add-remove",
     output: str = "last",
+    clipped: str = "after",
+    micro_batch: int = 1,
+    schedule: Schedule | None = None,
+    stop: Any = None,
 ) -> Recipe:
     """RPDP-SGD: the same with k random orthonormal directions in place of public ones.
+
+    start_epoch  before it nothing is projected, and the noise is in R^d (15 in Fig. 4b of paper 004)
+    clipped      codes "after" the projection, or gradients "before" it, as the paper does; codes have the scale of
+                 gradients, sqrt(d/k) V'g
 
     >>> rpdp_sgd(epsilon=1.0, k=10, clip=1.0, step=0.1, n="exact").name
     'rpdp_sgd'
     """
     validate.positive_int(k=k)
-    encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
+    validate.non_negative_int(start_epoch=start_epoch)
+    encoder: Encoder = GaussianSketch(k, scaling="tight", refresh=refresh)
+    if start_epoch > 0:
+        encoder = Progressive([(start_epoch, Identity()), (math.inf, encoder)])
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, 0.0, m=k, encoder=encoder)
-    return filling.recipe("rpdp_sgd", k=k, refresh=refresh)
+    filling = replace(filling, clipped=clipped, micro=micro_batch, schedule=schedule, stop=stop)
+    return filling.recipe("rpdp_sgd", k=k, refresh=refresh, start_epoch=start_epoch)
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

@@ -44,7 +44,7 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
     convex_communication                                        001 Table 2 row 1, Table 5 row 3
     stationary_communication                                    001 Table 2 row 2, Table 5 row 4
     mapping_communication -> Communication                      001 Table 5 row 5
-    convex_fw_schedule, convex_fw_rate                          001 Theorem E.2
+    convex_fw_schedule, convex_fw_rate, oracle_error            001 Theorem E.2, footnote 5
     stationary_fw_schedule, stationary_fw_step_bound            001 Theorem E.1, (18)
     compressed_gap                                              001 Theorem E.1
     shrinkage                                                   000 Lemma 4
@@ -88,7 +88,8 @@ Private bounds speak of utility: the noise of a run comes from its accountant.
       strongly_convex_block_bound -> Loops                      003 Theorem 4.2, strongly convex (E.2)
     block_convex_utility, block_strongly_convex_utility         003 Table 1
     block_gain                                                  003 section 4.3
-    ellipsoid_gamma2, concentration_scale                       004 Appendix A.2, Theorem 2: c_0
+    expected_smoothness, diagonal_majorant, matrix_block_bound  003 section 5: a general smoothness matrix
+    ellipsoid_gamma2, minkowski_gamma2, concentration_scale     004 Appendix A.2, Theorem 2: c_0
     moment_level, moment_deviation                              004 Theorem 2
     fresh_moment_deviation                                      004 Theorem 5
     subspace_perturbation, subspace_error, public_samples,
@@ -113,11 +114,12 @@ from isthmus.papers.paper_001_private import *
 from isthmus.papers.paper_001_rates import *
 from isthmus.papers.paper_002 import *
 from isthmus.papers.paper_003_blocks import *
+from isthmus.papers.paper_003_matrix import *
 from isthmus.papers.paper_003_rates import *
 from isthmus.papers.paper_004 import *
 from isthmus.papers.schedules import *
 
-_HELPERS = ("mapping_plan", "round_up", "stationary_plan")
+_HELPERS = ("check_subset_size", "cover", "law_of", "mapping_plan", "round_up", "smoothness_matrix", "stationary_plan")
 _FILES = f"{__name__}.paper_", f"{__name__}.schedules"
 __all__ = sorted(
     name

@@ -30,6 +30,8 @@ def component_smoothness(
 
         M_j = h B_j (sum of B_k over the block of j) + ridge, or h R^2 + ridge on a block where that adds up to less
 
+    Of blocks that overlap the largest counts.
+
     Assumption 3.6 is the matrix inequality Hessian <= Diag(M), and h B_j B_j is not enough for it: that is the case
     of one block, the default.  Given `blocks`, it holds for moves within a block (singletons: the h B_j^2 of DP-CD),
     which is all that the descent of Lemma E.3 asks; Lemma E.4 asks for the whole.
@@ -48,14 +50,15 @@ def component_smoothness(
     """
     bounds = _positive("columns", columns)
     given(locals())
-    smooth = np.empty_like(bounds)
-    for block in _partition(blocks, bounds.size):
+    smooth = np.zeros_like(bounds)
+    for block in cover(blocks, bounds.size):
         some = bounds[block]
-        smooth[block] = some * some.sum()
+        own = some * some.sum()
         if rows is not None:
             validate.positive(rows=rows)
             if len(block) * rows**2 < some.sum() ** 2:
-                smooth[block] = rows**2
+                own = np.full_like(some, rows**2)
+        smooth[block] = np.maximum(smooth[block], own)
     return curvature * smooth + ridge
 
 
@@ -87,13 +90,14 @@ def block_lipschitz(
 def importance_probabilities(smoothness: Vector, blocks: Blocks | None = None) -> np.ndarray:
     """q_i = max_{j in A_i} M_j / sum over blocks, of each block: section 4.2.1, paper 003.
 
-    blocks  a partition of the coordinates; None is singletons, q_j = M_j / Tr(M)
+    blocks  a partition of the coordinates; None is singletons, q_j = M_j / Tr(M).  Blocks may overlap: p_j is no less
+            than the q_i of any block of j, and M P^-1 <= I sum_i max_{j in A_i} M_j stays true
 
     >>> importance_probabilities([1.0, 3.0, 4.0], [[0, 1], [2]])
     array([0.42857143, 0.57142857])
     """
     smooth = _positive("smoothness", smoothness)
-    parts = _partition([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
+    parts = cover([[j] for j in range(smooth.size)] if blocks is None else blocks, smooth.size)
     largest = np.array([smooth[block].max() for block in parts])
     return np.asarray(largest / largest.sum())
 
@@ -104,7 +108,7 @@ def sampling_probabilities(
     """p_j = Prob(j in S) of each coordinate: sections 3.2, 3.4 and 4.2.1, paper 003.
 
         full    1                   single  q_j, or 1/d
-        nice    tau / d             block   q_i of its block, or 1/b
+        nice    tau / d             block   the sum of q_i over the blocks that hold j, each 1/b by default
 
     chances  the q_i of single coordinates or blocks, uniform by default (`importance_probabilities`)
 
@@ -118,13 +122,13 @@ def sampling_probabilities(
     if sampling == "full":
         return np.ones(d)
     if sampling == "nice":
-        return np.full(d, _subset_size(tau, d) / d)
-    validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the partition")
-    parts = _partition([[j] for j in range(d)] if sampling == "single" else blocks, d)
-    q = _chances(chances, len(parts))
-    p = np.empty(d)
+        return np.full(d, check_subset_size(tau, d) / d)
+    validate.check(sampling == "single" or blocks is not None, "blocks", blocks, "give the blocks")
+    parts = cover([[j] for j in range(d)] if sampling == "single" else blocks, d)
+    q = law_of(chances, len(parts))
+    p = np.zeros(d)
     for block, chance in zip(parts, q, strict=True):
-        p[block] = chance
+        p[block] += chance
     return p
 
 
@@ -143,12 +147,9 @@ def sampling_noise(blocks: Blocks, lipschitz: Vector, smoothness: Vector, chance
     6.5
     """
     smooth = _positive("smoothness", smoothness)
-    every = _subsets(blocks, smooth.size)
-    bounds, q = _per_block(lipschitz, len(every)), _chances(chances, len(every))
-    p = np.zeros(smooth.size)
-    for block, chance in zip(every, q, strict=True):
-        p[block] += chance
-    validate.check(bool((p > 0).all()), "blocks", blocks, "let every coordinate be drawn (Assumption 3.1)")
+    every = cover(blocks, smooth.size)
+    bounds, q = _per_block(lipschitz, len(every)), law_of(chances, len(every))
+    p = sampling_probabilities("block", smooth.size, blocks=every, chances=q)
     weights = 1 / (p * smooth)
     return float(sum(c * bound**2 * weights[block].sum() for block, bound, c in zip(every, bounds, q, strict=True)))
 
@@ -180,7 +181,7 @@ def nice_noise(tau: int, lipschitz: Vector, smoothness: Vector) -> float:
     """
     smooth = _positive("smoothness", smoothness)
     squares = _per_block(lipschitz, smooth.size) ** 2
-    size = _subset_size(tau, smooth.size)
+    size = check_subset_size(tau, smooth.size)
     own = float((squares / smooth).sum())
     cross = float(squares.sum() * (1 / smooth).sum()) - own
     return own + (cross * (size - 1) / (smooth.size - 1) if smooth.size > 1 else 0.0)
@@ -237,7 +238,8 @@ def _per_block(lipschitz: Vector, count: int) -> np.ndarray:
     return bounds
 
 
-def _chances(chances: Vector | None, count: int) -> np.ndarray:
+def law_of(chances: Vector | None, count: int) -> np.ndarray:
+    """The probabilities of `count` subsets, uniform by default."""
     if chances is None:
         return np.full(count, 1 / count)
     q = _positive("chances", chances)
@@ -246,7 +248,8 @@ def _chances(chances: Vector | None, count: int) -> np.ndarray:
     return q
 
 
-def _subset_size(tau: int | None, d: int) -> int:
+def check_subset_size(tau: int | None, d: int) -> int:
+    """tau, where it is the size of a subset of 0..d-1."""
     validate.check(tau is not None, "tau", tau, "give the size of the random subset")
     size = tau or 0
     validate.positive_int(tau=size)
@@ -258,6 +261,15 @@ def _subsets(blocks: Blocks | None, d: int) -> list[list[int]]:
     every = [list(range(d))] if blocks is None else [[int(j) for j in block] for block in blocks]
     good = all(block and len(set(block)) == len(block) and 0 <= min(block) <= max(block) < d for block in every)
     validate.check(bool(every) and good, "blocks", blocks, f"give non-empty sets of different numbers in 0..{d - 1}")
+    return every
+
+
+def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
+    """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
+    every = _subsets(blocks, d)
+    missing = d - len({j for block in every for j in block})
+    remedy = f"let every coordinate be drawn (Assumption 3.1): {missing} never are"
+    validate.check(missing == 0, "blocks", blocks, remedy)
     return every
 
 

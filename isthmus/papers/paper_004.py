@@ -47,6 +47,24 @@ def ellipsoid_gamma2(axes: Sequence[float] | np.ndarray, *, count: int = 1, cons
     return constant * math.sqrt(1 + math.log(count)) * body.gaussian_width(body.dim).value
 
 
+def minkowski_gamma2(*parts: float, constant: float = 1.0) -> float:
+    """gamma_2(M_1 + ... + M_h) <= c sum_i gamma_2(M_i) for a Minkowski sum, up to a constant: Appendix A.2, paper 004.
+
+    Theorem 2.4.15 of Talagrand (2014).  As Gaussian widths (gamma_2 in l2 up to a constant) it is an equality with
+    c = 1, because support functions add up: gradients that are one of an ellipsoid plus one of a small ball, say.
+
+    parts  gamma_2 of each set, `ellipsoid_gamma2` or a Gaussian width
+
+    >>> minkowski_gamma2(ellipsoid_gamma2([1.0, 1e-12]), 0.5) < math.sqrt(2 / math.pi) + 0.5 + 1e-9
+    True
+    """
+    validate.check(len(parts) > 0, "parts", parts, "give gamma_2 of each set of the sum")
+    validate.positive(constant=constant)
+    for part in parts:
+        validate.non_negative(parts=part)
+    return constant * math.fsum(parts)
+
+
 def concentration_scale(
     d: int, *, gradient_bound: float, smoothness: float, gamma2: float, constant: float = 1.0
 ) -> float:

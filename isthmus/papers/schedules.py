@@ -107,6 +107,7 @@ class Schedule:
     batch      the minibatch size (clients a round in the distributed theorems), before rounding up
     rounds     T, where the theorem fixes it
     threshold  stop when a round moves the iterate by no more than this, where the theorem stops
+    gap        stop when the compressed Frank-Wolfe gap is no more than this, where the theorem stops
 
     >>> plan = Schedule(step=Rule(4.0, power=1.0), beta=Rule(1.0, power=1.0))
     >>> plan.step(0), plan.step(3), plan.beta(3), plan.batch_size(3), plan.dimension(3, 1000, 2.0)
@@ -118,6 +119,7 @@ class Schedule:
     batch: Rule = field(default_factory=lambda: Rule(1.0))
     rounds: int | None = None
     threshold: float | None = None
+    gap: float | None = None
 
     def batch_size(self, t: int = 0) -> int:
         """The batch of round t, rounded up."""

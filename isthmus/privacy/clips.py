@@ -147,13 +147,19 @@ class GroupClip(Clip):
     Adding or removing one record changes the mean of its group from one vector of norm at most C to another: the sum
     moves by up to 2C.  This holds only where groups are assigned to records independently of one another.
 
-    >>> GroupClip(1.0).total(1.0)
-    2.0
+    replaced  every round looks at all records, and neighbours differ by a replaced one: the mean of its group changes
+              once, by 2C, which for replace-one is a bound of C a record (`Adjacency` doubles it).  A sample does not
+              allow that: with the record in it or not the sum differs by 2C too.  `check_sound` refuses it elsewhere.
+
+    >>> GroupClip(1.0).total(1.0), GroupClip(1.0, replaced=True).total(1.0)
+    (2.0, 1.0)
     """
+
+    replaced: bool = False
 
     def total(self, bound: float) -> float:
         """The bound of one record's share in the sum."""
-        return 2 * bound
+        return bound if self.replaced else 2 * bound
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ class Penalty(ABC):
     def prox_rest(self, w: Tensor, eta: float | Tensor) -> Tensor:
         """The same for the non-smooth part alone."""
 
+    def separates(self, block: Tensor, d: int) -> bool:
+        """Whether R(w) = R_1(w on the block) + R_2(the rest), so that descent may move the block alone."""
+        return len(block) == d
+
 
 class _Elastic(Penalty):
     """l1 ||w||_1 + (l2 / 2) ||w||^2; prox(w)_j = soft(w_j, eta l1) / (1 + eta l2)."""
@@ -80,6 +84,10 @@ class _Elastic(Penalty):
         """Soft-threshold at eta l1."""
         l1 = self.strengths[0]
         return soft_threshold(w, eta * l1) if l1 else w
+
+    def separates(self, block: Tensor, d: int) -> bool:
+        """Always: it is a sum over coordinates."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -157,7 +165,8 @@ class GroupPenalty(Penalty):
 
     groups  a group number for each coordinate
 
-    A step for each coordinate has no closed form here: the mean of eta over a group is used.
+    With a step for each coordinate v_j = z_j / (1 + eta_j lam / r) on a group, where r = ||v_g|| is the root of
+    sum_j (z_j / (r + eta_j lam))^2 = 1; v_g = 0 where sum_j (z_j / eta_j)^2 <= lam^2.
 
     >>> GroupPenalty([0, 0, 1], 1.0).prox(torch.tensor([3.0, 4.0, 0.5]), 1.0)
     tensor([2.4000, 3.2000, 0.0000])
@@ -175,29 +184,45 @@ class GroupPenalty(Penalty):
 
     def value(self, w: Tensor) -> float:
         """R(w)."""
-        return self.lam * float(self._norms(w).sum())
+        return self.lam * float(self._sums(w * w).sqrt().sum())
 
     def gradient(self, w: Tensor) -> Tensor:
         """0: the penalty is not smooth."""
         return torch.zeros_like(w)
 
     def prox(self, w: Tensor, eta: float | Tensor) -> Tensor:
-        """w_g max(1 - eta lam / ||w_g||, 0)."""
-        norms, threshold = self._norms(w), self.lam * self._mean(eta, w)
-        shrink = torch.where(norms > threshold, 1 - threshold / norms.clamp(min=1e-300), torch.zeros_like(norms))
-        return w * shrink[self.groups]
+        """w_g max(1 - eta lam / ||w_g||, 0), or by Newton's method where steps differ within a group."""
+        steps = torch.as_tensor(eta, dtype=w.dtype, device=w.device).expand_as(w) * self.lam
+        length = self._lengths(w, steps)[self.groups]
+        return torch.where(length > 0, w * (length / (length + steps)), torch.zeros_like(w))
 
     prox_rest = prox
 
-    def _norms(self, w: Tensor) -> Tensor:
-        validate.shape(tuple(self.groups.shape), w=w)
-        return w.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, w * w).sqrt_()
+    def separates(self, block: Tensor, d: int) -> bool:
+        """Where no group is cut by the block."""
+        validate.check(len(self.groups) == d, "groups", len(self.groups), f"give {d}, one a coordinate")
+        inside = torch.bincount(self.groups[block], minlength=int(self.groups.max()) + 1)
+        return bool(((inside == 0) | (inside == torch.bincount(self.groups))).all())
 
-    def _mean(self, eta: float | Tensor, w: Tensor) -> float | Tensor:
-        if not isinstance(eta, Tensor) or eta.ndim == 0:
-            return eta
-        totals = w.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, eta.to(w))
-        return totals / torch.bincount(self.groups).clamp(min=1).to(w)
+    def _lengths(self, w: Tensor, steps: Tensor) -> Tensor:
+        """||v_g|| of each group: Newton from below on a convex, decreasing function never passes its root."""
+        widest = w.new_zeros(int(self.groups.max()) + 1).scatter_reduce_(0, self.groups, steps, "amax")
+        length = (self._sums(w * w).sqrt() - widest).clamp_min(0.0)
+        length = torch.maximum(length, self._sums(w * w * (steps == 0)).sqrt())
+        for _ in range(60):
+            reach = (length[self.groups] + steps).clamp_min(torch.finfo(w.dtype).tiny)
+            ratio = (w / reach).square()
+            above = self._sums(ratio) - 1
+            new = length + above.clamp_min(0.0) / (2 * self._sums(ratio / reach)).clamp_min(torch.finfo(w.dtype).tiny)
+            if bool((new <= length * (1 + 4 * torch.finfo(w.dtype).eps)).all()):
+                break
+            length = new
+        return length
+
+    def _sums(self, values: Tensor) -> Tensor:
+        """The sum over each group."""
+        validate.shape(tuple(self.groups.shape), w=values)
+        return values.new_zeros(int(self.groups.max()) + 1).index_add_(0, self.groups, values)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base.space import Space
+from isthmus.geometry.sketches import Encoder, Identity
 from isthmus.privacy.clips import Clip
 from isthmus.problems.scaling import RowMaps
 from isthmus.round.aggregators import Aggregator
@@ -31,6 +32,7 @@ class Prepared:
     centre  (shift, width): targets that were mapped into [-1, 1] are learned as (y - shift) / width
     clip    of the gradients, in place of the pipeline's own: what was bought is public, and so is what follows from it
     spread  the usual size of a margin, where it is known
+    encode  of the gradients, in place of the pipeline's own: directions that were bought
     """
 
     objective: Any
@@ -42,11 +44,13 @@ class Prepared:
     centre: tuple[float, float] | None = None
     clip: float | None = None
     spread: float | None = None
+    encode: Encoder | None = None
 
     def fill(self, pipe: Pipeline) -> Pipeline:
         """The pipeline with what was prepared in its slots."""
         step = pipe.step if self.step is None else self.step
         stages = pipe.stages if self.clip is None else [_clipped(stage, self.clip) for stage in pipe.stages]
+        stages = stages if self.encode is None else [_encoded(stage, self.encode) for stage in stages]
         return replace(pipe, stages=stages, step=step, update=pipe.update if self.update is None else self.update)
 
 
@@ -57,6 +61,16 @@ def _clipped(stage: Stage, bound: float) -> Stage:
         releases=[
             replace(each, clip=replace(each.clip, bound=bound)) if type(each.clip) is Clip else each
             for each in stage.releases
+        ],
+    )
+
+
+def _encoded(stage: Stage, encode: Encoder) -> Stage:
+    """The stage with another map in place of the identity."""
+    return replace(
+        stage,
+        releases=[
+            replace(each, encode=encode) if isinstance(each.encode, Identity) else each for each in stage.releases
         ],
     )
 

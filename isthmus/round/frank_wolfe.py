@@ -29,8 +29,10 @@ class FrankWolfe:
             "short": gamma = gap / (mu ||s - w||^2), capped;
             "line": the exact minimiser of the loss on the segment
     away    also consider moving away from the worst point used so far, which may be dropped again
+    error   s may be this times gamma short of the minimum (`ConvexSet.lmo_near`): an approximate linear oracle
 
-    The memo keeps the gap `<g, w - s>` of the last round, at the point the round started from.
+    The memo keeps the gap `<g, w - s>` of the last round, at the point the round started from, and what s may be short
+    of the minimum is added: max over C of <g, w - u> is never more.
 
     >>> from isthmus.geometry.sets import Simplex
     >>> memo, w = FrankWolfe(Simplex()).apply({}, torch.ones(2) / 2, [Lifted(torch.tensor([1.0, 0.0]))], 0.5)
@@ -43,9 +45,11 @@ class FrankWolfe:
     smoothness: float | None = None
     loss: Callable[[Tensor], float] | None = None
     away: bool = False
+    error: float = 0.0
 
     def __post_init__(self) -> None:
         validate.one_of(RULES, rule=self.rule)
+        validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
             validate.check(self.smoothness is not None, "smoothness", None, "the short step needs it")
@@ -61,11 +65,12 @@ class FrankWolfe:
         """One step towards a vertex, or away from one."""
         g = direction_of(lifted)
         vertex = lifted[0].point  # a lift that chose the vertex itself is taken at its word
-        s = (self.constraint.lmo(g) if vertex is None else vertex).to(w)
+        s, short = self.constraint.lmo_near(g, self.error * float(eta)) if vertex is None else (vertex, 0.0)
+        s = s.to(w)
         gap = float(g @ (w - s))
         if not self.away:
             gamma = self._length(g, w, s - w, 1.0, eta)
-            return {"gap": gap}, torch.lerp(w, s, gamma)
+            return {"gap": gap + short}, torch.lerp(w, s, gamma)
         atoms, weights = memo["atoms"], memo["weights"]
         worst = int((atoms @ g).argmax())
         share = float(weights[worst])
@@ -78,7 +83,7 @@ class FrankWolfe:
             weights[worst] -= gamma
         keep = weights > 1e-12
         atoms, weights = atoms[keep], weights[keep] / weights[keep].sum()
-        return {"gap": gap, "atoms": atoms, "weights": weights}, weights @ atoms
+        return {"gap": gap + short, "atoms": atoms, "weights": weights}, weights @ atoms
 
     def _length(self, g: Tensor, w: Tensor, move: Tensor, longest: float, eta: float | Tensor) -> float:
         """gamma in [0, longest] by the rule."""

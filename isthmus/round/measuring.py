@@ -104,6 +104,8 @@ def contribute(
             rows = rows.take(torch.arange(len(part)), times[part])
         split = physical is not None and isinstance(rows, Query)  # whatever the number of records: it may be private
         rows = jointly(rows, client)
+        if stage.groups is not None:
+            rows = _grouped(rows, stage.groups, client, keys, physical)
         remedy = f"leave it out: {type(rows).__name__} is no sum, and one record more would shift every batch after it"
         validate.check(not split, "physical_batch_size", physical, remedy)
         share = part_of_error(number, number == len(parts))
@@ -153,6 +155,17 @@ def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
     validate.check(client.joint is not None and rows.adds_up, "clients", client.name, remedy)
     assert client.joint is not None
     return Answered(client.joint(rows), rows.bound)
+
+
+def _grouped(rows: Rows | Query, groups: int, client: Client, keys: Keys, physical: int | None) -> Rows:
+    """The means of micro-batches: a record's own is drawn for it alone, so that it moves no other."""
+    whole = physical is None and client.whole in (None, client.problem.n)
+    remedy = "a micro-batch is clipped whole: leave out physical_batch_size, and let one process hold the records"
+    validate.check(whole and isinstance(rows, Rows), "micro_batch", groups, remedy)
+    if keys.noise is None:
+        validate.refuse("noise", None, "micro-batches are drawn secretly: give a SecretSource as keys.noise")
+    assert isinstance(rows, Rows)
+    return rows.regrouped(keys.noise.integers(groups, rows.n))
 
 
 def _send(round: Round, stage: Stage, message: Message, client: Client, memory: dict[str, Tensor]) -> Message:

@@ -25,7 +25,7 @@ from isthmus.round.result import Result
 from isthmus.round.sound import claims
 from isthmus.round.spending import Spending, same_terms
 from isthmus.round.state import State
-from isthmus.round.step import Setting, run, start
+from isthmus.round.step import Setting, opened_again, run, start
 from isthmus.round.wire import Keys
 
 Callback = Callable[[dict[str, Any], State], bool | None]
@@ -196,7 +196,7 @@ def _minimized(
         bytes=state.bytes,
         seconds=watch.seconds,
         state=state,
-        certificate=_certificate(pipe, None if elsewhere else lambda w: mean(slope(w)), x),
+        certificate=_certificate(pipe, None if elsewhere else lambda w: mean(slope(w)), x, state, setting),
         transform=prepared.transform,
         target=prepared.target,
         centre=prepared.centre,
@@ -298,10 +298,19 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     return recipe
 
 
-def _certificate(pipe: Pipeline, gradient: Callable[[Tensor], Tensor] | None, x: Tensor | None) -> dict[str, float]:
+def _certificate(
+    pipe: Pipeline,
+    gradient: Callable[[Tensor], Tensor] | None,
+    x: Tensor | None,
+    state: State,
+    setting: Setting,
+) -> dict[str, float]:
     """What a stop rule promised, checked on one full gradient; never on the data of a private run."""
     certify = getattr(pipe.stop, "certify", None)
-    return {} if x is None or certify is None or gradient is None or pipe.private else certify(gradient(x), x)
+    if x is None or certify is None or gradient is None or pipe.private:
+        return {}
+    found: dict[str, float] = certify(gradient(x), x, opened_again(pipe, state, x, setting))
+    return found
 
 
 class EarlyStop:

@@ -6,7 +6,7 @@ from isthmus.round.frank_wolfe import FrankWolfe
 from isthmus.round.ranks import AllReduce
 from isthmus.round.samplers import Full, Shuffle, Uniform, WithoutReplacement
 from isthmus.round.sources import AgainstAnchor, current
-from isthmus.round.stops import FirstOrderStationary, GapBelow
+from isthmus.round.stops import FirstOrderStationary, GapBelow, MappingBelow
 from isthmus.round.updates import Delegate, Mirror, Shifted, Step
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "GapBelow",
     "Last",
     "Local",
+    "MappingBelow",
     "Mirror",
     "Restart",
     "Shifted",

@@ -76,13 +76,18 @@ class Release:
 
 @dataclass(frozen=True)
 class Stage:
-    """Releases that look at ONE sample of the data, every `every` rounds."""
+    """Releases that look at ONE sample of the data, every `every` rounds.
+
+    groups  micro-batches: every drawn record is put into one of so many groups, independently of every other and
+            secretly, and the rows that are clipped are the means of groups (`GroupClip`)
+    """
 
     sampler: Sampler
     releases: Sequence[Release] = (Release(),)
     name: str = "main"
     every: int = 1
     source: RowSource = current
+    groups: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", tuple(self.releases))  # what was checked stays as it was

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from isthmus.base import validate
 from isthmus.privacy import accounting
 from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
 
@@ -63,8 +64,21 @@ def _check_claim(pipe: Pipeline) -> None:
         hidden = "its sampler hides what its releases cost: give the event of one round"
         validate.check(bool(_parts(event)), "sampler", stage.sampler, hidden)
         accounting.check(event, promise.adjacency)
+        _check_groups(stage, promise.adjacency)
     for slot in ("update", "average", "stop", "step"):
         _check_blind(slot, getattr(pipe, slot))
+
+
+def _check_groups(stage: Stage, adjacency: Adjacency) -> None:
+    """A record moves the mean of its micro-batch by 2C: a clip that says less is refused where that is not so."""
+    for release in stage.releases:
+        clip = release.clip
+        grouped = stage.groups is None or isinstance(clip, GroupClip)
+        validate.check(grouped, "clip", clip, f"stage {stage.name!r} clips means of micro-batches: give a GroupClip")
+        whole = adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
+        fits = not getattr(clip, "replaced", False) or whole
+        remedy = "a record counts C only where one is replaced and every round looks at all of them: leave it out"
+        validate.check(fits, "clip.replaced", True, remedy)
 
 
 def check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:

@@ -23,7 +23,8 @@ class Held:
 
 
 def _taken(held: Held) -> tuple[None, storage.Fields]:
-    return None, {"w": held.w, "lifted": [{"direction": x.direction, "point": x.point} for x in held.lifted]}
+    kept = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
+    return None, {"w": held.w, "lifted": kept}
 
 
 def _made(_: str | None, fields: storage.Fields) -> Held:

@@ -39,6 +39,7 @@ __all__ = [
     "measured_leaves",
     "no_public",
     "open_round",
+    "opened_again",
     "run",
     "start",
     "step",
@@ -150,6 +151,16 @@ def step(pipe: Pipeline, state: State, setting: Setting) -> tuple[Round, State]:
     sent = [_through(site, round, stage, state, setting) for stage in round.active]
     with setting.aggregator.alike():
         return round, advance(round, replace(state, memory=site.memory), sent)
+
+
+def opened_again(pipe: Pipeline, state: State, x: Tensor, setting: Setting) -> Round:
+    """The round that led to a state, at the point x that it started from, with its maps bound: public things only."""
+    before = replace(state, w=x, t=state.t - 1)
+    round = _opened(pipe, before, setting).round
+    assert round is not None
+    for stage in round.active:
+        bind_stage(round, stage, before)
+    return round
 
 
 def look(stage: Stage, setting: Setting, promise: Promise | None = None) -> dict[str, Tensor]:

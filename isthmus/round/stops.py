@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.geometry.lifts import compressed_gradient_mapping
 from isthmus.geometry.sets import ConvexSet
 from isthmus.round.state import State
 
@@ -40,7 +41,7 @@ class FirstOrderStationary:
         factor = math.sqrt(round.space.d / m) if self.rescale else 1.0
         return float(torch.linalg.vector_norm(old.w - new.w)) * factor <= self.threshold
 
-    def certify(self, gradient: Tensor, x: Tensor) -> dict[str, float]:
+    def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
         """The true first-order gap and the unit-step gradient mapping, from one full gradient."""
         return first_order(gradient, x, self.constraint)
 
@@ -66,9 +67,47 @@ class GapBelow:
             return False
         return self.gradient is None or self.certify(self.gradient(old.w), old.w)["gap"] <= self.alpha
 
-    def certify(self, gradient: Tensor, x: Tensor) -> dict[str, float]:
+    def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
         """The true first-order gap and the unit-step gradient mapping, from one full gradient."""
         return first_order(gradient, x, self.constraint)
+
+
+@dataclass(frozen=True)
+class MappingBelow:
+    """Stop at the first w_t with a compressed gradient mapping (w_t - w_{t+1}) / eta of at most alpha: 001, Def. 8.
+
+    The rule sees the gradient that the round released.  The certificate has what it promised of the full gradient:
+    `compressed` (Definition 8 with the map and the step of the round that fired), `mapping` (without compression) and
+    the first-order `gap`.  As `FirstOrderStationary` it multiplies by sqrt(d/m_t), or fires early; the definition as
+    printed is `rescale=False`.
+    """
+
+    alpha: float
+    constraint: ConvexSet
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        validate.positive(alpha=self.alpha)
+
+    def __call__(self, round: Round, old: State, new: State) -> bool:
+        """Whether w_t is the point."""
+        moved = torch.linalg.vector_norm((old.w - new.w) / round.eta)
+        return float(moved) * self._factor(round) <= self.alpha
+
+    def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
+        """The compressed gradient mapping, the plain one at the same step, and the gap, from one full gradient."""
+        found = first_order(gradient, x, self.constraint)
+        if round is None:
+            return found
+        eta, sketch = float(round.eta), next(iter(round.sketches.values()))
+        compressed = compressed_gradient_mapping(self.constraint, sketch, sketch.forward(gradient), x, eta)
+        plain = (x - self.constraint.project(x - eta * gradient)) / eta
+        found["compressed"] = float(torch.linalg.vector_norm(compressed)) * self._factor(round)
+        return dict(sorted((found | {"mapping": float(torch.linalg.vector_norm(plain))}).items()))
+
+    def _factor(self, round: Round) -> float:
+        m = min(sketch.m for sketch in round.sketches.values())
+        return math.sqrt(round.space.d / m) if self.rescale else 1.0
 
 
 def first_order(g: Tensor, x: Tensor, constraint: ConvexSet) -> dict[str, float]:

@@ -37,11 +37,18 @@ def direction_of(lifted: Sequence[Lifted]) -> Tensor:
     return total
 
 
+def stretch_of(lifted: Sequence[Lifted]) -> float | Tensor:
+    """What the step of each coordinate is multiplied with; several releases together move them all."""
+    return lifted[0].stretch if len(lifted) == 1 else 1.0
+
+
 @dataclass(frozen=True)
 class Step:
-    """w+ = P_C(prox_{eta penalty}(w - eta (direction + momentum))).
+    """w+ = P_C(prox_{eta C penalty}(w - eta (direction + momentum))), C = I but where coordinates are drawn.
 
-    A lift that already found a point of C is taken at its word: the point is kept exactly, zeros and all.
+    A lift that already found a point of C is taken at its word: the point is kept exactly, zeros and all.  One that
+    moves drawn coordinates by steps eta / p_j says so (`Lifted.stretch`), and the proximal map takes those steps too:
+    of coordinate descent it acts on the drawn coordinates alone.
 
     >>> Step().apply({}, torch.ones(2), [Lifted(torch.ones(2))], 0.5)[1]
     tensor([0.5000, 0.5000])
@@ -69,7 +76,9 @@ class Step:
                 direction = memo["velocity"].mul(self.momentum).add_(direction)
                 memo = {"velocity": direction}
             point = w - eta * direction
-        return memo, self.constraint.project(self.penalty.prox(point, eta))
+        everywhere = bool(self.momentum) or isinstance(self.penalty, NoPenalty)
+        taken = eta if everywhere else eta * stretch_of(lifted)
+        return memo, self.constraint.project(self.penalty.prox(point, taken))
 
 
 @dataclass(frozen=True)

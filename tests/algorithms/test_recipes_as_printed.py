@@ -171,6 +171,21 @@ def test_private_recipes_take_schedules(recipe: str) -> None:
         assert [size(t) for t in (0, 1)] == [10, 10]  # beta_0 = 1/2 and the width of the ball
 
 
+def test_theorems_of_papers_003_and_004_fill_their_recipes() -> None:
+    loops = theory.convex_block_loops(200, noise=2.0, radius=3.0, epsilon=0.5, delta=1e-4)
+    made = algorithms.dp_skgd(epsilon=0.5, delta=1e-4, smoothness=1.0, clip=0.1, blocks=5, n="exact", schedule=loops)
+    pipe = bound(made, L2Ball(1.0), steps=None)
+    assert pipe.rounds == loops.steps and pipe.average.rounds == loops.inner
+    with pytest.raises(InvalidInput, match="inner=3"):
+        algorithms.dp_skgd(epsilon=0.5, smoothness=1.0, clip=0.1, n="exact", schedule=loops, inner=3)
+    schedule = theory.subspace_schedule(20, 0.5)
+    public = (torch.ones(3, 10).double(), torch.ones(3).double())
+    private: dict[str, Any] = {"epsilon": 0.5, "clip": 1.0, "n": "exact", "schedule": schedule, "output": "random"}
+    for made in (algorithms.pdp_sgd(k=2, data=public, **private), algorithms.rpdp_sgd(k=2, **private)):
+        pipe = bound(made, L2Ball(1.0), n=300, steps=None)
+        assert pipe.rounds == 100 and pipe.step(7) == pytest.approx(0.1)
+
+
 def test_the_default_private_step_is_that_of_theorem_11() -> None:
     """||C|| / sqrt(t (L^2 + m_T sigma^2)) with the largest m_t, which a width rule reaches at the end."""
     steps, n, d = 30, 200, 1000

@@ -329,7 +329,7 @@ STRONG = {"smoothness": M, "probabilities": np.full(5, 0.5), "strong_convexity":
         lambda: component_smoothness([1.0, 1.0], curvature=1.0, rows=0.0),
         lambda: block_lipschitz([1.0, 1.0], [[0, 2]]),
         lambda: block_lipschitz([1.0, 1.0], [[]]),
-        lambda: importance_probabilities(M, [[0, 1], [1, 2, 3, 4]]),
+        lambda: importance_probabilities(M, [[0, 1], [1, 2, 3]]),
         lambda: sampling_probabilities("serial", 3),
         lambda: sampling_probabilities("block", 3),
         lambda: sampling_probabilities("nice", 3),

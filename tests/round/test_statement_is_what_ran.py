@@ -218,6 +218,7 @@ RECIPES: dict[str, tuple[Any, Any]] = {
         algorithms.compressive_dp_sgd(**STEP, variant="dense", as_published=True),
         None,
     ),
+    "dp_subspace_gd": (algorithms.dp_subspace_gd(**COMMON, k=2), None),
     "dp_mirror_descent": (algorithms.dp_mirror_descent(**STEP), Simplex()),
     "dp_skgd": (algorithms.dp_skgd(**COMMON, smoothness=1.0, blocks=2), None),
     "dp_skgd, as published": (algorithms.dp_skgd(**COMMON, smoothness=1.0, blocks=2, as_published=True), None),

@@ -20,7 +20,7 @@ from isthmus.geometry.lifts.parts import (
     pinv,
     unbiased,
 )
-from isthmus.geometry.lifts.project_lift import LiftResult, project_and_lift, solve_lift
+from isthmus.geometry.lifts.project_lift import LiftResult, compressed_gradient_mapping, project_and_lift, solve_lift
 from isthmus.geometry.lifts.pursuit import BasisPursuit, basis_pursuit
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "Unbiased",
     "adjoint",
     "basis_pursuit",
+    "compressed_gradient_mapping",
     "cosamp",
     "discard",
     "pinv",

@@ -25,9 +25,10 @@ def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = No
 
     Returns:
         z, (d,) or (batch, d), of the type and dtype of y.  Of all iterates (the zero vector included) the one of
-        least residual: more iterations never make it worse.  An example stops when its support repeats or its
-        residual is rounding.  Least squares are solved by a rank-revealing method, so 3k > m and dependent columns
-        give the least-norm solution.
+        least residual: more iterations never make it worse.  An example stops when its residual is rounding, or when
+        the columns it fits on are those of an earlier iteration: from there on its iterates come again (a support that
+        repeats is no fixed point, because the 2k columns joined to it depend on its values).  Least squares are solved
+        by a rank-revealing method, so 3k > m and dependent columns give the least-norm solution.
 
     >>> matrix = torch.eye(4).double()
     >>> cosamp(matrix, torch.tensor([0.0, 3.0, 0.0, -1.0]).double(), k=1).tolist()
@@ -54,30 +55,45 @@ def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
     least = torch.linalg.vector_norm(y, dim=1)
     rounding = 8 * torch.finfo(y.dtype).eps * least
     going = torch.nonzero(least > 0)[:, 0]
-    z = best[going]
+    z, seen = best[going], torch.empty(0)
     for _ in range(iterations):
         if len(going) == 0:
             break
-        code = y[going]
-        new = _iterate(matrix, code, code - z @ matrix.T, z, k)
-        left = torch.linalg.vector_norm(code - new @ matrix.T, dim=1)
+        columns = _identify(matrix, y[going] - z @ matrix.T, z, k)
+        if seen.numel():  # the next iterate depends on these columns alone: one that was fitted on them came before
+            new = ~(seen == columns[:, None]).all(2).any(1)
+            going, columns, seen = going[new], columns[new], seen[new]
+            if len(going) == 0:
+                break
+        seen = torch.cat([seen, columns[:, None]], 1) if seen.numel() else columns[:, None]
+        z = _fitted(matrix, y[going], columns, k)
+        left = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
         better = left < least[going]
-        best[going[better]], least[going[better]] = new[better], left[better]
-        stays = ((new != 0) != (z != 0)).any(1) & (left > rounding[going])
-        going, z = going[stays], new[stays]
+        best[going[better]], least[going[better]] = z[better], left[better]
+        stays = left > rounding[going]
+        going, z, seen = going[stays], z[stays], seen[stays]
     return best
 
 
-def _iterate(matrix: Tensor, y: Tensor, rest: Tensor, z: Tensor, k: int) -> Tensor:
-    """One identification, estimation and pruning for each row."""
+def _identify(matrix: Tensor, rest: Tensor, z: Tensor, k: int) -> Tensor:
+    """The support of each z and the 2k columns that its residual has most of, ascending; d stands for none."""
     d = matrix.shape[1]
     marked = z != 0
     marked.scatter_(1, (rest @ matrix).abs().topk(min(2 * k, d), dim=1).indices, True)
-    chosen = marked.to(y.dtype).topk(min(3 * k, d), dim=1)
-    columns = matrix.T[chosen.indices].mT * chosen.values[:, None, :]
-    fit = _least_squares(columns, y) * chosen.values
+    places = torch.where(marked, torch.arange(d, device=z.device), d)
+    chosen: Tensor = places.topk(min(3 * k, d), dim=1, largest=False).values.sort(dim=1).values
+    return chosen
+
+
+def _fitted(matrix: Tensor, y: Tensor, columns: Tensor, k: int) -> Tensor:
+    """Least squares on the columns of each row, its k largest entries kept."""
+    d = matrix.shape[1]
+    real = columns < d
+    at = columns.clamp(max=d - 1)
+    fit = _least_squares(matrix.T[at].mT * real[:, None, :], y) * real
     kept = fit.abs().topk(min(k, fit.shape[1]), dim=1).indices
-    return torch.zeros_like(z).scatter_(1, chosen.indices.gather(1, kept), fit.gather(1, kept))
+    whole = y.new_zeros(len(y), d + 1)  # the last place takes what stands for no column
+    return whole.scatter_(1, columns.gather(1, kept), fit.gather(1, kept))[:, :d]
 
 
 def _least_squares(columns: Tensor, y: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ class Lifted:
     The point keeps exact zeros and membership, which w - eta (w - point)/eta would lose.  A direction may be given
     as a function, and by columns of leaves: whoever takes one parameter at a time never builds the whole vector.
     `code` has, where the direction is Phi^+ y of a sketch that can add it to parameters in place, that sketch and y.
+    `stretch` is how much longer than eta the step of a coordinate really is: the diagonal of C = I_S P^-1 where an
+    unbiased lift moves drawn coordinates only (0 on the others), else 1.  A proximal map takes the same steps.
 
     >>> import torch
     >>> Lifted(torch.ones(2)).point is None
@@ -42,13 +44,19 @@ class Lifted:
         point: Tensor | None = None,
         columns: Columns | None = None,
         code: tuple[Sketch, Tensor] | None = None,
+        stretch: Step | Callable[[], Step] = 1.0,
     ) -> None:
-        self._given, self.point, self._columns, self.code = direction, point, columns, code
+        self._given, self.point, self._columns, self.code, self._stretch = direction, point, columns, code, stretch
 
     @cached_property
     def direction(self) -> Tensor:
         """The whole direction."""
         return self._given if isinstance(self._given, Tensor) else self._given()
+
+    @cached_property
+    def stretch(self) -> Step:
+        """How much longer than eta the step of each coordinate is."""
+        return self._stretch() if callable(self._stretch) else self._stretch
 
     def columns(self, space: Space, name: str, lo: int, hi: int) -> Tensor:
         """Columns lo..hi-1 of one leaf of the direction, as a matrix."""
@@ -110,10 +118,12 @@ class Unbiased(Lift):
     """Phi^+ y / coverage: its mean over the sketch is the gradient itself; for tight sketches.
 
     >>> import torch
-    >>> from isthmus.geometry.sketches import CountSketch
+    >>> from isthmus.geometry.sketches import Blocks, CountSketch
     >>> sketch, y = CountSketch(2).draw(4), torch.ones(2)
     >>> bool(torch.allclose(Unbiased()(sketch, y, torch.zeros(4), 0.1).direction, 2 * sketch.pinv(y)))
     True
+    >>> sorted(Unbiased()(Blocks(2).draw(4), y, torch.zeros(4), 0.1).stretch.tolist())  # I_S P^-1 of one block of two
+    [0.0, 0.0, 2.0, 2.0]
     """
 
     reads_w: ClassVar[bool] = False
@@ -128,7 +138,7 @@ class Unbiased(Lift):
                 share = share[sketch.space.slice(name)].view(sketch.space.shape(name)[0], -1)[:, lo:hi]
             return sketch.pinv_columns(name, y, lo, hi) / share
 
-        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns)
+        return Lifted(lambda: sketch.pinv(y) / coverage, None, columns, stretch=lambda: sketch.stretch(y))
 
 
 @dataclass(frozen=True)

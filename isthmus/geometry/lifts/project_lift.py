@@ -92,6 +92,34 @@ def project_and_lift(
     return solve_lift(constraint, sketch, target, start, pick, **options).point
 
 
+def compressed_gradient_mapping(
+    constraint: ConvexSet,
+    sketch: Sketch,
+    code: Tensor,
+    w: Tensor,
+    eta: float,
+    pick: str = "nearest",
+    **options: Unpack[LiftOptions],
+) -> Tensor:
+    """(w - w+) / eta with w+ in C and Phi w+ = Pi_{Phi C}(Phi w - eta code): Definition 8 of paper 001, as a vector.
+
+    w is an alpha-compressed gradient mapping where its norm is at most alpha.  With Phi = I it is Nesterov's gradient
+    mapping (w - Pi_C(w - eta g)) / eta.  Without a constraint the paper says ||.|| ~ ||g||; the nearest w+ gives
+    Phi^+ Phi g, which is about sqrt(m/d) ||g||: multiply by sqrt(d/m) to compare (`isthmus.round.stops.MappingBelow`).
+
+    code  Phi g, g the gradient at w
+
+    >>> from isthmus.geometry.sets import L2Ball
+    >>> from isthmus.geometry.sketches import Identity
+    >>> w, g = torch.tensor([1.0, 0.0]).double(), torch.tensor([-1.0, 0.0]).double()
+    >>> float(compressed_gradient_mapping(L2Ball(1.0), Identity().draw(2), g, w, 0.5).norm())  # the gradient points out
+    0.0
+    """
+    validate.positive(eta=eta)
+    point = solve_lift(constraint, sketch, sketch.forward(w) - eta * code, w, pick, **options).point
+    return (w - point) / eta
+
+
 def solve_lift(
     constraint: ConvexSet,
     sketch: Sketch,

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import at_most, check, positive, positive_int
+from isthmus.geometry.sets._lanczos import top_pair
 from isthmus.geometry.sets.balls import L1Ball
 from isthmus.geometry.sets.base import ConvexSet, inside, norm
 from isthmus.geometry.sets.derivatives import Linearised, same, threshold
+
+SMALL = 32
+"""Matrices with a side below this are decomposed: Lanczos saves nothing there."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,14 @@ class NuclearBall(_MatrixSet):
     def _lmo(self, g: Tensor) -> Tensor:
         u, s, vh = self._svd(g)
         return -self.radius * torch.outer(u[:, 0], vh[0]).flatten().to(g.dtype)
+
+    def _lmo_near(self, g: Tensor, error: float) -> tuple[Tensor, float]:
+        matrix = self._matrix(g.double())
+        pair = top_pair(matrix, error / self.radius) if min(self.shape) >= SMALL else None
+        if pair is None:
+            return self._lmo(g), 0.0
+        vertex = -self.radius * torch.outer(pair.u, pair.v).flatten().to(g.dtype)
+        return inside(vertex, 1 + 2 * torch.finfo(g.dtype).eps), self.radius * (pair.upper - pair.value)
 
     def _gauge(self, x: Tensor) -> float:
         return float(torch.linalg.svdvals(self._matrix(x.double())).sum()) / self.radius

@@ -251,6 +251,10 @@ class Sketch(ABC):
         width = max(1, min(CHUNK_BYTES // (8 * self.m), math.isqrt(CHUNK_BYTES // 8)))
         return [(lo, min(lo + width, self.d)) for lo in range(0, self.d, width)]
 
+    def stretch(self, like: Tensor) -> float | Tensor:
+        """The diagonal of Phi^+ Phi / coverage where that matrix is diagonal (codes are coordinates), else 1."""
+        return 1.0
+
     def describe(self) -> str:
         """One sentence for reports."""
         return f"{type(self).__name__}: {self.m} numbers for {self.d} parameters, norm {self.norm:.4g}"

@@ -6,9 +6,12 @@ Rows held as outer products are read in blocks of columns, so that no n x d matr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor
 
 from isthmus.base import randomness, validate
@@ -32,7 +35,15 @@ TOLERANCE = {torch.float64: 1e-10}
 """How far V'V may be from I where V is held as factors; 1e-6 for other dtypes than these."""
 
 
-def learned(space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64) -> dict[str, Tree]:
+METHODS = ("gram", "lanczos")
+"""All eigenvectors of the Gram matrix, or its top ones by Lanczos."""
+BUILT = 4096
+"""Up to so many public rows Lanczos works on their Gram matrix, which one product builds; beyond, on the rows."""
+
+
+def learned(
+    space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram"
+) -> dict[str, Tree]:
     """The top directions V = G'U of public rows as tensors and numbers, with a certified bound `norm` of ||V||_2.
 
     Either `basis` (d x k), or `weights` U (n x k) and `leaves`: the factors of the public rows of a leaf where they are
@@ -41,6 +52,9 @@ def learned(space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.flo
     With factors an error of a few eps in K is one of eps ||D u||^2 in V'V, D = diag(||g_i||), and no later step can
     mend it: a direction with 8 eps ||D u||^2 above `TOLERANCE` is left out as one that carries no energy.
 
+    method  "gram" decomposes K; "lanczos" finds its top k eigenvectors from products K c.  Of more than `BUILT` rows
+            without factors these are G (G'c), and K is not built either
+
     >>> from isthmus.gradients import Dense
     >>> learned(Space.flat(2), Dense(torch.tensor([[0.0, 2.0], [0.0, 1.0]])), 2)["basis"].abs().round().tolist()
     [[0.0], [1.0]]
@@ -48,12 +62,14 @@ def learned(space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.flo
     pieces = _named(space, rows)
     factors = {name: found for name, piece in pieces.items() if (found := _worth_holding(piece, k)) is not None}
     if not factors:
-        basis, moment, error = _directions(rows, k, dtype)
+        basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
     exact = {name: _factor_gram(pieces[name], found) for name, found in factors.items()}
     inside = sum((gram for gram, _ in exact.values()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in factors), inside)
-    weights = _weights(whole, k, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52))
+    weights = _weights(
+        _Gram(whole.diagonal(), whole.matmul, whole), k, TOLERANCE.get(dtype, 1e-6) / (8 * 2.0**-52), method
+    )
     leaves: dict[str, Mapping[str, Tree]] = {}
     moment, error = weights.T @ inside @ weights, 0.0
     for name, piece in pieces.items():
@@ -68,7 +84,7 @@ def learned(space: Space, rows: CodeRows, k: int, dtype: torch.dtype = torch.flo
     return {"weights": weights, "leaves": leaves, "norm": _certified(moment, error, dtype)}
 
 
-def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64, method: str = "gram") -> Tensor:
     """d x min(k, rank) orthonormal: the top eigenvectors of sum_i g_i g_i', through the n x n Gram matrix.
 
     With G = (g_1, ..., g_n)' and GG' u = lambda u, the direction is G'u / sqrt(lambda); all k of them come from one
@@ -79,7 +95,7 @@ def top_directions(rows: CodeRows, k: int, dtype: torch.dtype = torch.float64) -
     tensor([[0.],
             [1.]], dtype=torch.float64)
     """
-    return _directions(rows, k, dtype)[0]
+    return _directions(rows, k, dtype, method)[0]
 
 
 def side_directions(rows: CodeRows | Tensor, shape: tuple[int, int], ranks: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -164,10 +180,10 @@ def _unfold(cube: Tensor, side: int) -> Tensor:
     return (cube.transpose(1, 2) if side == 0 else cube).reshape(-1, cube.shape[1 + side])
 
 
-def _directions(rows: CodeRows, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, float]:
+def _directions(rows: CodeRows, k: int, dtype: torch.dtype, method: str) -> tuple[Tensor, Tensor, float]:
     """The basis, orthonormal to rounding, and its `_moment`; in place, so that d x k numbers are kept once."""
     pieces = [piece for _, piece in rows.leaves()]
-    basis = _filled(pieces, _weights(sum((_gram(piece) for piece in pieces), torch.zeros(())), k), dtype)
+    basis = _filled(pieces, _weights(_gram_of(pieces, k, method), k, method=method), dtype)
     moment, error = _moment(basis)
     close = max(4 * torch.finfo(dtype).eps, 64 * 2.0**-52)
     for _ in range(2):
@@ -179,13 +195,49 @@ def _directions(rows: CodeRows, k: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     return basis, moment, error
 
 
-def _weights(gram: Tensor, k: int, most: float = math.inf) -> Tensor:
-    """U (n x k) with U' gram U = I on the top eigenvectors, float64; only those with sum_i gram_ii u_i^2 <= most."""
-    values, vectors = torch.linalg.eigh(gram)
+class _Gram(NamedTuple):
+    """K = G G': its diagonal, its products, and itself where it was built."""
+
+    diagonal: Tensor
+    times: Callable[[Tensor], Tensor]
+    whole: Tensor | None = None
+
+
+def _gram_of(pieces: Sequence[CodeRows], k: int, method: str) -> _Gram:
+    """The Gram matrix of leaves side by side, built or, for Lanczos, as products with their columns."""
+    n = pieces[0].n
+    if method == "gram" or k >= n - 1 or n <= BUILT:
+        whole = sum((_gram(piece) for piece in pieces), torch.zeros(()))
+        return _Gram(whole.diagonal(), whole.matmul, whole)
+    squares = sum((part.square().sum(1) for piece in pieces for part in _blocks(piece)), torch.zeros(()))
+    return _Gram(squares, lambda c: sum((part @ (part.T @ c) for x in pieces for part in _blocks(x)), torch.zeros(())))
+
+
+def _weights(gram: _Gram, k: int, most: float = math.inf, method: str = "gram") -> Tensor:
+    """U (n x k) with U' K U = I on the top eigenvectors, float64; only those with sum_i K_ii u_i^2 <= most."""
+    values, vectors = _eigen(gram, k, method)
     keep = _energetic(values)[-k:].flip(0)
     weights = vectors[:, keep] / values[keep].sqrt()
-    weights = weights[:, gram.diagonal() @ weights.square() <= most]
-    return _whitened(weights, weights.T @ gram @ weights)
+    weights = weights[:, gram.diagonal @ weights.square() <= most]
+    return _whitened(weights, weights.T @ gram.times(weights))
+
+
+def _eigen(gram: _Gram, k: int, method: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors: all of them, or the top k by implicitly restarted Lanczos."""
+    n, device = len(gram.diagonal), gram.diagonal.device
+    if method == "gram" or k >= n - 1:
+        assert gram.whole is not None
+        found: tuple[Tensor, Tensor] = torch.linalg.eigh(gram.whole)
+        return found
+
+    def times(c: np.ndarray) -> np.ndarray:
+        return gram.times(torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
+
+    operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
+    start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
+    values, vectors = eigsh(operator, k=k, which="LA", v0=start)
+    order = np.argsort(values)
+    return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)
 
 
 def _whitened(x: Tensor, moment: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from isthmus.base.space import Leaf
 from isthmus.geometry.sketches.base import CodeRows, Context, Encoder, Sketch, State, read
 from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.geometry.sketches.kronecker import KroneckerMap, Ranks, check_ranks, leaf_ranks, matrix_shape
+from isthmus.geometry.sketches.principal import METHODS, completed, leaf_pieces, learned, side_directions
 from isthmus.geometry.sketches.principal import NEGLIGIBLE as NEGLIGIBLE
-from isthmus.geometry.sketches.principal import completed, leaf_pieces, learned, side_directions
 from isthmus.geometry.sketches.principal import top_directions as top_directions
 from isthmus.geometry.sketches.subspace import SubspaceMap as SubspaceMap
 from isthmus.geometry.sketches.subspace import map_of
@@ -23,7 +23,8 @@ class PublicSubspace(Encoder):
     """Phi = V_k': the top-k eigenvectors of the second moment sum_i g_i g_i' of per-example public gradients.
 
     V_k comes from the n x n Gram matrix of the public gradients at the current point, anew every `refresh` rounds;
-    before `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
+    `method="lanczos"` finds its top k eigenvectors only, which pays from some hundred public examples on.  Before
+    `start_epoch` the map is the identity.  Tight with norm 1 and coverage 1.  If fewer than k directions
     carry energy, k shrinks to their number (see `learned`).  Large linear layers and embeddings keep the factors of
     the public rows in place of their part of V_k: memory about that of the public activations.
 
@@ -47,6 +48,7 @@ class PublicSubspace(Encoder):
     refresh: int = 10
     start_epoch: int = 0
     clip: str = "after"
+    method: str = "gram"
 
     public = True
 
@@ -59,6 +61,7 @@ class PublicSubspace(Encoder):
         validate.positive_int(k=self.k, refresh=self.refresh)
         validate.non_negative_int(start_epoch=self.start_epoch)
         validate.one_of(("after", "before"), clip=self.clip)
+        validate.one_of(METHODS, method=self.method)
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The map of the round and its basis, kept until the next refresh."""
@@ -67,7 +70,7 @@ class PublicSubspace(Encoder):
             return IdentityMap(context.space), None
         if state is None or context.t - read(state, "t", int) >= self.refresh:
             rows = _public_rows(context, self.data, self.loss)
-            state = {**learned(context.space, rows, self.k, context.w.dtype), "t": context.t}
+            state = {**learned(context.space, rows, self.k, context.w.dtype, self.method), "t": context.t}
         return map_of(context.space, state), state
 
 

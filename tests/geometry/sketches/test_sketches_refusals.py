@@ -54,7 +54,7 @@ def test_sizes(make, m):
         (lambda: Blocks(0), "blocks"),
         (lambda: Blocks(11).draw(10), "blocks"),
         (lambda: Blocks([]), "blocks"),
-        (lambda: Blocks([[0, 1], [1, 2]]).draw(3), "overlap"),
+        (lambda: Blocks([[0, 1], [1, 2, 1]]).draw(3), "once"),
         (lambda: Blocks([[0], [2]]).draw(3), "leave out"),
         (lambda: Blocks([[0, 1], [2, 3]]).draw(3), "indices"),
         (lambda: Blocks([slice(0, 3), slice(3, 3)]).draw(3), "empty"),

@@ -1,0 +1,228 @@
+"""Paper 004 in the recipes: when projection starts, Lanczos for V_k, micro-batches and where gradients are clipped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from private_cases import COMMON, build, problem
+
+import isthmus
+from isthmus import L1Ball, L2Ball, algorithms, minimize, papers
+from isthmus.base.space import Space
+from isthmus.geometry.sketches import PublicSubspace
+from isthmus.geometry.sketches.principal import learned, top_directions
+from isthmus.geometry.sketches.subspace import SubspaceMap, map_of
+from isthmus.gradients import Dense, Outer
+from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
+from isthmus.privacy.adjacency import Adjacency
+from isthmus.privacy.mechanisms import Exact
+from isthmus.problems.penalties import NoPenalty
+from isthmus.round.measuring import contribute
+from isthmus.round.minimize import Binding
+from isthmus.round.parts import Client, Full
+from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.round.state import State
+from isthmus.round.step import bind_stage, no_public, open_round
+from isthmus.round.wire import Keys
+
+
+def noiseless(pipe: Any) -> Any:
+    release = replace(pipe.stages[0].releases[0], mechanism=Exact())
+    return replace(pipe, stages=[replace(pipe.stages[0], sampler=Full(), releases=[release])], promise=None)
+
+
+@pytest.mark.parametrize("clipped", ["after", "before"])
+def test_rpdp_projects_from_its_start_epoch_on(clipped: str) -> None:
+    """The loop of paper 004 without its noise: clipped gradients, projected on k random directions from epoch 2 on."""
+    objective, rounds = problem(), 4
+    recipe = algorithms.rpdp_sgd(k=5, refresh=1, start_epoch=2, batch_size=None, clipped=clipped, **COMMON)
+    pipe = noiseless(build(recipe, objective, isthmus.Whole(), rounds))
+    found = minimize(objective, pipe, steps=rounds, seed=3, record=None).x
+    (_, _), (_, directions) = pipe.stages[0].releases[0].encode.schedule
+    w = torch.zeros(30, dtype=torch.float64)
+    for t in range(rounds):
+        rows = objective.rows(w).dense()
+        V = directions.draw(30, seed=3, t=t).dense().T * math.sqrt(5 / 30)
+        torch.testing.assert_close(V.T @ V, torch.eye(5, dtype=torch.float64))
+        codes = rows if t < 2 or clipped == "before" else rows @ V * math.sqrt(30 / 5)
+        cut = (COMMON["clip"] / codes.norm(dim=1)).clamp(max=1)
+        mean = (rows * cut[:, None]).mean(0)
+        w = w - COMMON["step"] * (mean if t < 2 else V @ (V.T @ mean))
+    torch.testing.assert_close(found, w, rtol=1e-9, atol=1e-12)
+
+
+# ---------------------------------------------------------------- Lanczos
+
+
+def rows_of(kind: str) -> Any:
+    g = torch.Generator().manual_seed(0)
+    spectrum = 0.6 ** torch.arange(40.0, dtype=torch.float64)
+    if kind == "outer":
+        a, b = (torch.randn(200, side, dtype=torch.float64, generator=g) * spectrum[:side] for side in (12, 9))
+        return Outer(a, b)
+    wide = torch.randn(200, 40, dtype=torch.float64, generator=g) * spectrum
+    wide[:, 3:] *= kind != "rank 3"
+    return Dense(wide)
+
+
+@pytest.mark.parametrize("kind", ["dense", "outer", "rank 3"])
+@pytest.mark.parametrize("built", [4096, 0])
+def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V V' of both methods against numpy's eigenvectors of the d x d second moment, which neither ever builds."""
+    monkeypatch.setattr("isthmus.geometry.sketches.principal.BUILT", built)
+    rows = rows_of(kind)
+    G = rows.dense().numpy()
+    V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]
+    for method in ("gram", "lanczos"):
+        found = top_directions(rows, 6, method=method)
+        assert found.shape == V.shape
+        np.testing.assert_allclose(found @ found.T, V @ V.T, atol=1e-7)
+        sketch = map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
+        assert isinstance(sketch, SubspaceMap) and 1 <= sketch.norm < 1 + 1e-9
+
+
+def test_lanczos_holds_factors_of_large_layers_too() -> None:
+    g = torch.Generator().manual_seed(1)
+    rows, space = (
+        Outer(torch.randn(60, 300, generator=g), torch.randn(60, 200, generator=g)),
+        Space.of({"w": (200, 300)}),
+    )
+    sketches = [map_of(space, learned(space, rows, 8, torch.float32, method)) for method in ("gram", "lanczos")]
+    one, other = (sketch.dense(torch.float64) for sketch in sketches)
+    assert type(sketches[1]).__name__ == type(sketches[0]).__name__ != "SubspaceMap"
+    assert float(torch.linalg.svdvals(one @ other.T).min()) > 1 - 1e-5
+    with pytest.raises(isthmus.InvalidInput, match="method='power'"):
+        PublicSubspace(3, method="power")
+
+
+# ---------------------------------------------------------------- micro-batches
+
+
+class Vectors:
+    """Records that are their own gradients."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.values, self.n, self.space, self.penalty = rows.double(), len(rows), Space.flat(rows.shape[1]), NoPenalty()
+
+    def rows(self, w: torch.Tensor, index: Any = None) -> Any:
+        return Dense(self.values if index is None else self.values[index])
+
+    def loss(self, w: torch.Tensor) -> float:
+        return float(self.values.mean(0) @ w)
+
+
+def released(pipe: Any, objective: Any, seed: int = 7) -> Any:
+    """What one round hands to the mechanism."""
+    state, stage = State(w=torch.zeros(objective.space.d, dtype=torch.float64)), pipe.stages[0]
+    round = open_round(pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=no_public)
+    bind_stage(round, stage, state)
+    keys = Keys(0, SeededSource(seed))
+    return contribute(round, stage, Client("0", objective), keys, {}).values["gradient"]
+
+
+def micro(adjacency: str, n: int, d: int, **options: Any) -> Any:
+    told = {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "step": 0.1, "n": n, "batch_size": None, "micro_batch": 4}
+    recipe = algorithms.dp_sgd(**(told | {"adjacency": adjacency} | options))
+    return recipe.bind(Binding(isthmus.Whole(), NoPenalty(), Space.flat(d), n, 10, None))
+
+
+def test_the_sum_is_that_of_clipped_means_of_micro_batches() -> None:
+    """Every record in one group, drawn for it alone; the mean of each group is clipped; divided by how many groups."""
+    objective = Vectors(torch.randn(40, 3, generator=torch.Generator().manual_seed(2)) * 3)
+    pipe = micro("add-remove", 40, 3)
+    bounded = released(pipe, objective)
+    source = SeededSource(7)
+    source.mask(40, 1.0)
+    groups = source.integers(10, 40)
+    expected = torch.zeros(3, dtype=torch.float64)
+    for j in range(10):
+        members = objective.values[groups == j]
+        if len(members):
+            expected += members.mean(0) * min(1.0, 1.0 / float(members.mean(0).norm()))
+    torch.testing.assert_close(bounded.value, expected, rtol=0, atol=1e-9)
+    assert pipe.stages[0].groups == 10 and pipe.stages[0].sampler.divisor(40) == 10
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "batch", "counts"),
+    [("add-remove", None, 2.0), ("add-remove", 20, 2.0), ("replace-one", None, 1.0), ("replace-one", 20, 2.0)],
+)
+def test_one_record_moves_one_mean_by_what_is_noised_for(adjacency: str, batch: int | None, counts: float) -> None:
+    """The worst neighbour turns the mean of its group around: 2C, the stated sensitivity and no less."""
+    relation = Adjacency(adjacency)
+    pipe = micro(adjacency, 40, 2, batch_size=batch)
+    clip = pipe.stages[0].releases[0].clip
+    assert clip.total(1.0) == counts
+    plain = micro(adjacency, 40, 2, batch_size=batch, micro_batch=1)
+    assert pipe.stages[0].releases[0].mechanism == plain.stages[0].releases[0].mechanism  # times a bound of 2C, or C
+    if batch is not None:
+        return
+    rows = torch.zeros(40, 2)
+    rows[:, 0] = 50.0
+    worst, bounds = 0.0, set()
+    for last in ([-1e5, 0.0], [1e5, 0.0], [0.0, 1e5], [math.nan, 0.0]):
+        other = rows.clone()
+        other[-1] = torch.tensor(last)
+        pair = (rows, other) if relation is Adjacency.REPLACE_ONE else (rows[:-1], other)
+        one, two = (released(pipe, Vectors(x)) for x in pair)
+        worst, bounds = max(worst, float((one.value - two.value).norm())), bounds | {one.bound}
+    stated = relation.sensitivity(bounds.pop())
+    assert 0.999 * stated < worst <= stated
+
+
+def test_micro_batches_run_and_state_their_budget() -> None:
+    objective = problem()
+    for recipe in (
+        algorithms.dp_sgd(batch_size=60, micro_batch=5, **COMMON),
+        algorithms.rpdp_sgd(k=5, batch_size=60, micro_batch=5, **COMMON),
+        algorithms.priv_sgd(m=10, micro_batch=5, clipped="before", **COMMON),
+        algorithms.dp_comp_minibatch(m=10, batch_size=60, micro_batch=5, **COMMON),
+    ):
+        found = minimize(objective, recipe, L2Ball(5.0), steps=6)
+        assert found.privacy.private and 0.9 < found.privacy.epsilon <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: algorithms.dp_sgd(micro_batch=0, **COMMON), "micro_batch=0"),
+        (lambda: algorithms.dp_sgd(micro_batch=2, **(COMMON | {"clip": AdaptiveClip(1.0)})), "one fixed clip"),
+        (lambda: algorithms.rpdp_sgd(clipped="twice", **COMMON), "clipped='twice'"),
+        (lambda: algorithms.rpdp_sgd(start_epoch=-1, **COMMON), "start_epoch=-1"),
+        (lambda: grouped(Clip(1.0)), "give a GroupClip"),
+        (lambda: grouped(GroupClip(1.0, replaced=True)), "leave it out"),
+        (lambda: grouped(GroupClip(1.0, replaced=True), Poisson(0.5), Adjacency.REPLACE_ONE), "leave it out"),
+        (
+            lambda: minimize(problem(), algorithms.dp_sgd(micro_batch=2, **COMMON), steps=2, physical_batch_size=8),
+            "clipped whole",
+        ),
+    ],
+)
+def test_refusals(make: Any, text: str) -> None:
+    with pytest.raises(isthmus.InvalidInput, match=text):
+        make()
+
+
+def grouped(clip: Any, sampler: Any = None, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Pipeline:
+    release = Release(clip=clip, mechanism=Gaussian(1.0))
+    stage = Stage(sampler or FullBatch(), [release], groups=4)
+    return Pipeline([stage], lambda t: 1.0, promise=Promise(1.0, 1e-5, adjacency))
+
+
+# ---------------------------------------------------------------- gamma_2
+
+
+def test_gamma_2_of_a_minkowski_sum_is_that_of_its_parts() -> None:
+    """Support functions add up: the width of an l1 ball plus an l2 ball, sampled, is the sum of the widths."""
+    g = torch.randn(20_000, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sampled = float((2.0 * g.abs().amax(1) + 0.5 * g.norm(dim=1)).mean())
+    widths = [ball.gaussian_width(12).value for ball in (L1Ball(2.0), L2Ball(0.5))]
+    assert papers.minkowski_gamma2(*widths) == pytest.approx(sampled, rel=0.01)
+    assert papers.minkowski_gamma2(1.0, 2.0, constant=3.0) == 9.0
+    with pytest.raises(isthmus.InvalidInput, match="parts"):
+        papers.minkowski_gamma2()
