@@ -14,7 +14,18 @@ ROOT = Path(isthmus.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
 BLOCK = PAGE.split("<!-- tree:")[1].split("Users import from")[0]
 TREE = {folder: names.split(", ") for folder, names in re.findall(r"^    (\w+) +(\w.*)$", BLOCK, re.M)}
-HEAVY = {"torch", "opendp", "tensorboard", "matplotlib", "pandas", "pyarrow", "importlib", "fcntl", "resource", "flwr"}
+HEAVY = {
+    "torch",
+    "opendp",
+    "tensorboard",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "importlib",
+    "fcntl",
+    "resource",
+    "flwr",
+} | {"dask", "distributed", "pyspark", "ray"}
 TWICE = {"Poisson"}
 """A loss and a sampler: both are names that users import, from `isthmus` and from `isthmus.privacy`."""
 

@@ -14,6 +14,7 @@ depends on their number and width alone.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import weakref
 from abc import abstractmethod
@@ -279,6 +280,16 @@ def gathered(x: Streamed) -> Tensor:
     for _ in in_order(fill, x.spans()):
         pass
     return found
+
+
+def kept_on_disk(x: Streamed) -> FileRows:
+    """The same rows in a file without a name: made once where reading them is dear, gone with the process."""
+    with tempfile.NamedTemporaryFile(suffix=".rows") as file:
+        for _, _, rows in x.chunks():
+            file.write(np.ascontiguousarray(rows.numpy()).data)
+        file.flush()
+        kind = np.float32 if x.dtype == torch.float32 else np.float64
+        return FileRows(np.memmap(file.name, dtype=kind, mode="r", shape=x.shape))
 
 
 def dense_parts(x: Any) -> Iterator[Tensor]:

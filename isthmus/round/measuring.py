@@ -205,7 +205,8 @@ def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
 
 def _batches(problem: Any, stage: Stage, index: Tensor | None, physical: int | None) -> list[Tensor | slice | None]:
     """The records in batches of at most `physical`, or as many as the problem looks at together."""
-    apart = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    alone = getattr(stage.source, "own_records", False) and not getattr(stage.source, "whole", False)
+    apart = alone and stage.groups is None  # a micro-batch is clipped whole
     count = problem.n if index is None else len(index)
     spans = (problem.spans() or None) if apart and hasattr(problem, "spans") else None
     if spans is not None and index is None and (physical is None or physical >= max(hi - lo for lo, hi in spans)):

@@ -24,10 +24,12 @@ import scipy.sparse as sp
 from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
+from isthmus.base.arrow import parquet_dataset
+from isthmus.tables.folders import ParquetFrame, in_slices
 
 TEXT = (".csv", ".tsv", ".tab")
 SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
-KINDS = "csv, tsv (also .gz, .bz2), parquet, npz, or libsvm (.svm, .libsvm, .txt)"
+KINDS = "csv, tsv (also .gz, .bz2), parquet (also a folder of it), npz, or libsvm (.svm, .libsvm, .txt)"
 SEPARATORS = ",;\t|"
 INSTALL = 'pip install "isthmus[table]"'
 
@@ -60,6 +62,9 @@ class Table:
         if parts == 1:
             return self, 0
         first, last = (self.n * k // parts for k in (number, number + 1))
+        if isinstance(self.frame, ParquetFrame):
+            place = np.arange(self.n)
+            return replace(self, frame=self.frame[(first <= place) & (place < last)]), first
         if self.frame is not None:
             return replace(self, frame=self.frame.iloc[first:last]), first
         return replace(self, x=self.x[first:last], y=None if self.y is None else self.y[first:last]), first
@@ -92,13 +97,13 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     file, reading = Path(path), Reading() if reading is None else reading
     kind = _kind(file)
     validate.check(bool(kind), "data", str(path), f"give a file of {KINDS}; save other formats as csv first")
-    validate.check(file.is_file(), "data", str(path), "there is no such file")
+    validate.check(file.is_file() or kind == "parquet" and file.is_dir(), "data", str(path), "there is no such file")
     name = file.name.split(".")[0] or file.name
     if kind == "text":
         separator = separator_of(file, reading)
         return Table(name, _read_text(file, reading, separator), separator=separator)
     if kind == "parquet":
-        return Table(name, _read_parquet(file))
+        return Table(name, ParquetFrame(file) if in_slices(file) else _read_parquet(file))
     if kind == "npz":
         return _read_npz(file, name, part)
     return _read_libsvm(file, name, reading)
@@ -110,11 +115,9 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     kind = _kind(file)
     if kind == "text":
         return _names(file, reading)
-    if kind == "parquet" and file.is_file():
+    if kind == "parquet" and file.exists():
         import_pandas(str(file), parquet=True)
-        from pyarrow import parquet
-
-        return [str(name).strip() for name in parquet.read_schema(file).names]
+        return [str(name).strip() for name in parquet_dataset(file).schema.names]
     return None
 
 
@@ -123,10 +126,10 @@ def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]
     file = Path(path)
     if _kind(file) != "parquet" or columns_of(file, reading) is None:
         return {}
-    from pyarrow import parquet, types
+    from pyarrow import types
 
     found = {}
-    for field in parquet.read_schema(file):
+    for field in parquet_dataset(file).schema:
         number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
         if number or types.is_boolean(field.type):
             found[str(field.name).strip()] = "number" if number else "bool"
@@ -189,7 +192,7 @@ def _kind(file: Path) -> str:
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     if plain.endswith(TEXT):
         return "text"
-    if name.endswith((".parquet", ".pq")):
+    if name.endswith((".parquet", ".pq")) or file.is_dir():
         return "parquet"
     if name.endswith(".npz"):
         return "npz"

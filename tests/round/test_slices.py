@@ -66,6 +66,16 @@ def test_norms_are_kept_and_forgotten_when_a_run_begins(monkeypatch: pytest.Monk
     assert bool((objective.lengths.of(objective.X, 2) >= 10 * true).all())
 
 
+def test_micro_batches_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = data()
+    given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "clip": 0.7, "n": "exact", "step": 0.5}
+    recipe = dp_sgd(**given, batch_size=200, micro_batch=4)
+    whole = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3, noise_seed=3)
+    cut(monkeypatch)
+    parts = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3, noise_seed=3)
+    assert torch.equal(parts.x, whole.x)
+
+
 def test_a_part_is_the_same_problem_of_fewer_records() -> None:
     X, y = data()
     weights = torch.rand(N).double()

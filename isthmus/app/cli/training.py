@@ -17,6 +17,8 @@ from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options, warn_of_plan
 
 _FILE = click.Path(dir_okay=False)
+_DATA = click.Path()
+"""A file, or a folder of Parquet files."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -95,7 +97,7 @@ PRIVACY_OPTIONS = [
         "-n", "--rows", "n", type=int, help="A public estimate of the number of rows; else the true one is public."
     ),
     click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget)."),
-    click.option("--test", type=_FILE, help="Test rows that are public: exact figures."),
+    click.option("--test", type=_DATA, help="Test rows that are public: exact figures."),
     click.option(
         "--test-fraction", type=float, metavar="SHARE", help="Keep so many rows out of training, and measure on them."
     ),
@@ -133,7 +135,7 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 
 
 @click.command()
-@click.argument("data", required=False, type=_FILE)
+@click.argument("data", required=False, type=_DATA)
 @_all(PRIVACY_OPTIONS)
 @_all(TABLE_OPTIONS)
 @_all(DATA_OPTIONS)
@@ -157,7 +159,7 @@ def train(
     write_schema: str | None,
     **given: Any,
 ) -> None:
-    """Train a private model on DATA: csv, tsv, parquet, npz or libsvm.
+    """Train a private model on DATA: csv, tsv, parquet (also a folder of it), npz or libsvm.
 
     \b
       isthmus train people.csv --target income --epsilon 1
@@ -322,7 +324,7 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
 
 @click.command()
 @click.argument("run", type=click.Path())
-@click.argument("data", type=_FILE)
+@click.argument("data", type=_DATA)
 @click.option("--output", "-o", required=True, type=_FILE, help="A file ending in .csv, .tsv, .npz or .parquet.")
 @click.option("--proba", is_flag=True, help="Also the probability of each class.")
 @click.option("--id", "ids", multiple=True, metavar="COL", help="Carry a column of DATA along, to tell the rows apart.")
@@ -355,7 +357,7 @@ def predict(
 
 
 @click.command()
-@click.argument("data", type=_FILE)
+@click.argument("data", type=_DATA)
 @_all(TABLE_OPTIONS)
 @click.option("--sample", type=_FILE, help="Public rows of the same columns: types, words, ranges are taken from them.")
 @output_options

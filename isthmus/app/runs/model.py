@@ -11,8 +11,8 @@ import numpy as np
 from isthmus import estimators
 from isthmus.app.runs.folder import MODEL, SCHEMA, FolderDamaged, RunFolder
 from isthmus.base import validate
-from isthmus.tables.encode import encode
 from isthmus.tables.files import Table, check_numbers
+from isthmus.tables.folders import numbers_of
 from isthmus.tables.schema import Schema
 
 
@@ -28,7 +28,7 @@ class Model:
         if self.schema.columns:
             remedy = "this model was trained on named columns: give a csv or parquet file"
             validate.check(table.frame is not None, "data", table.name, remedy)
-            return encode(table.frame, self.schema.read_by(table.separator, decimal))
+            return numbers_of(table.frame, self.schema.read_by(table.separator, decimal))
         remedy = "this model was trained on a matrix: give an npz or libsvm file"
         validate.check(table.x is not None, "data", table.name, remedy)
         check_numbers(table)

@@ -17,12 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 from isthmus.app.runs.config import Settings
 from isthmus.base import validate
+from isthmus.base.streamed import ChosenRows, Streamed
 from isthmus.estimators.crew import Crew
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.files import Table, check_numbers, columns_of, read
+from isthmus.tables.folders import numbers_of
 from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import BUCKETS, Column, Schema, Target
@@ -169,7 +172,7 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
     if table.frame is None:
         return (table.x if whole else table.x[kept]), y
-    return encode(table.frame if whole else table.frame[kept], schema.read_by(table.separator)), y
+    return numbers_of(table.frame if whole else table.frame[kept], schema.read_by(table.separator)), y
 
 
 # ---------------------------------------------------------------- names
@@ -257,14 +260,21 @@ def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
     for column in schema.columns:
         width = len(column.features)
         if column.type == "category":
-            declared, other = x[:, at : at + width - 2], x[:, at + width - 2]
-            seen[column.name] = [bool(declared.any()), bool(other.any())]
+            declared, other = _seen(x, at, at + width - 2), _seen(x, at + width - 2, at + width - 1)
+            seen[column.name] = [declared, other]
         at += width
     told = crew.all(seen)
     for name in seen:
         known, unknown = (any(each[name][k] for each in told) for k in (0, 1))
         remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
+
+
+def _seen(x: Any, lo: int, hi: int) -> bool:
+    """Whether some row has something in the columns lo, ..., hi - 1."""
+    if isinstance(x, Streamed):
+        return any(bool(rows[:, lo:hi].any()) for _, _, rows in x.chunks())
+    return bool(x[:, lo:hi].any())
 
 
 def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
@@ -431,4 +441,9 @@ def split(
     held = np.fromiter((int.from_bytes(each, "big") < bound for each in digests), dtype=bool, count=len(y))
     sizes = crew.count(int((~held).sum())), crew.count(int(held.sum()))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
-    return (x[~held], y[~held]), (x[held], y[held])
+    return (_side(x, ~held), y[~held]), (_side(x, held), y[held])
+
+
+def _side(x: Any, mask: np.ndarray) -> Any:
+    """The rows that a mask keeps."""
+    return ChosenRows(x, torch.from_numpy(np.flatnonzero(mask))) if isinstance(x, Streamed) else x[mask]

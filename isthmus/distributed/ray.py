@@ -1,0 +1,82 @@
+"""Fit a private estimator to a Ray dataset (the extra `ray`).
+
+    model = isthmus.distributed.ray.fit(PrivateClassifier(epsilon=1.0, classes=[0, 1]), dataset, target="label")
+
+Ray splits the dataset where its blocks are and starts one actor a rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.base import validate
+from isthmus.distributed.clusters import (
+    SECONDS,
+    check_columns,
+    check_estimator,
+    fitted,
+    free_address,
+    only,
+    taken_apart,
+)
+
+
+def fit(
+    estimator: Any,
+    dataset: Any,
+    *,
+    target: str,
+    weight: str | None = None,
+    workers: int = 2,
+    resources: dict[str, Any] | None = None,
+    seconds: float = SECONDS,
+) -> Any:
+    """The estimator, fitted to all rows of a `ray.data.Dataset`: private as if one process had them.
+
+    target     the column to predict; weight: a column of sample weights; the others are the features
+    workers    how many ranks, which must all run at once
+    resources  of each, as `ray.remote` takes them: {"num_cpus": 4}
+    seconds    how long a rank waits for the others
+
+    The ledger and the checkpoint of the estimator, where it has them, are files on the first worker's machine.
+    """
+    import ray
+
+    check_estimator(estimator)
+    validate.positive_int(workers=workers)
+    check_columns(dataset.schema().names, target, weight)
+    actor: Any = ray.remote(**{"num_cpus": 1, **(resources or {})})(_Rank)
+    ranks = [actor.remote() for _ in range(workers)]
+    try:
+        address = ray.get(ranks[0].address.remote())
+        shards = dataset.split(workers, locality_hints=ranks)
+        told = target, weight, address
+        fits = [each.fit.remote(estimator, shards[k], *told, k, workers, seconds) for k, each in enumerate(ranks)]
+        return only(ray.get(fits))
+    finally:
+        for each in ranks:
+            ray.kill(each)
+
+
+class _Rank:
+    """One process of the fit."""
+
+    def address(self) -> str:
+        """Where rank 0 can be met."""
+        import ray
+
+        return free_address(ray.util.get_node_ip_address())
+
+    def fit(
+        self,
+        estimator: Any,
+        shard: Any,
+        target: str,
+        weight: str | None,
+        address: str,
+        rank: int,
+        size: int,
+        seconds: float,
+    ) -> bytes | None:
+        """The model on rank 0, nothing on the others."""
+        return fitted(estimator, lambda: taken_apart(shard.to_pandas(), target, weight), address, rank, size, seconds)

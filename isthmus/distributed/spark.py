@@ -1,0 +1,72 @@
+"""Fit a private estimator to a Spark DataFrame (the extra `spark`, and Java 17 or later).
+
+    model = isthmus.distributed.spark.fit(PrivateClassifier(epsilon=1.0, classes=[0, 1]), df, target="label")
+
+One barrier job: Spark starts all tasks at once, each reads its partition as Arrow batches, and the tasks fit the model
+among themselves.  A job per round would cost a second a round and more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from isthmus.base import validate
+from isthmus.distributed.clusters import (
+    SECONDS,
+    check_columns,
+    check_estimator,
+    fitted,
+    free_address,
+    only,
+    taken_apart,
+)
+
+
+def fit(
+    estimator: Any,
+    df: Any,
+    *,
+    target: str,
+    weight: str | None = None,
+    workers: int | None = None,
+    seconds: float = SECONDS,
+) -> Any:
+    """The estimator, fitted to all rows of a DataFrame: private as if one process had them.
+
+    target    the column to predict; weight: a column of sample weights; the others are the features
+    workers   how many tasks, which must all run at once: the DataFrame is repartitioned where it has another number;
+              None: as many partitions as it has
+    seconds   how long a task waits for the others
+
+    The ledger and the checkpoint of the estimator, where it has them, are files that the first task writes.
+    """
+    check_estimator(estimator)
+    check_columns(df.columns, target, weight)
+    if workers is not None:
+        validate.positive_int(workers=workers)
+    parts = df.rdd.getNumPartitions() if workers is None else workers
+    placed = df if df.rdd.getNumPartitions() == parts else df.repartition(parts)
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0]
+        address = context.allGather(free_address(host))[0]
+        held = list(batches)
+        frame = pyarrow.Table.from_batches(held).to_pandas() if held else placed_schema.empty_table().to_pandas()
+        model = fitted(estimator, lambda: taken_apart(frame, target, weight), address, rank, parts, seconds)
+        yield pyarrow.RecordBatch.from_pydict({"model": pyarrow.array([model], pyarrow.binary())})
+
+    placed_schema = _arrow_schema(df)
+    return only([row["model"] for row in placed.mapInArrow(task, "model binary", barrier=True).collect()])
+
+
+def _arrow_schema(df: Any) -> Any:
+    """The columns of a DataFrame as Arrow has them, for a partition without rows."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(df.schema)
