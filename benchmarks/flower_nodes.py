@@ -3,7 +3,8 @@
 1. 20 rounds of sketches with a codec and error feedback at the clients, beside `Clients` in one process.
 2. A private run in which a node answers nonsense, one is too slow for a while, and one is killed: it ends, and the
    ledger holds every round.
-3. Some rounds of FedSGD, for its bytes; and some of both at d = 10^6.
+3. Two rounds of secure aggregation with the noise of the clients, one of which is killed.
+4. Some rounds of FedSGD, for its bytes; and some of both at d = 10^6.
 
 Bytes are counted as payloads (what Isthmus writes), and on the sockets between the nodes and the link, by a
 proxy that all of their traffic goes through (HTTP, Flower's records, polling and all).
@@ -224,7 +225,7 @@ def main() -> None:
     """Run all three, or one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", choices=("sketches", "private", "fedsgd", "wide"))
+    parser.add_argument("--only", choices=("sketches", "private", "secure", "fedsgd", "wide"))
     args = parser.parse_args()
     if args.only in (None, "sketches"):
         report, w = run("sketches", args.rounds)
@@ -239,6 +240,11 @@ def main() -> None:
         for each in report["rounds"]:
             print("  ", each)
         print(f"  charged {report['charged']}, spent {report['spent']:.6g}, stated {report['epsilon']:.6g}; "
+              f"{report['reasons']}", flush=True)  # fmt: skip
+    if args.only in (None, "secure"):
+        report, _ = run("secure", 2, kill=(3, 1))
+        print(f"secure aggregation: 2 rounds in {report['seconds']:.0f} s, payload up {report['up']}, down "
+              f"{report['down']}, socket {report['socket']} bytes; {report['rounds']}, charged {report['charged']}, "
               f"{report['reasons']}", flush=True)  # fmt: skip
     if args.only in (None, "fedsgd"):
         rounds = min(args.rounds, 3)

@@ -3,7 +3,7 @@
 IMDB over an l1 ball (d = 10,000) and paper 001's MLP on MNIST (d = 42,310), batches of 32 a client.  `FedSGD` sends
 whole gradients in float32.  Bytes are payloads; `benchmarks/flower_nodes.py` measures sockets.
 
-    python experiments/flower_bytes.py [--rounds 300] [--backend ray|local] [--only imdb|mlp] [--ways 3]
+    python experiments/flower_bytes.py [--rounds 500] [--backend ray|local] [--only imdb|mlp] [--ways 012]
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def ran(problem: str, way: str, rounds: int, folder: str | None, backend: str) -
 
 def main() -> None:
     """Run, print, save."""
-    args = arguments(__doc__, rounds=300, backend="ray", only="", ways=len(WAYS))
+    args = arguments(__doc__, rounds=500, backend="ray", only="", ways="012")
     torch.set_num_threads(1)
     here, root = Path(__file__).parent, Path(__file__).parents[1]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here), str(root), os.environ.get("PYTHONPATH", "")])
@@ -58,7 +58,7 @@ def main() -> None:
     folder = args.data or os.environ.get("ISTHMUS_DATA")
     for problem in [args.only] if args.only else ["imdb", "mlp"]:
         whole = 0
-        for way in WAYS[: args.ways]:
+        for way in [WAYS[int(number)] for number in args.ways]:
             began = time.perf_counter()
             strategy = ran(problem, way, rounds, folder, args.backend)
             assert strategy.found is not None and strategy.found.x is not None and strategy.clients is not None

@@ -64,8 +64,11 @@ def federation(problem: str, way: str, rounds: int, folder: str | None) -> Feder
 
 
 def start(problem: str, plan: Federation, folder: str | None) -> Tensor | None:
-    """Where the run begins: a network's own weights, projected."""
-    return None if problem == "imdb" else plan.constraint.project(objective(problem, 0, folder).start())
+    """Where every run begins: the weights of a new network, projected (those of `objective` move with each run)."""
+    if problem == "imdb":
+        return None
+    few = torch.zeros(1, 784), torch.zeros(1, dtype=torch.long)
+    return plan.constraint.project(ModuleObjective(network(0), nn.functional.cross_entropy, few).start())
 
 
 def accuracy(problem: str, w: Tensor, folder: str | None) -> float:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.base.matrix import CACHE_BYTES, as_matrix
+from isthmus.base.matrix import CACHE_BYTES, as_matrix, dtype_of
 from isthmus.base.streamed import DerivedRows, Streamed, gathered
-from isthmus.problems.scaling import Scaled, lengths
+from isthmus.problems.scaling import UP, Scaled, lengths
 
 POINT = 1e-9
 """Entries this near to -1, 0 or 1 are these: most indicators and clipped numbers."""
@@ -188,37 +188,37 @@ class SmoothMap:
     bias: float = 1.0
 
     def __call__(self, X: object) -> Scaled:
-        """The features of the rows of X, of norm at most 1: a copy in float32; those of a table as it is read."""
+        """The features of the rows of X, of norm at most 1, in its dtype: a copy, or those of a table as it is read."""
         view = Scaled.of(as_matrix("X", X)).without_constant()
         d, D = len(self.shift), len(self.columns) + (1 if self.bias else 0)
         validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns")
-        rows = DerivedRows(view, lambda part, where: self._rows(part), D, torch.float32)
+        dtype = torch.float32 if dtype_of(view.X) == torch.float32 else torch.float64
+        rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
         found: Tensor | Streamed = rows if isinstance(view.X, Streamed) else gathered(rows)
         plain = Scaled.of(found)
         upper = plain.upper.clamp(max=1.0)
-        return Scaled(found, plain.weight, plain.r, plain.U, plain.B, upper, unit=True, bias=self._constant)
+        bias = float(self._constant(dtype))
+        return Scaled(found, plain.weight, plain.r, plain.U, plain.B, upper, unit=True, bias=bias)
 
-    def _rows(self, part: Scaled) -> Tensor:
-        """The rows of some records, no longer than 1 in float32 too."""
-        D = len(self.columns)
-        rows = torch.empty(part.shape[0], D + (1 if self.bias else 0), dtype=torch.float32)
+    def _rows(self, part: Scaled, dtype: torch.dtype) -> Tensor:
+        """The rows of some records, no longer than 1 in their dtype too."""
+        D, whole = len(self.columns), self._whole(dtype)
+        rows = torch.empty(part.shape[0], D + (1 if self.bias else 0), dtype=dtype)
         step = max(1, CACHE_BYTES // (8 * (len(self.shift) + 4 * D)))
         for lo in range(0, part.shape[0], step):
             made = self._features(part[lo : lo + step].dense() / self.reach)
             length = torch.from_numpy(np.sqrt(lengths(made.numpy()))) * (1 + (D + 64) * 2.0**-52)
-            rows[lo : lo + step, :D] = made.mul_((self.limit / length.clamp(min=self.limit) / self._whole)[:, None])
-        rows[:, D:] = self._constant
+            rows[lo : lo + step, :D] = made.mul_((self.limit / length.clamp(min=self.limit) / whole)[:, None])
+        rows[:, D:] = self._constant(dtype)
         return rows
 
-    @property
-    def _whole(self) -> float:
-        """What all is divided by: a little more than the longest row, for what float32 rounds."""
-        return math.hypot(self.limit, self.bias) * (1 + 2.0**-22)
+    def _whole(self, dtype: torch.dtype) -> float:
+        """What all is divided by: a little more than the longest row, for what its dtype rounds."""
+        return math.hypot(self.limit, self.bias) * (UP * UP if dtype == torch.float64 else 1 + 2.0**-22)
 
-    @property
-    def _constant(self) -> float:
-        """The last column, a number of float32."""
-        return float(np.float32(self.bias / self._whole))
+    def _constant(self, dtype: torch.dtype) -> Tensor:
+        """The last column, a number of the dtype."""
+        return torch.tensor(self.bias / self._whole(dtype), dtype=dtype)
 
     def _features(self, x: Tensor) -> Tensor:
         """Of a chunk of rows, not yet shortened."""
@@ -233,12 +233,12 @@ class SmoothMap:
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The linear part: where a column has the variance it is taken to have, its smooth functions are uncorrelated
         with its linear one, which is then the best linear account of what the column does (see `RowMaps`)."""
-        whole, d = self._whole, len(self.shift)
+        whole, d = math.hypot(self.limit, self.bias), len(self.shift)
         scale = self.scale / self.reach
         rest = torch.zeros(len(self.columns) - d, dtype=torch.float64)
-        last = torch.tensor([self._constant] if self.bias else [], dtype=torch.float64)
+        last = torch.tensor([self.bias / whole] if self.bias else [], dtype=torch.float64)
         offset = (offset - self.shift * self.reach) * scale / whole
-        return weight * scale / whole, torch.cat([offset, rest, last]), self._constant
+        return weight * scale / whole, torch.cat([offset, rest, last]), self.bias / whole
 
 
 def smooth_map(

@@ -11,7 +11,10 @@ from nodes.task import federation, objective
 
 def faulty(message: Any, context: Any, call_next: Any) -> Any:
     """A mod that stands for what goes wrong: fault="delay" or "corrupt", from round `from` to round `until`."""
-    told, t = context.node_config, int(message.metadata.group_id)
+    told = context.node_config
+    if "fault" not in told:
+        return call_next(message, context)
+    t = int(message.metadata.group_id)
     now = int(told.get("from", 0)) <= t < int(told.get("until", 0))
     if now and told.get("fault") == "delay":
         time.sleep(float(told["seconds"]))

@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run, and write a report beside the iterate."""
     config, out = context.run_config, Path(str(context.run_config["out"]))
     plan = federation(config)
-    ledger = Ledger(out / "run.ledger", budget=(4.0, 1e-5)) if plan.private else None
+    ledger = Ledger(out / "run.ledger", budget=(plan.pipe.promise.epsilon, 1e-5)) if plan.private else None
     strategy, began = SketchStrategy(plan, ledger=ledger, wait=120.0), time.time()
 
     def told(number: int, arrays: object) -> None:

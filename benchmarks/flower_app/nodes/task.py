@@ -24,6 +24,8 @@ def recipe(run: str, d: int = D) -> Any:
     batch = min(50, held(d))
     if run == "fedsgd":
         return algorithms.comp_dist_sgd(m=1.0, step=2.0, batch_size=batch, sketch=lambda m: Identity())
+    if run == "secure":
+        return algorithms.priv_sgd(m=200, clip=0.1, step=2.0, epsilon=50.0, delta=1e-5, n="exact")
     if run == "private":
         return algorithms.priv_sgd(m=200, clip=1.0, step=2.0, epsilon=4.0, delta=1e-5, n="exact")
     return algorithms.comp_dist_sgd(
@@ -34,7 +36,9 @@ def recipe(run: str, d: int = D) -> Any:
 def federation(config: Mapping[str, Any]) -> Federation:
     """The plan of one of the runs."""
     d = int(config["features"])
-    told = {"rounds": int(config["rounds"]), "clients": CLIENTS, "n": CLIENTS * held(d)}
+    told: dict[str, Any] = {"rounds": int(config["rounds"]), "clients": CLIENTS, "n": CLIENTS * held(d)}
+    if config["run"] == "secure":  # noise of the clients, one of which may be lost
+        told |= {"unit": "client", "dropouts": 0.25}
     return Federation(recipe(str(config["run"]), d), d, constraint=BALL, linear=True, **told)
 
 
