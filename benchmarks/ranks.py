@@ -4,7 +4,11 @@ An MLP 1024-2048-2048-2048-10 (d = 10.5 million), Kronecker codes of rank 32 x 3
 Blocks of steps of the two alternate in the same processes.  Bytes are what a rank hands to the collectives (and what it
 gets from them) in a step; at the end weights are compared bit by bit, and epsilon with one process'.
 
-    python benchmarks/ranks.py [--ranks 2 4] [--threads 1 2] [--batch 128] [--steps 12] [--json FILE]
+`--audit` trains a linear module on ranks with 300 orthogonal canaries among its records, each in or out by a coin, and
+guesses from the weights who was in (`isthmus.audit.one_run`): epsilon is at least what guesses show.  The same with a
+tenth of the noise that the ledger is told of must be found out.
+
+    python benchmarks/ranks.py [--ranks 2 4] [--threads 1 2] [--batch 128] [--steps 12] [--audit] [--json FILE]
 """
 
 from __future__ import annotations
@@ -158,6 +162,67 @@ def measured(size: int, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# ---------------------------------------------------------------- the audit
+
+
+CANARIES, ROUNDS, RATE = 300, 20, 0.5
+
+
+def trained(rank: int, size: int, folder: str, told: float) -> None:
+    """A linear module with the loss <w, x> of a record x: a canary that is in pulls the weights along itself."""
+    torch.set_num_threads(1 + rank % 2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    rows = torch.load(Path(folder, "rows"))
+    engine, module = isthmus.PrivacyEngine(), nn.Linear(rows.shape[1], 1, bias=False)
+    nn.init.zeros_(module.weight)
+    module, optimizer, loader = engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        data_loader=DataLoader(TensorDataset(rows), batch_size=round(RATE * len(rows)), collate_fn=_only),
+        noise_multiplier=told,
+        max_grad_norm=1.0,
+        group=True,
+    )
+    done = 0
+    while done < ROUNDS:
+        for x in loader:
+            module(x).mean().backward()
+            optimizer.step()
+            done += 1
+            if done == ROUNDS:
+                break
+    if rank == 0:
+        epsilon = engine.get_epsilon(1e-5)
+        torch.save({"w": next(module.parameters()).detach()[0].double(), "epsilon": epsilon}, Path(folder, "found"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _only(rows: list[Any]) -> torch.Tensor:
+    return torch.stack([x for (x,) in rows])
+
+
+def audited(size: int, noise: float, claimed: float) -> dict[str, float]:
+    """What the canaries show of a training with this noise, beside the epsilon of the noise that is claimed."""
+    canaries = isthmus.audit.orthogonal_canaries(CANARIES, 400).float()
+    found: dict[str, Any] = {}
+
+    def train(included: torch.Tensor) -> torch.Tensor:
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(included, Path(folder, "rows"))
+            mp.spawn(trained, args=(size, folder, noise), nprocs=size, join=True)
+            found.update(torch.load(Path(folder, "found")))
+        scores: torch.Tensor = canaries.double() @ -found["w"]
+        return scores
+
+    result = isthmus.audit.one_run(train, canaries, guesses=CANARIES // 3, delta=1e-5)
+    event = isthmus.privacy.Poisson(RATE).event(isthmus.privacy.Gaussian(claimed).event())
+    book = isthmus.privacy.Ledger()
+    book.pay("main", event, ROUNDS)
+    told = {"lower": result.lower, "right": result.correct, "guesses": result.guesses}
+    return {**told, "claimed": book.spent(1e-5), "ledger": found["epsilon"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
@@ -165,8 +230,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--refresh", type=int, default=20)
+    parser.add_argument("--audit", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.audit:
+        for size in given.ranks:
+            print(json.dumps({"ranks": size, "as told": audited(size, 6.0, 6.0), "broken": audited(size, 0.6, 6.0)}))
+        return
     found = [measured(size, given) for size in given.ranks]
     for each in found:
         print(json.dumps(each, indent=1))

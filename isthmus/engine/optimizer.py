@@ -87,7 +87,8 @@ def make_steps_private(
         _refuse_raw(self, private)
         self._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it, also while pieces are to come
         if driver.step():
-            project(driver.layers, sets)
+            with driver.company.alike():
+                project(driver.layers, sets)
         return loss
 
     if hasattr(before, "_wrapped_by_lr_sched"):  # a scheduler made earlier looks for its mark

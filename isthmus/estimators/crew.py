@@ -57,9 +57,19 @@ class Crew:
         return Crew(Ranks(None if group is True else group))
 
     @property
+    def group(self) -> Any:
+        """What `fit(group=)` takes."""
+        return None if self.ranks is None else True if self.ranks.group is None else self.ranks.group
+
+    @property
     def leads(self) -> bool:
         """Whether the ledger, the checkpoint and the noise are in this process."""
         return self.ranks is None or self.ranks.rank == 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(number of this process, number of processes)."""
+        return (0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size)
 
     @property
     def several(self) -> bool:
@@ -149,20 +159,24 @@ class Crew:
             return load()
         found = load() if self.leads else None
         validate.check(found is None or not found.memory, "checkpoint", "with error feedback", EACH)
-
-        def sent() -> torch.Tensor | None:
-            if found is None:
-                return None
-            with tempfile.TemporaryDirectory() as folder:
-                found.save(Path(folder, "state"))
-                return torch.frombuffer(bytearray(Path(folder, "state").read_bytes()), dtype=torch.uint8)
-
-        data = self.lead(sent)
-        if self.leads or data is None:
-            return found
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "state").write_bytes(data.numpy().tobytes())
-            return State.load(Path(folder, "state"))
+            if found is not None:
+                found.save(Path(folder, "state"))
+            path = self.file(Path(folder, "state"))
+            return found if self.leads or path is None else State.load(path)
+
+    def file(self, path: Path) -> Path | None:
+        """A file that rank 0 has, written to this path on every other rank; None where rank 0 has none."""
+        if self.ranks is None:
+            return path if path.exists() else None
+
+        def read() -> torch.Tensor | None:
+            return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) if path.exists() else None
+
+        data = self.lead(read)
+        if data is not None and not self.leads:
+            path.write_bytes(data.numpy().tobytes())
+        return None if data is None else path
 
     def statement(self, make: Callable[[], PrivacyStatement]) -> PrivacyStatement:
         """The statement of rank 0, whose ledger knows what was charged, on every rank."""

@@ -155,7 +155,7 @@ class Asked:
 
 
 def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -> Scores:
-    y = _checked_targets(model, y)
+    y = _checked_targets(model, y, crew)
     epsilon, delta, adjacency, noise_seed = asked.epsilon, asked.delta, asked.adjacency, asked.noise_seed
     n = crew.count(len(y))
     if epsilon == math.inf:
@@ -184,10 +184,11 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     return replace(scores, figures=named, privacy=account.statement())
 
 
-def _checked_targets(model: Any, y: Any) -> np.ndarray:
-    """The targets, refused where they are none of the model's."""
+def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
+    """The targets, refused where they are none of the model's; a rank may have none."""
     y = np.asarray(y)
-    validate.check(y.ndim == 1 and len(y) > 0, "y", tuple(y.shape), "give one target for each row, and at least one")
+    some = y.ndim == 1 and crew.count(len(y)) > 0
+    validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
         validate.check(bool(known), "y", "(a label)", f"labels must be among {np.asarray(model.classes_).tolist()}")
@@ -290,11 +291,18 @@ def noisy_figures(
     return replace(found, releases=0 if looks.covered else len(looks.taken))
 
 
+def _some(model: Any, X: Any, y: np.ndarray) -> Any:
+    """The rows, or one of zeros where a rank has none: models do not predict for nobody."""
+    return X if len(y) else np.zeros((1, model.n_features_in_))
+
+
 def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
     classes, n = np.asarray(model.classes_), looks.size(y)
     k = len(classes)
-    true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)
+    X, own = _some(model, X, y), len(y)
+    true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)[:own]
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
+    logs, margins = (None if each is None else each[:own] for each in (logs, margins))
     if k > 2 or margins is None:
         margins = None if logs is None else _certainty(logs)
     blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
@@ -408,7 +416,7 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
-    found = np.asarray(model.predict(X), dtype=float)
+    found = np.asarray(model.predict(_some(model, X, y)), dtype=float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
             away, place = np.abs(found - y) / half, (y - middle) / half

@@ -1,9 +1,10 @@
-"""Wrappers for several processes: refused, since each would be a training of its own."""
+"""Wrappers for several processes: refused, for `make_private(group=)` takes their place."""
 
 from isthmus.opacus_compat.refused import refused
 
 DifferentiallyPrivateDistributedDataParallel = refused(
-    "DifferentiallyPrivateDistributedDataParallel", "train in one process: clipped sums are not added up over processes"
+    "DifferentiallyPrivateDistributedDataParallel",
+    "give the bare module to make_private(group=True): the clipped sums of all processes are added there",
 )
 
 __all__ = ["DifferentiallyPrivateDistributedDataParallel"]

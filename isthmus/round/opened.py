@@ -73,13 +73,23 @@ class RoundContext:
         """What the encoder of a slot remembers after it was bound; None where it remembers nothing."""
         return self.changed.get(slot, self._parts.get(slot))
 
+    def _learned(self, encoder: Encoder, held: Any) -> Any:
+        """What one machine learned, for all of them; sent only in rounds in which it learned something."""
+
+        def learn() -> Any:
+            found = encoder.bind(self, held)[1]
+            return None if found is held else found
+
+        told = self._lead(learn)
+        return held if told is None else told
+
     def _draw(self, encoder: Encoder, slot: str) -> Sketch:
         token = encoder.token(self)
         if token is not None and slot in self._kept and self._kept[slot][0] == token:
             return self._kept[slot][1]
         held = self._parts.get(slot)
         if encoder.public and self._lead is not alone:  # no two machines need learn the same bits: one does
-            held = self._lead(lambda: encoder.bind(self, held)[1])
+            held = self._learned(encoder, held)
         sketch, state = encoder.bind(self, held)
         sketch = sketch if self.place is None else self.place(slot, sketch)
         self._kept[slot] = (token, sketch)

@@ -69,6 +69,17 @@ def _reachable() -> Iterator[None]:
         raise known_to_all(RankFailed(f"{LOST} ({str(error).splitlines()[0]})")) from error
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What matrices make of a vector depends on the number of threads in its last bits: with one it is alike."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @dataclass(frozen=True)
 class Reach:
     """How long the sums of all ranks can be, in bounds of one record: public numbers.
@@ -282,15 +293,9 @@ class AllReduce(Aggregator):
         found = self.ranks.lead(lambda: total / sum(each[0] for each in told), met=True)
         return found.to(value.dtype) if isinstance(value, Tensor) else float(found)
 
-    @contextmanager
-    def alike(self) -> Iterator[None]:
-        """On one thread: what matrices make of a vector depends on the number of threads in its last bits."""
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
+    def alike(self) -> AbstractContextManager[None]:
+        """On one thread, so that all ranks find the same bits."""
+        return one_thread()
 
     def lead(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0."""

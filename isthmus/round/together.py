@@ -7,6 +7,7 @@ charges, adds the noise and broadcasts; everybody lifts what was released and mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -18,7 +19,7 @@ from isthmus.base.randomness import key
 from isthmus.round.aggregators import Lead, alone
 from isthmus.round.opened import Round
 from isthmus.round.pipeline import Stage
-from isthmus.round.ranks import Ranks, checked, for_wire, reach_of, summed
+from isthmus.round.ranks import Ranks, checked, for_wire, one_thread, reach_of, summed
 from isthmus.round.step import take_stage
 from isthmus.round.wire import Message
 
@@ -46,6 +47,10 @@ class Company(Protocol):
         """Wait for everybody; an error here is one everywhere."""
         ...
 
+    def alike(self) -> AbstractContextManager[None]:
+        """What everybody computes of released values, and must find equal to the bit."""
+        ...
+
     def close(
         self, round: Round, stage: Stage, message: Message, close: Close, weights: Iterable[Tensor], empty: bool
     ) -> Message:
@@ -69,6 +74,10 @@ class Single:
         """Raised."""
         if error is not None:
             raise error
+
+    def alike(self) -> AbstractContextManager[None]:
+        """With all threads."""
+        return nullcontext()
 
     def close(
         self, round: Round, stage: Stage, message: Message, close: Close, weights: Iterable[Tensor], empty: bool
@@ -112,6 +121,10 @@ class Together:
     def meet(self, error: Exception | None = None) -> None:
         """Tell the other ranks, at the place where they wait for this one."""
         self.ranks.agree("meet", [0] * 6, error)
+
+    def alike(self) -> AbstractContextManager[None]:
+        """On one thread."""
+        return one_thread()
 
     def close(
         self, round: Round, stage: Stage, message: Message, close: Close, weights: Iterable[Tensor], empty: bool

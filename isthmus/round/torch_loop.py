@@ -200,11 +200,12 @@ class TorchDriver:
             self.company.meet(error)
         if self._ticket is not None and not self._ticket.last:
             return False
-        self._close()
-        self._take(self._directions)
-        self._directions, self._idle = [], False
-        self._spend()  # a second step is an empty one
-        self._move()
+        with self.company.alike():
+            self._close()
+            self._take(self._directions)
+            self._directions, self._idle = [], False
+            self._spend()  # a second step is an empty one
+            self._move()
         return True
 
     # ------------------------------------------------------------ the round

@@ -15,7 +15,7 @@ import gzip
 import io
 import re
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +51,23 @@ class Table:
     def n(self) -> int:
         """How many rows."""
         return len(self.frame) if self.frame is not None else int(self.x.shape[0])
+
+    def part(self, number: int, parts: int) -> tuple[Table, int]:
+        """One of so many runs of neighbouring rows that make up the table, and how many rows come before it.
+
+        >>> table = Table("t", x=np.arange(7)[:, None], y=np.arange(7))
+        >>> [table.part(k, 3)[0].y.tolist() for k in range(3)]
+        [[0, 1], [2, 3], [4, 5, 6]]
+        """
+        if parts == 1:
+            return self, 0
+        first, last = (self.n * k // parts for k in (number, number + 1))
+        if isinstance(self.frame, ParquetFrame):
+            place = np.arange(self.n)
+            return replace(self, frame=self.frame[(first <= place) & (place < last)]), first
+        if self.frame is not None:
+            return replace(self, frame=self.frame.iloc[first:last]), first
+        return replace(self, x=self.x[first:last], y=None if self.y is None else self.y[first:last]), first
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,18 @@ def scenario(rank: int) -> dict[str, Any]:
     found["kept"] = _saved(rank)
     wrapped = nn.parallel.DistributedDataParallel(mlp())
     found["wrapped"] = _caught(lambda: made(PrivacyEngine(), wrapped, N, group=True))
+    found["threads"] = _threads()
     found["sharded"] = _caught(lambda: made(PrivacyEngine(), _sharded(), N, group=True))
     return found
+
+
+def _threads() -> tuple[int, list[int]]:
+    """Threads of this rank, and those that a round is closed with: last bits of products depend on their number."""
+    engine, seen = PrivacyEngine(), []
+    triple = made(engine, mlp(), N, group=True)
+    engine.driver.observers.append(lambda round: seen.append(torch.get_num_threads()))
+    train(triple, 1)
+    return torch.get_num_threads(), seen
 
 
 def _noise() -> torch.Tensor:
@@ -242,3 +252,7 @@ def test_every_record_is_one_ranks() -> None:
     assert torch.cat(drawn).sort().values.tolist() == list(range(N))
     some = [i for each in Draws(Poisson(0.3), N, SeededSource(0), None, shard=(1, 3)) for i in each]
     assert some and all(i % 3 == 1 for i in some)
+
+
+def test_what_must_be_equal_is_computed_on_one_thread(ranks: list[dict[str, Any]]) -> None:
+    assert [each["threads"] for each in ranks] == [(1, [1]), (2, [1])]

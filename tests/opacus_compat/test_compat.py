@@ -136,7 +136,7 @@ NAMES = [
     (lambda: DPOptimizer(None, noise_multiplier=1.0), "make_private"),
     (lambda: schedulers.StepNoise(None, step_size=1), "what the ledger charges"),
     (lambda: schedulers.ExponentialGradClip(None, gamma=0.9), "adaptive"),
-    (lambda: distributed.DifferentiallyPrivateDistributedDataParallel(net()), "one process"),
+    (lambda: distributed.DifferentiallyPrivateDistributedDataParallel(net()), "group=True"),
     (lambda: UniformWithReplacementSampler(num_samples=3), "in secret"),
     (lambda: GaussianAccountant(), "under-reports"),
 ]

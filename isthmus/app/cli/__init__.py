@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -33,6 +34,7 @@ _CODES = {
     ("isthmus.privacy.ledger", "LedgerCorrupt"): DAMAGED,
     ("isthmus.app.runs.folder", "FolderDamaged"): DAMAGED,
     ("isthmus.app.runs.train", "Interrupted"): INTERRUPTED,
+    ("isthmus.round.ranks", "RankFailed"): FAILED,
 }
 EPILOG = """\b
 Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the
@@ -68,8 +70,11 @@ class Commands(click.Group):
                 _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
             code, words = found, str(error)
-        _answer(ctx, words, code)
-        click.echo(f"error: {words}", err=True)
+        if training.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
+            time.sleep(1)
+        else:
+            _answer(ctx, words, code)
+            click.echo(f"error: {words}", err=True)
         ctx.exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -164,6 +165,7 @@ def train(
       isthmus train people.csv --target income --epsilon 1
       isthmus train people.csv --target income --classes low,high --bounds age=17,90 --test-fraction 0.2
       isthmus train --resume runs/people-1
+      torchrun --nproc-per-node 4 -m isthmus train people.csv --schema schema.toml
 
     Writes the model, the plan, the ledger, the figures and the record of the run into a folder. Whatever is not
     declared is bought from the budget, or guessed from the data with a warning that names the option to declare it.
@@ -177,7 +179,7 @@ def train(
             raise click.UsageError(
                 f"--resume goes on with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
             )
-        finish(out, parts.train.resume(resume, say=out.say, warn=out.warn, progress=_bar(out)))
+        _together(out, lambda crew, **how: parts.train.resume(resume, crew=crew, **how))
         return
     config = given.pop("config")
     options = options_of(**given)
@@ -185,10 +187,28 @@ def train(
         raise click.UsageError("give a file to train on, --config or --resume")
     settings, declared = parts.config.load(config, options)
     if dry_run:
+        if rank():
+            return
         problem, plan = parts.train.dry_run(settings, declared)
         show_plan(out, settings.n, problem, plan, write_schema)
         return
-    finish(out, parts.train.start(settings, declared, say=out.say, warn=out.warn, progress=_bar(out)))
+    _together(out, lambda crew, **how: parts.train.start(settings, declared, crew=crew, **how))
+
+
+def rank() -> int:
+    """The number that torchrun gave this process."""
+    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else 0
+
+
+def _together(out: Out, carry: Callable[..., Any]) -> None:
+    """A run by this process, or by the ranks that torchrun started: rank 0 says what came out."""
+    leads = rank() == 0
+    mute: Callable[[str], None] = lambda words: None  # noqa: E731
+    with parts.train.together() as crew:
+        how = {"say": out.say, "warn": out.warn} if leads else {"say": mute, "warn": mute}
+        outcome = carry(crew, **how, progress=_bar(out) and leads)
+    if outcome is not None:
+        finish(out, outcome)
 
 
 def options_of(

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.app.runs.config import Settings
+from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure, exact_figures
 from isthmus.estimators.scoring import FIGURES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
@@ -88,19 +89,23 @@ def training_epsilon(settings: Settings, delta: float) -> float:
     return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
 
 
-def measure(settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float, ledger: Ledger | None) -> Measured:
-    """The figures of the test rows."""
-    if settings.measure_epsilon is None or ledger is None:
-        found, curves = exact_figures(fitted, x, y, _where(settings, len(y)))
+def measure(
+    settings: Settings, fitted: Any, x: Any, y: np.ndarray, delta: float, ledger: Ledger | None, crew: Crew, rows: int
+) -> Measured:
+    """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
+    if settings.measure_epsilon is None or not settings.private:
+        found, curves = exact_figures(fitted, x, y, _where(settings, rows))
         return Measured(tuple(found), tuple(curve.to_dict() for curve in curves))
-    multiplier, covered = _noise(settings, delta, ledger)
+    multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
-        return Measured((Figure(name, None, _where(settings, len(y)), note=LITTLE),))
-    ledger.planned = ()  # what was kept free is asked for now
-    looks = Looks(multiplier, Promise(settings.epsilon, delta, ledger.adjacency), ledger, covered=covered)
+        return Measured((Figure(name, None, _where(settings, rows), note=LITTLE),))
+    if ledger is not None:
+        ledger.planned = ()  # what was kept free is asked for now
+    promise = Promise(settings.epsilon, delta, Adjacency(settings.adjacency))
+    looks = Looks(multiplier, promise, ledger, covered=covered, crew=crew, whole=rows)
     scores = noisy_figures(fitted, x, y, looks)
-    on = ", ".join([_where(settings, len(y)), *([_price(looks)] if looks.taken else [])])
+    on = ", ".join([_where(settings, rows), *([_price(looks)] if looks.taken else [])])
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
     told = tuple(curve.to_dict() for curve in scores.curves)
     return Measured(figures, told, scores.releases, covered and bool(looks.taken))

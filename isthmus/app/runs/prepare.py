@@ -22,6 +22,7 @@ import torch
 from isthmus.app.runs.config import Settings
 from isthmus.base import validate
 from isthmus.base.streamed import ChosenRows, Streamed
+from isthmus.estimators.crew import Crew
 from isthmus.tables.encode import as_labels, as_numbers, as_words, bounds_of, encode, encode_target, target_column
 from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.folders import numbers_of
@@ -29,6 +30,7 @@ from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.numbers import Signs
 from isthmus.tables.schema import BUCKETS, Column, Schema, Target
 
+ALONE = Crew()
 MOST_CLASSES = 100
 FEW = 10
 """Labels of fewer rows are never read off private data."""
@@ -56,6 +58,8 @@ class PreparedRows:
     test: tuple[Any, np.ndarray] | None = None
     leaks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    whole: tuple[int, int | None] | None = None
+    """Rows to train on and test rows of all ranks, where several train together."""
 
     @property
     def target(self) -> Target:
@@ -65,8 +69,15 @@ class PreparedRows:
 
     @property
     def n(self) -> int:
-        """Rows to train on."""
-        return int(self.x.shape[0])
+        """Rows to train on, of all ranks."""
+        return int(self.x.shape[0]) if self.whole is None else self.whole[0]
+
+    @property
+    def test_rows(self) -> int | None:
+        """Test rows, of all ranks; None: there are none."""
+        if self.test is None:
+            return None
+        return len(self.test[1]) if self.whole is None else self.whole[1]
 
     @property
     def d(self) -> int:
@@ -74,13 +85,18 @@ class PreparedRows:
         return int(self.x.shape[1])
 
 
-def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = False) -> PreparedRows:
-    """Read and encode the data.  `settled` says that the schema is complete: nothing may be guessed any more."""
+def prepare(
+    settings: Settings, declared: Schema, *, salt: str, settled: bool = False, crew: Crew = ALONE
+) -> PreparedRows:
+    """Read and encode the data, on ranks this rank's part of it.
+
+    `settled` says that the schema is complete: nothing may be guessed any more.
+    """
     names = columns_of(settings.data, settings.reading)
     if names is not None:
         _check_names(settings, declared, names)
     public = None if settings.public is None else _filled("public", settings.public, settings)
-    table = _filled("data", settings.data, settings)
+    table, first = _filled("data", settings.data, settings).part(*crew.place)
     leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
     if table.frame is not None:
         schema, more, told = _complete(settings, declared, table, public)
@@ -90,21 +106,48 @@ def prepare(settings: Settings, declared: Schema, *, salt: str, settled: bool = 
     target, more, told = _settle_target(settings, schema, table, public)
     schema, leaks, notes = replace(schema, target=target), leaks + more, notes + told
     validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
+    _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
-    _check_words(schema, x)
-    validate.check(len(y) > 0, "target", target.name, "no row has a target")
+    _check_words(schema, x, crew)
+    validate.check(crew.count(len(y)) > 0, "target", target.name, "no row has a target")
     test = None
     if settings.test is not None:
         rows = _filled("test", settings.test, settings, part="test")
+        rows = (
+            rows.part(*crew.place)[0] if settings.measure_epsilon is not None else rows
+        )  # public ones are measured whole
         test = rows_of(rows, schema, "test", all_have=fixed and settings.measure_epsilon is not None)
     if settings.test_fraction is not None:
-        (x, y), test = split(x, y, settings.test_fraction, salt)
+        (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
     bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
     features = schema.features if table.frame is not None else None
-    return PreparedRows(
-        table.name, schema, x, y, features, bounds, _public_rows(public, schema), test, tuple(leaks), tuple(notes)
+    shown = _public_rows(public, schema)
+    found = PreparedRows(table.name, schema, x, y, features, bounds, shown, test, tuple(leaks), tuple(notes))
+    return replace(found, whole=_whole(found, settings, crew)) if crew.several else found
+
+
+def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
+    """Refuse guesses where every rank sees other rows: its guess would be its own."""
+    if not crew.several:
+        return
+    remedy = (
+        "ranks guess nothing from their rows: run it once in one process with --dry-run --write-schema schema.toml, "
+        "review that, and give it as --schema, with --classes or --target-bounds"
     )
+    validate.check(not leaks, "schema", leaks, remedy)
+    told = crew.all(schema.to_toml())
+    validate.check(
+        len(set(told)) == 1, "schema", f"{len(set(told))} schemas", f"the ranks read the table apart: {remedy}"
+    )
+
+
+def _whole(found: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, int | None]:
+    """Rows to train on and test rows of all ranks; every rank has the whole of a public test file."""
+    tested = None if found.test is None else len(found.test[1])
+    if tested is not None and not (settings.test is not None and settings.measure_epsilon is None):
+        tested = crew.count(tested)
+    return crew.count(int(found.x.shape[0])), tested
 
 
 def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
@@ -211,16 +254,20 @@ def _leaks_of(guessed: list[str]) -> list[str]:
     ]
 
 
-def _check_words(schema: Schema, x: Any) -> None:
+def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
-    at = 0
+    at, seen = 0, {}
     for column in schema.columns:
         width = len(column.features)
         if column.type == "category":
             declared, other = _seen(x, at, at + width - 2), _seen(x, at + width - 2, at + width - 1)
-            remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
-            validate.check(declared or not other, f"columns.{column.name}", "category", remedy)
+            seen[column.name] = [declared, other]
         at += width
+    told = crew.all(seen)
+    for name in seen:
+        known, unknown = (any(each[name][k] for each in told) for k in (0, 1))
+        remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
+        validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
 
 def _seen(x: Any, lo: int, hi: int) -> bool:
@@ -378,16 +425,21 @@ def _matrix_bounds(settings: Settings, x: Any) -> tuple[np.ndarray, np.ndarray] 
     return np.full(x.shape[1], low), np.full(x.shape[1], high)
 
 
-def split(x: Any, y: np.ndarray, fraction: float, salt: str) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
+def split(
+    x: Any, y: np.ndarray, fraction: float, salt: str, first: int = 0, crew: Crew = ALONE
+) -> tuple[tuple[Any, np.ndarray], tuple[Any, np.ndarray]]:
     """Training and test rows by one coin for each place, drawn by a secret salt: coins that look at no record.
+
+    first   the place of the first row: that of a rank's part in the whole
 
     The coins are independent and alike, so a record more or less, or another in its place, leaves the law of the sides
     of all others as it was, and the sizes tell nothing but the public number of rows.
     """
     bound, secret = int(fraction * 2**64), salt.encode()
-    digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in range(len(y)))
+    places = range(first, first + len(y))
+    digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
     held = np.fromiter((int.from_bytes(each, "big") < bound for each in digests), dtype=bool, count=len(y))
-    sizes = int((~held).sum()), int(held.sum())
+    sizes = crew.count(int((~held).sum())), crew.count(int(held.sum()))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
     return (_side(x, ~held), y[~held]), (_side(x, held), y[held])
 

@@ -66,7 +66,7 @@ def trained(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[s
         "target": problem.target.name,
         "features": problem.features,
         "fields": [{"name": column.name, "treatment": column.words()} for column in problem.schema.columns] or None,
-        "test_rows": None if problem.test is None else len(problem.test[1]),
+        "test_rows": problem.test_rows,
         "public_rows": None if problem.public is None else _rows(problem.public),
     }
     title = settings.title or f"{problem.target.name} from {problem.name}"

@@ -7,9 +7,12 @@ from its checkpoint.  Whatever was released was charged to the ledger on the dis
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import shutil
 import signal
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,16 +21,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from isthmus import estimators
 from isthmus.app.runs import folder as files
 from isthmus.app.runs import measure, model, record
 from isthmus.app.runs.budget import open_shared
 from isthmus.app.runs.config import Settings, read_constraint
 from isthmus.app.runs.folder import FolderDamaged, RunFolder, next_folder
 from isthmus.app.runs.measure import Measured
-from isthmus.app.runs.prepare import PreparedRows, prepare
+from isthmus.app.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.base import validate
+from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
+from isthmus.estimators.crew import Crew
 from isthmus.planner import plan
 from isthmus.privacy import Ledger
 from isthmus.privacy.budget import default_delta
@@ -46,26 +52,46 @@ class Interrupted(RuntimeError):
     """A run was stopped from outside; the message says how to go on."""
 
 
+@contextmanager
+def together() -> Iterator[Crew]:
+    """The ranks that torchrun started, for as long as a command lasts; an error on one of them is one on all."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ:
+        yield ALONE
+        return
+    with joined("env://", int(os.environ["RANK"]), size):
+        crew = Crew.of(True)
+        with crew.joined("fit"):
+            yield crew
+
+
 # ---------------------------------------------------------------- entries
 
 
-def start(settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False) -> Outcome:
-    """Begin a run and carry it through."""
-    shared = None if settings.budget is None else open_shared(settings.budget)
-    salt = secrets.token_hex(16)
-    problem = prepare(settings, declared, salt=salt)
+def start(
+    settings: Settings, declared: Schema, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE
+) -> Outcome | None:
+    """Begin a run and carry it through; on ranks rank 0 has its folder, and what came out of it."""
+    _check_ranks(settings, crew)
+    shared = None if settings.budget is None or not crew.leads else open_shared(settings.budget)
+    salt = str(crew.lead(lambda: secrets.token_hex(16)))
+    problem = prepare(settings, declared, salt=salt, crew=crew)
+    settled = _settled(settings, problem)
+    if not crew.leads:
+        _follow(settled, problem, crew)
+        return None
     for note in problem.notes:
         say(f"note: {note}")
     leaks = [f"{leak}." for leak in problem.leaks] if settings.private else []
-    settled = _settled(settings, problem)
     path = Path(settings.out) if settings.out else next_folder(problem.name)
     stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
+    stored |= {"ranks": crew.place[1]} if crew.several else {}
     secret = salt if settings.test_fraction is not None else None
     run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(), plan=None, secret=secret)
     for leak in leaks:
         warn(leak)
     try:
-        return _carry(run, settled, problem, shared, say=say, warn=warn, progress=progress)
+        return _carry(run, settled, problem, shared, warn=warn, progress=progress, crew=crew)
     except BaseException as error:
         if not _begun(run):  # nothing was spent: leave nothing behind
             shutil.rmtree(run.path)
@@ -74,20 +100,46 @@ def start(settings: Settings, declared: Schema, *, say: Say, warn: Say, progress
         raise
 
 
-def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False) -> Outcome:
+def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
-    run = RunFolder.open(path)
-    settings = Settings.from_dict(run.settings["settings"])
-    if run.has(files.RUN):
-        say(f"{run.path} is done: there is nothing left to do")
-        record.tidy(run)
-        return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
-    schema = Schema.from_toml(run.read(files.SCHEMA).decode(), files.SCHEMA)
+    run = RunFolder.open(path) if crew.leads else None
+    told = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    settings = Settings.from_dict(json.loads(told["settings"]))
+    if told["done"]:
+        return None if run is None else _done(run, settings, say)
+    schema = Schema.from_toml(told["schema"], files.SCHEMA)
+    problem = prepare(settings, schema, salt=told["salt"], settled=True, crew=crew)
+    if run is None:
+        _follow(settings, problem, crew)
+        return None
     shared = None if settings.budget is None else open_shared(settings.budget)
     say(f"going on with {run.path}")
-    salt = "" if settings.test_fraction is None else run.read(files.SECRET).decode()
-    problem = prepare(settings, schema, salt=salt, settled=True)
-    return _carry(run, settings, problem, shared, say=say, warn=warn, progress=progress)
+    return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
+
+
+def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
+    """What ranks need of a run folder that rank 0 can read."""
+    begun, now = run.settings.get("ranks", 1), crew.place[1]
+    remedy = f"it was begun by {begun}: go on with as many, so that every rank has its own rows again"
+    validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
+    settings = run.settings["settings"]
+    salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
+    text = json.dumps(settings)
+    return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
+
+
+def _done(run: RunFolder, settings: Settings, say: Say) -> Outcome:
+    """What a run that is done left behind."""
+    say(f"{run.path} is done: there is nothing left to do")
+    record.tidy(run)
+    return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
+
+
+def _check_ranks(settings: Settings, crew: Crew) -> None:
+    """Refuse what needs all rows in one process."""
+    bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
+    remedy = "exact figures need all rows in one process: leave it out for noisy ones, or give --test FILE"
+    validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
 
 
 def _begun(run: RunFolder) -> bool:
@@ -140,18 +192,25 @@ def _settled(settings: Settings, problem: PreparedRows) -> Settings:
 
 
 def _carry(
-    run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any, *, say: Say, warn: Say, progress: bool
+    run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any, *, warn: Say, progress: bool, crew: Crew
 ) -> Outcome:
     """Every stage that is not done yet."""
     heard: list[str] = list(run.settings["leaks"])
     with run.locked():
         ledger = _ledger(run, settings, problem, shared)
         with _heard(heard, warn), _resumable(run):
-            if not run.has(files.RUN):
-                fitted = _train(run, settings, problem, ledger, progress)
-                measured = _measured(run, settings, problem, fitted, ledger)
-                record.write(run, settings, fitted, measured, ledger, heard)
+            fitted = _train(run, settings, problem, ledger, progress, crew)
+            measured = _measured(run, settings, problem, fitted, ledger, crew)
+            record.write(run, settings, fitted, measured, ledger, heard)
         return record.outcome(run, settings, ledger)
+
+
+def _follow(settings: Settings, problem: PreparedRows, crew: Crew) -> None:
+    """The stages on a rank that has no folder: it trains and measures with rank 0."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 passes them on
+        fitted = _train(None, settings, problem, None, False, crew)
+        _measured(None, settings, problem, fitted, None, crew)
 
 
 def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: Any) -> Ledger | None:
@@ -166,20 +225,31 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
     return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
-def _train(run: RunFolder, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool) -> Any:
+def _train(
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, ledger: Any, progress: bool, crew: Crew
+) -> Any:
     """The fitted estimator; already trained, the one in the folder."""
-    if run.has(files.MODEL):
-        return model.load(run).estimator
-    checkpoint = run.path / files.CHECKPOINT
-    _check_readable(checkpoint)
-    estimator = _estimator(
-        settings, problem, ledger=ledger, checkpoint=checkpoint, seed=run.settings["seed"], verbose=int(progress)
-    )
-    estimator.fit(problem.x, problem.y)
-    run.write(files.PLAN, estimator.plan_.to_json().encode())
-    run.write_sealed(files.TRAINED, record.trained(estimator, settings, problem))
-    model.save(run, estimator)
+    if crew.lead(lambda: run.has(files.MODEL)):  # type: ignore[union-attr]
+        return _trained(run, crew)
+    checkpoint = None if run is None else run.path / files.CHECKPOINT
+    if checkpoint is not None:
+        _check_readable(checkpoint)
+    seed = 0 if run is None else run.settings["seed"]
+    given: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
+    estimator = _estimator(settings, problem, **given)
+    estimator.fit(problem.x, problem.y, group=crew.group)
+    if run is not None:
+        run.write(files.PLAN, estimator.plan_.to_json().encode())
+        run.write_sealed(files.TRAINED, record.trained(estimator, settings, problem))
+        model.save(run, estimator)
     return estimator
+
+
+def _trained(run: RunFolder | None, crew: Crew) -> Any:
+    """The model in rank 0's folder, on every rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = crew.file((Path(folder) if run is None else run.path) / files.MODEL)
+        return model.load(run).estimator if run is not None else estimators.load(path)  # type: ignore[arg-type]
 
 
 def _check_readable(checkpoint: Path) -> None:
@@ -232,14 +302,19 @@ def _estimator(
     return PrivateRegressor(**given, target_bounds=target.bounds)
 
 
-def _measured(run: RunFolder, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any) -> Measured:
+def _measured(
+    run: RunFolder | None, settings: Settings, problem: PreparedRows, fitted: Any, ledger: Any, crew: Crew
+) -> Measured:
     """The figures of the test rows; already measured, those in the folder."""
-    if run.has(files.METRICS):
-        return Measured.from_dict(run.read_sealed(files.METRICS))
-    found = Measured()
-    if problem.test is not None:
-        found = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger)
-    run.write_sealed(files.METRICS, found.to_dict())
+    done = bool(crew.lead(lambda: run.has(files.METRICS)))  # type: ignore[union-attr]
+    if done:
+        return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
+    found, apart = Measured(), settings.measure_epsilon is None or not settings.private
+    if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
+        rows = problem.test_rows or 0
+        found = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
+    if run is not None:
+        run.write_sealed(files.METRICS, found.to_dict())
     return found
 
 
