@@ -125,8 +125,9 @@ def dp_gd(
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
     buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
+    given = step is not None and not isinstance(step, str)
     remedy = "preconditioned steps have length 1: leave the step out"
-    validate.check(not precondition or step is None, "step", step, remedy)
+    validate.check(not (precondition and given), "step", step, remedy)
     rule: StepRule | None = None if isinstance(step, str) else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
