@@ -56,7 +56,9 @@ def relative_width(constraint: ConvexSet, d: int) -> float:
     >>> abs(relative_width(L2Ball(7.0), 400) - 20) < 0.02
     True
     """
-    return 2 * float(constraint.gaussian_width(d)) / constraint.diameter(d)
+    size = constraint.diameter(d)
+    validate.check(size > 0, "constraint", constraint, "it is a single point: a width rule needs a set with directions")
+    return 2 * float(constraint.gaussian_width(d)) / size
 
 
 def bound_size(m: Size | WidthRule, binding: Binding, per_epoch: int) -> Size:

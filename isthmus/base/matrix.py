@@ -83,6 +83,10 @@ class View(ABC):
         """Whether `upper` is known already."""
         return self._upper is not None
 
+    def forget(self) -> None:
+        """Forget what was computed of the rows: they may have been written to since."""
+        self._upper = None
+
     @property
     @abstractmethod
     def upper(self) -> Tensor:

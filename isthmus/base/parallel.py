@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,10 +29,16 @@ def in_order(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[F
         return
     with one_thread(), ThreadPoolExecutor(threads) as pool:
         yield work(items[0])
-        waiting = [pool.submit(work, item) for item in items[1:]]
+        ahead = 2 * threads  # what is done waits in memory: not much of it
+        waiting = deque(pool.submit(work, item) for item in items[1 : 1 + ahead])
         try:
-            for each in waiting:
-                yield each.result()
+            for item in items[1 + ahead :]:
+                done = waiting.popleft().result()
+                waiting.append(pool.submit(work, item))
+                yield done
+                del done
+            while waiting:
+                yield waiting.popleft().result()
         finally:
             for each in waiting:
                 each.cancel()

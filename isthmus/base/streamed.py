@@ -158,9 +158,12 @@ class FileRows(Streamed):
         self._kept = np.dtype(np.float32) if array.dtype in (np.float32, np.float16) else np.dtype(np.float64)
         self.dtype = torch.float32 if self._kept == np.float32 else torch.float64
         self._start = _file_offset(array)
-        self._file = None if self._start is None else os.open(str(array.filename), os.O_RDONLY)
+        self._file = None if self._start is None else os.open(_mapped_file(array), os.O_RDONLY)
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
+            self._seen = _stamp(self._file)
+            if not self._is_the_mapped_one():
+                self._start = None  # the name belongs to another file by now: the mapping has the rows
 
     def read(self, lo: int, hi: int) -> Tensor:
         """The rows lo, ..., hi - 1, in memory of their own."""
@@ -169,13 +172,25 @@ class FileRows(Streamed):
     def _raw(self, lo: int, hi: int) -> NDArray[Any]:
         if self._start is None or self._file is None or hi <= lo:
             return np.array(self.array[lo:hi])
+        same = _stamp(self._file) == self._seen
+        remedy = "it was written to since it was opened: what was checked of its rows no longer holds; open it again"
+        validate.check(same, "X", _mapped_file(self.array), remedy)
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
         view, done = memoryview(rows.data).cast("B"), 0
         while done < len(view):
             count = os.preadv(self._file, [view[done:]], self._start + lo * self.array.strides[0] + done)
-            validate.check(count > 0, "X", str(self.array.filename), "the file has become shorter")
+            validate.check(count > 0, "X", _mapped_file(self.array), "the file has become shorter")
             done += count
         return rows
+
+    def _is_the_mapped_one(self) -> bool:
+        """Whether the file under the name is the one that is mapped, by its first and last row."""
+        n = self.shape[0]
+        ends = [(lo, lo + 1) for lo in {0, n - 1} if 0 <= lo < n]
+        try:
+            return all(self._raw(*span).tobytes() == np.array(self.array[slice(*span)]).tobytes() for span in ends)
+        except validate.InvalidInput:
+            return False
 
     def __getstate__(self) -> dict[str, Any]:
         validate.refuse("X", type(self).__name__, "rows of a file do not travel: open the file where they are read")
@@ -250,6 +265,19 @@ def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
                 raise error
             yield value
         thread = upcoming
+
+
+def _stamp(file: int) -> tuple[int, int]:
+    """Size of a file and when it was last written to."""
+    seen = os.fstat(file)
+    return seen.st_size, seen.st_mtime_ns
+
+
+def _mapped_file(array: Any) -> str:
+    """The file under a view of a mapped array."""
+    while getattr(array, "filename", None) is None and isinstance(getattr(array, "base", None), np.ndarray):
+        array = array.base
+    return str(array.filename)
 
 
 def _file_offset(array: np.memmap[Any, Any]) -> int | None:

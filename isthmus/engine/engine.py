@@ -206,7 +206,8 @@ class PrivacyEngine:
         words = sampler.describe() if order is None else "the batches of the user's own loader"
         secret = noise if noise.seeded else SecretSource()
         draws = Draws(sampler, n, secret, max_physical_batch_size, micro_batch_size, order, shard_of(company))
-        agreed = f"{batch} {normaliser} {words} {numbers} {terms['sketch']}"
+        loud = f"{noise_multiplier} {noise.seeded} {bare}"
+        agreed = f"{batch} {normaliser} {words} {numbers} {loud} {terms['sketch']}"
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)

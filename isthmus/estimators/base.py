@@ -47,7 +47,7 @@ from isthmus.privacy.noise import SEEDED
 from isthmus.problems.scaling import RowMaps, Scaled
 from isthmus.round.minimize import Binding, Recipe, minimize
 from isthmus.round.pipeline import Pipeline
-from isthmus.round.spending import unspent
+from isthmus.round.spending import GONE, unspent
 from isthmus.round.state import State
 from isthmus.tables.encoder import check_numbers_only
 from isthmus.tables.frames import is_frame
@@ -371,7 +371,9 @@ class PrivateLinear(Parameters):
         statement = result.privacy
         if statement is not None:
             leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
-            statement = replace(statement, assumptions=(*problem.assumptions, *statement.assumptions), leaks=leaks)
+            # a partial fit goes on from its own last round, and rounds that a kill lost are counted below
+            said = [each for each in statement.assumptions if not each.startswith(GONE)]
+            statement = replace(statement, assumptions=(*problem.assumptions, *said), leaks=leaks)
             made = partial(self._with_lost_rounds, statement, result.state)
             statement = self._crew.statement(made)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor

@@ -199,12 +199,13 @@ class Rows(ABC):
         """
         validate.shape((self.n,), groups=groups)
         counts = torch.bincount(groups) if self.n else groups.new_zeros(0)
-        most = int(counts.max()) if len(counts) else 1
+        # a power of two: a mean is then rounded as its own group's size says, whatever the largest one is
+        most = 1 << (int(counts.max()) - 1).bit_length() if len(counts) else 1
         order = torch.argsort(groups, stable=True)
         within = torch.arange(self.n) - (counts.cumsum(0) - counts)[groups[order]]
-        index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most)
+        index, share = torch.zeros(len(counts), most, dtype=torch.long), torch.zeros(len(counts), most).double()
         index[groups[order], within] = order
-        share[groups[order], within] = (most / counts[groups[order]]).to(share)
+        share[groups[order], within] = most / counts[groups[order]].to(share)
         sound = self.masked(self.norm_upper() <= torch.finfo(self.dtype).max * 2.0**-40)
         filled = (share.reshape(-1) != 0).to(self.device)  # the rest points at row 0, which must leave no trace
         return sound.take(index.reshape(-1), share.reshape(-1)).masked(filled).grouped(most)

@@ -259,6 +259,9 @@ class Outer(Rows):
         return Outer(_fold(self.a, size, groups), _fold(b, size, groups), self.ones)
 
     def take(self, index: Tensor, factors: Tensor) -> Rows:
+        if is_sparse(self.a):
+            times = factors.to(self.b.device, self.dtype)[:, None]
+            return Outer(self.a[index.cpu().numpy()], self._wide(self.b)[index.to(self.device)] * times)
         if not isinstance(self.a, Tensor):
             return super().take(index, factors)
         index, shape = index.to(self.device), (-1, *[1] * (self.b.ndim - 1))

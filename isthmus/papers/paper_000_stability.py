@@ -126,6 +126,7 @@ def replace_record(objective: Any, index: int, record: tuple[Any, Any] | None = 
     donor = (index + max(1, objective.n // 2)) % objective.n
     x, y = (objective.X[donor], objective.y[donor]) if record is None else record
     other.X[index], other.y[index] = torch.as_tensor(x).to(other.X), torch.as_tensor(y).to(other.y)
+    getattr(other, "forget", int)()  # the norms of the rows as they were
     return other
 
 

@@ -94,6 +94,11 @@ class Scaled(View):
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
         return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)
 
+    def forget(self) -> None:
+        """Also that rows have norm at most 1, where that is no longer so: the map shortened them as they were."""
+        super().forget()
+        self.unit = self.unit and bool((self.upper <= 1 + 1e-6).all())
+
     def with_constant(self, value: float = 1.0) -> Scaled:
         """The same rows with one more column, a constant."""
         n, p = self.shape

@@ -81,7 +81,10 @@ class Weighted:
 
 @dataclass(frozen=True)
 class UniformRandom:
-    """One of the iterates w_1..w_T, the start among them, each with the same probability (a reservoir of one)."""
+    """One of the iterates w_1..w_T, the start among them, each with the same probability (a reservoir of one).
+
+    Which one follows from the run's public seed: equal seeds choose equal rounds.
+    """
 
     def init(self, w: Tensor, seed: int) -> Memo:
         """Nothing chosen yet."""

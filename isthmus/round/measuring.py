@@ -92,7 +92,8 @@ def contribute(
 ) -> Message:
     """Where the data is: sample, take the rows, measure them, send.  `physical` bounds the rows held at once."""
     n, whole = client.problem.n, client.problem.n if client.whole is None else client.whole
-    index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n)
+    clipped = any(release.clip is not None for release in stage.releases)
+    index, times = _drawn(stage.sampler.draw(n, round.t, keys, client.role), n, clipped)
     divisor = stage.sampler.divisor(n, round.t)
     batch = None if getattr(client.problem, "linear", False) else stage.sampler.divisor(whole, round.t)
     parts = _batches(client.problem, stage, index, physical)
@@ -195,9 +196,12 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 
 
-def _drawn(index: Tensor | None, n: int) -> tuple[Tensor | None, Tensor | None]:
-    """The records that were drawn and, where there are more draws than records, how often each one was."""
-    if index is None or len(index) <= n:
+def _drawn(index: Tensor | None, n: int, clipped: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The records that were drawn and, where there are more draws than records, how often each one was.
+
+    Copies that are clipped one by one are not a row of so many times the length: they stay apart.
+    """
+    if index is None or len(index) <= n or clipped:
         return index, None
     times = torch.bincount(index, minlength=n)
     return times.nonzero().reshape(-1), times

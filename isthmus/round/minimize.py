@@ -186,12 +186,13 @@ def _minimized(
         state, x, status = run(pipe, state, rounds, setting, watch)
     with aggregator.alike():
         average = pipe.average.output(state.average, state.w)
+    resumed = None if resume is None else resume.t
     return Result(
         x=x,
         average=average,
         status=status,
         history=tuple(watch.history),
-        privacy=None if spending is None else spending.statement(pipe, rounds, state.t),
+        privacy=None if spending is None else spending.statement(pipe, rounds, state.t, resumed),
         dims=state.dims,
         bytes=state.bytes,
         seconds=watch.seconds,
@@ -214,7 +215,7 @@ def _spending(
     if noise_seed is not None and aggregator.number:  # other coins for other records
         seed = key(noise_seed, aggregator.number)
     spending = Spending(pipe.promise, own, seed, whole=n, leads=aggregator.leads)
-    spending.warn(objective)
+    spending.warn(objective, *aggregator.problems)
     return spending
 
 

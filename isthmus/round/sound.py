@@ -11,6 +11,8 @@ from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.clips import GroupClip
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
+from isthmus.round.frank_wolfe import FrankWolfe
+from isthmus.round.stops import GapBelow
 
 if TYPE_CHECKING:
     from isthmus.round.pipeline import Pipeline, Release, Stage
@@ -34,6 +36,9 @@ def check_sound(pipe: Pipeline) -> None:
         validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
         for release in stage.releases:
             _check_release(pipe, stage, release)
+    gapless = isinstance(pipe.stop, GapBelow) and not isinstance(pipe.update, FrankWolfe)
+    remedy = "it reads the gap of Frank-Wolfe steps: use FirstOrderStationary with others"
+    validate.check(not gapless, "stop", type(pipe.stop).__name__, remedy)
     if claims(pipe):
         _check_claim(pipe)
     remedy = "what is released before the loop is paid for: state epsilon, delta and adjacency"
@@ -100,6 +105,9 @@ OTHERS = {
     "encode": "maps each record by itself, and states a bound of its sums that holds",
     "clip": "keeps every record's share of the sum below its bound",
     "mechanism": "hides what it releases as its event says",
+    "update": "reads released values only",
+    "average": "reads released values only",
+    "stop": "reads released values only",
 }
 """What a guarantee takes from parts that this library did not write."""
 
@@ -107,6 +115,8 @@ OTHERS = {
 def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
     found = others_parts((*before, *pipe.stages))
+    after = [(kind, getattr(pipe, kind)) for kind in ("update", "average", "stop")]
+    found += [f"{_name(part)}, which is not of this library, {OTHERS[kind]}" for kind, part in after if _foreign(part)]
     learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
     return [*found, *(["the examples that a sketch learns from are public, and no private records"] if learned else [])]
 
@@ -123,6 +133,11 @@ def others_parts(stages: Sequence[Stage]) -> list[str]:
         if not getattr(stage.source, "own_records", False):
             found[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
     return list(found)
+
+
+def _name(part: object) -> str:
+    """What the author of a part calls it."""
+    return str(getattr(part, "__name__", type(part).__name__))
 
 
 def _foreign(part: object) -> bool:

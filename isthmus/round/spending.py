@@ -22,6 +22,8 @@ from isthmus.round.sound import assumed
 from isthmus.round.step import Setting, look
 from isthmus.round.wire import Keys
 
+GONE = "nobody saw what an interrupted run released after the round it was resumed from"
+
 
 class Spending:
     """Pays for every release of a run before it happens, and says afterwards what was promised.
@@ -55,10 +57,11 @@ class Spending:
         remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
         validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
 
-    def warn(self, objective: Any) -> None:
+    def warn(self, *objectives: Any) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
-        self.leaks = tuple(leak(*each) for each in getattr(objective, "read_off", ()))
+        found = dict.fromkeys(each for objective in objectives for each in getattr(objective, "read_off", ()))
+        self.leaks = tuple(leak(*each) for each in found)
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -113,7 +116,7 @@ class Spending:
         same = _near(theirs, told) and _near(json.loads(agreed), json.loads(terms))
         validate.check(same, "epsilon, delta", told[:2], remedy)
 
-    def statement(self, pipe: Pipeline, planned: int, done: int) -> PrivacyStatement:
+    def statement(self, pipe: Pipeline, planned: int, done: int, resumed: int | None = None) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.
 
         A run that was stopped earlier states its whole plan too: what it had released may have decided when to stop,
@@ -121,6 +124,8 @@ class Spending:
         """
         account = self._account(pipe, planned)
         account.assumptions = (*self.promise.assumptions, *assumed(pipe, self._before), *stopped(planned, done))
+        if resumed is not None:
+            account.assumptions = (*account.assumptions, f"{GONE}, {resumed}: its ledger has what that cost")
         return account.statement()
 
     def epsilon(self, pipe: Pipeline, rounds: int) -> float:

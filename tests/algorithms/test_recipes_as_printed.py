@@ -13,12 +13,14 @@ import torch
 from isthmus import InvalidInput, LeastSquares, algorithms, minimize, theory
 from isthmus.algorithms import WidthRule
 from isthmus.base.space import Space
-from isthmus.geometry.sets import L1Ball, L2Ball, NuclearBall, Simplex
+from isthmus.geometry.sets import Box, L1Ball, L2Ball, NuclearBall, Simplex
 from isthmus.geometry.sketches import GaussianSketch
-from isthmus.privacy import Adjacency, Charge, PrivacyPlan, delta, epsilon, noise_multiplier
+from isthmus.privacy import Adjacency, Charge, Clip, PrivacyPlan, delta, epsilon, noise_multiplier
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.minimize import Binding
+from isthmus.round.pipeline import Pipeline, Release, Stage
 from isthmus.round.samplers import Uniform
+from isthmus.round.stops import GapBelow
 from isthmus.round.wire import Keys
 
 
@@ -116,6 +118,14 @@ def test_independent_draws_are_those_of_the_oracle(batch: int) -> None:
         np.testing.assert_allclose(points[t + 1], w.numpy(), atol=1e-12)
     with pytest.raises(InvalidInput, match="draw='subset'"):
         algorithms.comp_sgd(m=5, step=0.1, draw="subset")
+
+
+def test_copies_of_a_record_are_clipped_one_by_one() -> None:
+    objective = LeastSquares(np.eye(2), np.full(2, 100.0))
+    for draws in (2, 3, 64):
+        pipe = Pipeline([Stage(Uniform(draws), [Release(clip=Clip(1.0))])], lambda t: 1.0)
+        found = minimize(objective, pipe, steps=1, record=None)
+        assert float(found.x.sum()) == pytest.approx(1.0, abs=1e-3)  # a mean of unit vectors with entries >= 0
 
 
 # ---------------------------------------------------------------- outputs
@@ -277,6 +287,16 @@ def test_arguments_that_would_be_dropped_are_refused() -> None:
         algorithms.comp_sgd(m=5, step=0.1, pick="min_gauge", error_feedback=True)
     with pytest.raises(InvalidInput, match="m=None"):
         algorithms.priv_sgd(**budget, step=0.1)
+
+
+def test_stops_of_others_are_named_and_misplaced_ones_refused() -> None:
+    budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "step": 0.1, "n": "exact"}
+    found = minimize(problem(), algorithms.dp_gd(**budget, stop=lambda round, old, new: False), steps=2, record=None)
+    assert found.privacy is not None and "which is not of this library, reads released" in found.privacy.words()
+    with pytest.raises(InvalidInput, match="stop='GapBelow'.*Frank-Wolfe"):
+        bound(algorithms.dp_gd(**budget, stop=GapBelow(0.1, L2Ball(1.0))), L2Ball(1.0))
+    with pytest.raises(InvalidInput, match="single point"):
+        WidthRule().rule(Box(torch.zeros(3), torch.zeros(3)), 3, 1)
 
 
 def test_stability_of_private_runs_needs_shared_noise_and_meets_theorem_13() -> None:

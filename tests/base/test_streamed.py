@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from isthmus import PrivateClassifier, PrivateRegressor, minimize
 from isthmus.algorithms import dp_gd, dp_sgd, gd
 from isthmus.base import matrix, streamed
 from isthmus.base.arrow import ArrowRows, opened
+from isthmus.base.parallel import in_order
 from isthmus.base.streamed import ChosenRows, FileRows, Streamed, ahead
 from isthmus.base.validate import InvalidInput
 from isthmus.gradients.rounding import matrix_bounds
@@ -178,3 +180,39 @@ def test_columns_of_several_types_are_float64(tmp_path: Path) -> None:
     rows, y = opened(tmp_path / "t.parquet", "y")
     assert isinstance(rows, ArrowRows) and rows.names == ("a", "b", "c") and y.tolist() == [1.5, 2.5]
     assert rows.dense().tolist() == [[1.0, 1.0, 0.1], [2.0, 0.0, 0.2]]
+
+
+def test_a_file_that_is_written_to_or_replaced_is_noticed(tmp_path: Any) -> None:
+    """What was checked of rows, and what is kept of them, holds for the rows as they were."""
+    path, other = tmp_path / "x.npy", tmp_path / "other.npy"
+    np.save(path, np.full((20, 3), 7.0))
+    np.save(other, np.zeros((20, 3)))
+    mapping, opened = np.load(path, mmap_mode="r"), FileRows(np.load(path, mmap_mode="r"))
+    with open(path, "r+b") as file:
+        file.seek(200)
+        file.write(b"\0" * 8)
+    with pytest.raises(InvalidInput, match="written to since it was opened"):
+        opened.read(0, 2)
+    os.replace(other, path)
+    assert float(FileRows(mapping).read(19, 20)[0, 0]) == 7.0  # the mapping's file, not that of its name
+    assert FileRows(np.load(path, mmap_mode="r")[5:5]).read(0, 0).shape == (0, 3)
+
+
+def test_parts_are_done_in_order_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    alive, most = [0], [0]
+
+    class Held:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+
+        def __del__(self) -> None:
+            alive[0] -= 1
+
+    numbers = []
+    for held in in_order(Held, range(200)):
+        numbers.append(held.number)
+        del held
+    assert numbers == list(range(200)) and most[0] <= 12

@@ -235,6 +235,8 @@ def _eigen(gram: _Gram, k: int, method: str) -> tuple[Tensor, Tensor]:
 
     operator = LinearOperator((n, n), matvec=times, matmat=times, dtype=np.float64)
     start = randomness.generator(randomness.key(0, n, "lanczos")).standard_normal(n)
+    if not bool(gram.diagonal.any()):  # Lanczos has nothing to start from: no direction has any energy
+        return torch.zeros(k).double().to(device), torch.eye(n, k).double().to(device)
     values, vectors = eigsh(operator, k=k, which="LA", v0=start)
     order = np.argsort(values)
     return torch.from_numpy(values[order]).to(device), torch.from_numpy(vectors[:, order]).to(device)

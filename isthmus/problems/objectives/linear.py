@@ -188,6 +188,8 @@ class LinearModel(Objective):
     def forget(self) -> None:
         """Forget what was computed of the rows: they may have been written to since."""
         self.lengths = Lengths(self.n)
+        if is_lazy(self.X):
+            self.X.forget()
 
     def predict(self, w: Tensor, X: object = None) -> Any:
         """Labels (NumPy, as they were given) or numbers (tensor), for X or for the training data."""
