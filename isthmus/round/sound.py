@@ -36,11 +36,11 @@ def check_sound(pipe: Pipeline) -> None:
         validate.check(len(set(releases)) == len(releases), "releases", releases, "give each release its own name")
         for release in stage.releases:
             _check_release(pipe, stage, release)
+    if claims(pipe):
+        _check_claim(pipe)
     gapless = isinstance(pipe.stop, GapBelow) and not isinstance(pipe.update, FrankWolfe)
     remedy = "it reads the gap of Frank-Wolfe steps: use FirstOrderStationary with others"
     validate.check(not gapless, "stop", type(pipe.stop).__name__, remedy)
-    if claims(pipe):
-        _check_claim(pipe)
     remedy = "what is released before the loop is paid for: state epsilon, delta and adjacency"
     validate.check(not pipe.before or pipe.promise is not None, "promise", pipe.promise, remedy)
 
