@@ -51,6 +51,8 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     sent = for_wire(message, Reach(reach.own, reach.own), 1)
     values = {}
     for name, each in sent.values.items():
+        known = each.dtype is None or each.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
+        validate.check(known, "dtype", plan.dtype, f"this client's gradients are {each.dtype}: give that")
         more = room(each, reach, plan.clients)
         remedy = f"adding sums of up to {reach.own:g} bounds rounds too much: give a lower rate, or fewer clients"
         validate.check(more < 0.5, "n", plan.terms, remedy)
