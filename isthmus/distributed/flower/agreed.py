@@ -80,7 +80,7 @@ def shortened(each: Bounded, own: float) -> Bounded:
     In the l2 norm that is a projection onto a ball.  In other norms scaling may move two points further apart, so
     every number is clamped, which does not in any norm.  A sum of one term is scaled: it has one bound in its norm.
 
-    >>> shortened(Bounded(torch.tensor([3e18, 4e18]), 2, 1.0), 10.0).value.tolist()
+    >>> shortened(Bounded(torch.tensor([3e18, 4e18]), 2, 1.0), 10.0).value.round(decimals=9).tolist()
     [6.0, 8.0]
     """
     value, most = each.value.to(torch.float64), own * each.bound
@@ -121,7 +121,7 @@ def _words(value: Any) -> Iterator[str]:
         yield str(value)
     elif is_dataclass(value) and not isinstance(value, type):
         yield type(value).__qualname__
-        for item in fields(value):
+        for item in (each for each in fields(value) if each.init):  # the others are memories
             yield item.name
             yield from _words(getattr(value, item.name))
     elif isinstance(value, (Mapping, list, tuple)):
