@@ -80,7 +80,7 @@ def shortened(each: Bounded, own: float) -> Bounded:
     In the l2 norm that is a projection onto a ball.  In other norms scaling may move two points further apart, so
     every number is clamped, which does not in any norm.  A sum of one term is scaled: it has one bound in its norm.
 
-    >>> shortened(Bounded(torch.tensor([3e18, 4e18]), 2, 1.0), 10.0).value.round(decimals=9).tolist()
+    >>> shortened(Bounded(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
     [6.0, 8.0]
     """
     value, most = each.value.to(torch.float64), own * each.bound
