@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.distributed.flower.agreed import check_linear, check_plan, narrowed
 from isthmus.distributed.flower.federation import Federation, OneTerm
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import (
@@ -26,7 +27,6 @@ from isthmus.distributed.flower.secure import secure_step
 from isthmus.privacy.noise import Noise, SecretSource
 from isthmus.round.aggregators import Client
 from isthmus.round.order import DataSite
-from isthmus.round.ranks import for_wire, reach_of
 from isthmus.round.wire import Keys, Message
 
 ITERATE, MEMORY = "isthmus.iterate", "isthmus.memory"
@@ -112,6 +112,7 @@ def answered(
     def added(asked: Ask) -> Message:
         return contribution(plan, asked, context, terms, noise, physical)
 
+    check_plan(plan, message.content[RECORD])
     if plan.dropouts is not None:
         data = _secured(message.content, context, plan, added, noise)
     else:
@@ -135,12 +136,13 @@ def contribution(
         found = [str(each[0]) for each in getattr(problem, "read_off", ())]
         remedy = "it was read off private records, and no budget pays for it: give it to the objective"
         validate.check(not found, "data", found, remedy)
+        check_linear(plan, problem)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
     message = replace(order, w=None)(client)
     if pipe.wire.remembers:
         keep(context.state, MEMORY, site.memory)
     central = plan.private and plan.dropouts is None
-    return narrowed(message, plan, site.stage(order), problem.n) if central else message
+    return narrowed(message, plan, site.stage(order).sampler) if central else message
 
 
 def _secured(
@@ -158,11 +160,6 @@ def _secured(
         return value.value
 
     return secure_step(content[RECORD], context.state, secure, plan.rounds, vector, noise)
-
-
-def narrowed(message: Message, plan: Federation, stage: Any, n: int) -> Message:
-    """Clipped sums in the dtype that is sent, with the bound that their sum has (`Bounded.narrowed`)."""
-    return for_wire(message, reach_of(stage.sampler, n, plan.terms, plan.clients), plan.clients)
 
 
 def name_of(context: Any) -> str:

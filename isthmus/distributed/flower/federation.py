@@ -16,6 +16,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.space import Space, as_space
+from isthmus.distributed.flower.agreed import digest
 from isthmus.distributed.flower.secure import secure_plan, with_noise_at_clients
 from isthmus.distributed.secagg import SecurePlan
 from isthmus.geometry.sets import ConvexSet, Whole
@@ -198,6 +199,11 @@ class Federation:
         assert pipe.promise is not None
         promise = replace(pipe.promise, assumptions=(*pipe.promise.assumptions, *self.assumptions()))
         return replace(pipe, promise=promise)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what an answer and a promise rest on: a client with another plan refuses to answer."""
+        return digest(self)
 
     @cached_property
     def at_clients(self) -> Pipeline:

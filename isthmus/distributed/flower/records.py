@@ -1,6 +1,7 @@
 """Orders and answers as records of Flower messages: bytes and arrays, no pickle.
 
     down   "isthmus"  order   the order without its iterate: seed, t, step, clip bounds (`Order.short`)
+                      plan    digest of the plan: a client with another one refuses
                       visit   how often the client was asked in this round before
                       since   digest of the iterate that `update` changes, where only changes are sent
            "arrays"           the iterate by leaves, or
@@ -24,6 +25,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.space import Space
 from isthmus.codecs import Codec
+from isthmus.distributed.flower.agreed import ANOTHER
 from isthmus.distributed.flower.packages import flower
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.order import Order, digest_of
@@ -81,11 +83,11 @@ class Ask:
     data: bytes
 
 
-def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None) -> Any:
-    """The content of a message that asks a client; `since` is an iterate that it has kept."""
+def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None, plan: str = "none") -> Any:
+    """The content of a message that asks a client; `since` is an iterate that it has kept, `plan` a digest."""
     app, w = flower().app, order.w
     assert w is not None
-    config: dict[str, Any] = {"order": order.short().to_bytes(), "visit": visit}
+    config: dict[str, Any] = {"order": order.short().to_bytes(), "visit": visit, "plan": plan}
     places = None if since is None else (w.view(BITS[w.dtype]) != since.view(BITS[w.dtype])).nonzero().reshape(-1)
     if places is None or len(places) * (w.element_size() + 4) >= w.numel() * w.element_size():
         return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
@@ -170,6 +172,8 @@ def _seal(asked: bytes, body: bytes) -> bytes:
 def content_of(reply: Any, name: str) -> Any:
     """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
     if reply.has_error():
+        if ANOTHER in str(reply.error.reason):
+            validate.refuse("reply", ANOTHER, "the client has it, and refused: give both sides the same Federation")
         validate.refuse("reply", reply.error.code, f"the client failed: {reply.error.reason}")
     content = reply.content
     there = RECORD in content and name in content[RECORD]

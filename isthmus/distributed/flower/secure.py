@@ -84,10 +84,11 @@ def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told
     traffic, timeout = told
     paid: Any = _Charged()
     server = SecureServer(plan, paid)
+    said = {"m": plan.m, "plan": order[RECORD]["plan"]}
     index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
 
     def exchange(step: str, letters: dict[int, bytes], more: Any = None) -> None:
-        for node, data in _sent(grid, step, plan.m, letters, index, more, traffic, timeout):
+        for node, data in _sent(grid, step, said, letters, index, more, traffic, timeout):
             try:
                 server.receive(data, index[node])
             except BadMessage as error:
@@ -109,7 +110,7 @@ def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told
 def _sent(
     grid: Any,
     step: str,
-    m: int,
+    said: dict[str, Any],
     letters: dict[int, bytes],
     index: dict[int, int],
     more: Any,
@@ -119,7 +120,7 @@ def _sent(
     """Send one step's letters, and whose answers have come."""
     app, messages = flower().app, []
     for node, data in letters.items():
-        config = {"step": step, "data": data, "index": index[node], "m": m}
+        config = {"step": step, "data": data, "index": index[node], **said}
         content = app.RecordDict() if more is None else app.RecordDict(dict(more.items()))
         held = dict(content[RECORD].items()) if RECORD in content else {}
         content[RECORD] = app.ConfigRecord({**held, **config})

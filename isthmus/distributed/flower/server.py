@@ -19,7 +19,7 @@ from torch import Tensor
 from isthmus.base import validate
 from isthmus.base.randomness import generator
 from isthmus.codecs import CodecError
-from isthmus.distributed.flower.client import narrowed
+from isthmus.distributed.flower.agreed import narrowed, reach_of, shortened
 from isthmus.distributed.flower.federation import Elsewhere, Federation
 from isthmus.distributed.flower.packages import flower
 from isthmus.distributed.flower.records import RECORD, ask, content_of, read_answer
@@ -138,7 +138,7 @@ class FlowerClients(Aggregator):
         client = Client("server", self.plan.problem, 0, site, self.plan.terms, 1 / self.plan.clients)
         message = contribute(site.opened(order), stage, client, site.keys, {})
         message = replace(message, coded={}, dims=0, bytes=0)
-        return narrowed(message, self.plan, stage, self.plan.terms) if stage.private else message
+        return narrowed(message, self.plan, stage.sampler) if stage.private else message
 
     def asked(self, order: Order, site: Any) -> list[tuple[int, int]]:
         """Whom this stage asks: nodes, and how often each was asked before in it."""
@@ -156,17 +156,20 @@ class FlowerClients(Aggregator):
         return found
 
     def _connected(self, order: Order) -> list[int]:
-        """The nodes that are there; the first round waits for all."""
+        """The nodes that are there; the first round waits for all.  Bounds of private sums hold for M, and no more."""
         nodes, waited = sorted(self.grid.get_node_ids()), 0.0
         while not self.traffic.rounds and len(nodes) < self.plan.clients and waited < self.wait:
             self.clock(PAUSE)
             nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
+        if self.plan.private:
+            remedy = f"{len(nodes)} nodes are connected: disconnect some, or make a plan of so many for both sides"
+            validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
         return nodes
 
     def _letter(self, order: Order, node: int, visit: int) -> Any:
         app, holds = flower().app, self.traffic.holds
         since = holds.get(node) if self.plan.down == "update" else None
-        content = ask(order, self.plan.whole, visit, since)
+        content = ask(order, self.plan.whole, visit, since, self.plan.digest)
         self.traffic.down += sum(record.count_bytes() for record in content.values())
         assert order.w is not None
         holds[node] = order.w
@@ -185,7 +188,8 @@ class FlowerClients(Aggregator):
             try:
                 data = content_of(reply, "answer")
                 self.traffic.up += len(data) if isinstance(data, bytes) else 0
-                found.setdefault(about, self._checked(read_answer(data, said, empty, codec, divides)))
+                came = read_answer(data, said, empty, codec, divides)
+                found.setdefault(about, self._checked(order, came))
             except (validate.InvalidInput, CodecError) as error:
                 self.traffic.refused(node, str(error))
         for node in set(asked) - {reply.metadata.src_node_id for reply in replies}:
@@ -194,22 +198,18 @@ class FlowerClients(Aggregator):
         self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(found)})
         return list(found.values())
 
-    def _checked(self, message: Message) -> Message:
-        """Where a client is one term its vector is within the bound: one that is longer is shortened here too."""
-        if self.plan.unit == "record" or not self.plan.private:
+    def _checked(self, order: Order, message: Message) -> Message:
+        """A private sum is no longer than a public length: one that is longer is shortened here too."""
+        if not self.plan.private:
             return message
-        values = {}
-        for name, each in message.values.items():
-            value = each.value.to(torch.float64)
-            length = float(torch.linalg.vector_norm(value, each.ord))
-            values[name] = replace(each, value=value * min(1.0, each.bound / length) if length else value)
-        return replace(message, values=values)
+        own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler).own
+        return replace(message, values={name: shortened(each, own) for name, each in message.values.items()})
 
     def _secured(self, order: Order, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left, zero, and the charge is kept."""
         (name, like), nodes = next(iter(empty.values.items())), self._connected(order)
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
-        content = ask(order, self.plan.whole)
+        content = ask(order, self.plan.whole, plan=self.plan.digest)
         found = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout))
         counts = {"asked": min(len(nodes), plan.clients), "answered": int(found is not None)}
         self.traffic.rounds.append({"t": order.t, **counts, "late": 0, "failed": int(found is None)})
