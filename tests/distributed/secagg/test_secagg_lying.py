@@ -70,7 +70,7 @@ def attack(plan: SecurePlan, keys: int, letters: int) -> tuple[np.ndarray, np.nd
     return from_field(total, plan.bits), added
 
 
-@pytest.mark.parametrize(("clients", "dropouts", "keys", "letters"), [(10, 3, 4, 0), (24, 7, 9, 1), (24, 7, 8, 3)])
+@pytest.mark.parametrize(("clients", "dropouts", "keys", "letters"), [(10, 3, 4, 0), (20, 6, 7, 2), (24, 7, 7, 3)])
 def test_a_lying_server_reads_fewer_clients_and_no_less_noise(
     clients: int, dropouts: int, keys: int, letters: int
 ) -> None:
@@ -81,7 +81,7 @@ def test_a_lying_server_reads_fewer_clients_and_no_less_noise(
     assert inside < plan.needed and (inside - 1) * plan.share >= plan.variance  # and knows one of them besides
 
 
-@pytest.mark.parametrize(("clients", "dropouts"), [(5, 1), (10, 3), (24, 7), (40, 13), (100, 33)])
+@pytest.mark.parametrize(("clients", "dropouts"), [(5, 1), (10, 3), (24, 7), (40, 13)])
 def test_no_plan_of_lies_leaves_out_more_than_is_counted(clients: int, dropouts: int) -> None:
     plan = SecurePlan(clients=clients, m=20, bound=1.0, noise_multiplier=1.0, dropouts=dropouts)
     ways = ((k, e) for e in range(dropouts + 1) for k in range(clients - e))
