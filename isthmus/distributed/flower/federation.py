@@ -261,11 +261,11 @@ class Federation:
                 "asked, to itself"
             )
             return found
-        honest = self.clients - int(self.dropouts * self.clients)
         return [
             *found,
-            f"of the {self.clients} clients at least {honest} follow the protocol of secure aggregation and draw their "
-            "noise as stated, and none tells the server or anybody else what it knows",
+            f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw their "
+            "noise as stated, and tell nobody what they know; a reader may be one of them and know its own noise, and "
+            "the server may tell clients different lists",
             "the server passes on public keys as they are (channels are authenticated, or keys known beforehand), and "
             "X25519, HKDF, ChaCha20 and Poly1305 are not broken: it sees nothing but the totals",
         ]

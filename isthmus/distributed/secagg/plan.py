@@ -3,8 +3,8 @@
 >>> plan = SecurePlan(clients=100, m=10_000, bound=1.0, noise_multiplier=1.0, dropouts=10, peak=0.08)
 >>> plan.needed, plan.bits, plan.vector_bytes
 (90, 14, 17500)
->>> round(plan.sensitivity * plan.grid, 4), plan.packing
-(1.01, 16)
+>>> round(plan.sensitivity * plan.grid, 4), plan.packing, plan.counted
+(1.01, 16, 86)
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
 
 from isthmus.base import validate
 from isthmus.distributed.secagg.crypto import digest
@@ -28,7 +30,7 @@ from isthmus.privacy.sampling import Poisson
 from isthmus.privacy.skellam import variance_for
 from isthmus.privacy.statement import Account, PrivacyStatement
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class SecurePlan:
     bound             C: the l2 norm that one record (or one client, where a client sends one vector) is clipped to
     noise_multiplier  of the total: no worse than Gaussian noise of this times `bound`
     dropouts          f: how many may be lost at any moment of the round; one more, and the round is refused
-    colluding         c: how many of those who answer may tell the server what they know; their noise does not count
+    colluding         c: how many clients may be on the server's side; their noise does not count, and where it is 0
+                      that of one client does not either: who reads the total may be a client and know its own
     precision         how much of the noise may be spent on rounding: the grid is as coarse as that allows
     peak              the largest coordinate that one client may send, relative to `bound`; what is beyond is cut
     failure           how likely any number of the total may leave the field (a wrong number, never a privacy loss)
@@ -73,6 +76,10 @@ class SecurePlan:
             f"with {self.clients} clients and {self.colluding} colluding the server could ask two groups: allow fewer"
         )
         validate.check(guarded > self.colluding, "dropouts", self.dropouts, remedy)
+        remedy = (
+            f"a server that told clients different things could read {self.counted + self._known} of them: allow fewer"
+        )
+        validate.check(self.counted >= 1, "dropouts", self.dropouts, remedy)
         remedy = "clients draw at most 2^30: take a larger precision"
         validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
         validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
@@ -95,6 +102,21 @@ class SecurePlan:
         guard = max(self.colluding, self.clients // 3)
         fit = [p for p in PACKINGS if p <= self.needed and 2 * (self.needed - p + 1) - self.clients > guard]
         return max(fit, default=1)
+
+    @property
+    def counted(self) -> int:
+        """Clients whose noise is in every total that anybody can read, and whom nobody who reads it knows: the divisor.
+
+        With a server that tells everybody the same these are the n - f survivors, less those on its side.  One that
+        leaves letters out of inboxes, and shows every client other survivors, reads totals of fewer: `most_left_out`.
+        """
+        secret = self.needed - self.packing + 1
+        return self.clients - self._known - most_left_out(self.clients, self.dropouts, secret, self.colluding)
+
+    @property
+    def _known(self) -> int:
+        """Clients whose noise a reader may know: those on the server's side, or the reader itself if it is a client."""
+        return max(self.colluding, 1)
 
     @property
     def share_bytes(self) -> int:
@@ -134,8 +156,8 @@ class SecurePlan:
 
     @property
     def share(self) -> Fraction:
-        """The variance of one client's noise: n - f - c of them make the whole."""
-        return Fraction(self.variance) / (self.needed - self.colluding)
+        """The variance of one client's noise: `counted` of them make the whole."""
+        return Fraction(self.variance) / self.counted
 
     @property
     def reach(self) -> int:
@@ -182,10 +204,11 @@ class SecurePlan:
 
     def assumptions(self) -> list[str]:
         """What the promise rests on, in words."""
-        who = f"at most {self.colluding} of them" if self.colluding else "none"
+        other = f"all but at most {self.colluding}" if self.colluding else "all"
         return [
-            f"of the {self.clients} clients at least {self.needed} follow the protocol and draw their noise as stated, "
-            f"and {who} tell the server or anybody else what they know",
+            f"of the {self.clients} clients {other} follow the protocol as long as they answer, draw their noise as "
+            f"stated, and tell nobody what they know; the noise of {self.counted} makes the whole, which is what a "
+            f"reader faces who knows that of {self._known}, and a server that tells clients different lists",
             "the server passes on public keys as they are (channels are authenticated, or keys known beforehand)",
             "adding or removing means that the vector of one record (of one client, where it sends one vector) is zero "
             "or not; which clients take part is not hidden from the server",
@@ -217,6 +240,38 @@ class SecurePlan:
 
 
 _SOURCE = "exact whole-number noise, which every client draws from its operating system's generator"
+
+
+@lru_cache(maxsize=64)
+def most_left_out(n: int, f: int, r: int, c: int) -> int:
+    """J: how many of the n - c honest clients a server can keep out of a total that it reads, whatever it tells whom.
+
+    r shares are needed to learn anything of a secret; c clients on the server's side give it theirs of everything.
+    `SecurePlan` has 2 r - n > c, so nobody's seed and key are both learnt (each takes r - c honest clients, and no
+    client tells both), and only one roster has honest clients who get n - f letters under it.
+
+    Say the server reads a combination of vectors, and T are the honest clients in it: their seeds are known, so their
+    keys are not.  The mask of i in T and of an honest j whose letter i has goes away in two ways only: the key of j is
+    known, or j is in T, has i's letter, and the same factor.  So what can be read are sums over disjoint sets T, and
+    with K clients of known keys outside T, the other e = J - K outside have sent no letter that any of T was given.
+    A client is given n - f - 1 letters or more and n - f survivors or more among those and itself: so e <= f, a client
+    of T tells f - e shares of keys at most, others f, nobody tells one twice, and nobody one of its own key.  The K
+    keys take r - c shares each:
+
+        K (r - c)  <=  (n - c - J) min(f - e, K) + e min(f, K) + K min(f, K - 1).
+
+    J is the most K + e for which this holds with somebody left in T.  (e = f, K = 0 is f clients lost.)  Every record
+    is in one T, so the total over T and its noise are all that is ever seen of it.
+
+    >>> most_left_out(100, 10, 90, 0), most_left_out(100, 10, 75, 0), most_left_out(100, 33, 67, 0)
+    (11, 13, 58)
+    """
+    honest, most = n - c, 0
+    for e in range(min(f, honest - 1) + 1):
+        k = np.arange(honest - e)
+        told = (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * np.minimum(f, np.maximum(k - 1, 0))
+        most = max(most, e + int(k[k * (r - c) <= told].max()))  # k = 0 always holds
+    return most
 
 
 def _noise_reach(variance: float, m: int, failure: float) -> int:

@@ -113,8 +113,9 @@ def test_noise_is_what_the_plan_says() -> None:
     zero = dict.fromkeys(range(4), np.zeros((0, plan.m)))
     clients = {index: SecureClient(plan, index) for index in range(4)}
     total = run_round(SecureServer(plan, Ledger()), clients, zero, {"vector": [2]})
-    assert stats.kstest(total / np.sqrt(plan.variance), "norm").pvalue > 1e-4
-    assert total.var() == pytest.approx(plan.variance, rel=0.15)
+    there = float(3 * plan.share)  # of three survivors: two make the whole, for a reader who is the third
+    assert stats.kstest(total / np.sqrt(there), "norm").pvalue > 1e-4
+    assert total.var() == pytest.approx(there, rel=0.15) and there == pytest.approx(1.5 * plan.variance)
     assert np.sqrt(plan.variance) * plan.grid == pytest.approx(2.0, rel=0.02)
 
 
@@ -327,7 +328,7 @@ def test_nobody_answers_for_another_client_where_the_transport_knows_whom_it_hea
     assert found.server.receive(message, sender=0) == 0
 
 
-@pytest.mark.parametrize(("clients", "dropouts", "m"), [(2, 0, 1), (3, 1, 1), (5, 2, 1), (4, 1, 9)])
+@pytest.mark.parametrize(("clients", "dropouts", "m"), [(2, 0, 1), (3, 1, 1), (5, 1, 1), (4, 1, 9)])
 def test_the_smallest_rounds(clients: int, dropouts: int, m: int) -> None:
     """One number; two clients; exactly as many as are needed."""
     plan = SecurePlan(clients=clients, m=m, bound=1.0, noise_multiplier=1.0, dropouts=dropouts)
