@@ -128,7 +128,7 @@ def test_numbers_are_rounded_up(value: float) -> None:
         ({"epsilon": math.nan}, "epsilon"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"delta": 0.0}, "delta"),
-        ({"adjacency": "add-remove"}, "adjacency"),
+        ({"adjacency": "neighbours"}, "adjacency"),
         ({"n": 0}, "n=0"),
     ],
 )
