@@ -91,7 +91,7 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     >>> from isthmus.problems.objectives import LeastSquares
     >>> X = torch.eye(4, dtype=torch.float64).repeat(10, 1)
     >>> fit = fit_public(LeastSquares(X, X @ torch.tensor([1.0, -1.0, 0.5, 0.0]).double()))
-    >>> [round(v, 2) for v in fit.w.tolist()]
+    >>> [round(v, 2) + 0.0 for v in fit.w.tolist()]
     [1.0, -1.0, 0.5, 0.0]
     """
     rows = _Reduced.of(objective, weights, towards)
