@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Outcome, Results, RunSetting
+from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.base import validate
 
-__all__ = ["Cell", "Experiment", "Outcome", "Results", "RunSetting", "Judgement", "all_experiments", "chosen"]
+__all__ = ["Cell", "Experiment", "Observed", "Results", "RunSetting", "Judgement", "all_experiments", "chosen"]
 
 PAPERS = ("000", "001", "002", "003", "004")
 

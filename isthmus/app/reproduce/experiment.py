@@ -27,7 +27,7 @@ class RunSetting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Observed:
     """What one run gave: single numbers, which bands hold, and curves, which are plotted."""
 
     metrics: dict[str, float]
@@ -45,7 +45,7 @@ class Judgement:
 class Results:
     """All runs of an experiment, several seeds each.
 
-    >>> runs = [({"m": m}, seed, Outcome({"loss": m + seed / 10})) for m in (1, 2) for seed in (0, 1)]
+    >>> runs = [({"m": m}, seed, Observed({"loss": m + seed / 10})) for m in (1, 2) for seed in (0, 1)]
     >>> results = Results(runs)
     >>> results.cells
     [{'m': 1}, {'m': 2}]
@@ -55,7 +55,7 @@ class Results:
     [1.0, 1.1]
     """
 
-    def __init__(self, runs: Iterable[tuple[Cell, int, Outcome]]) -> None:
+    def __init__(self, runs: Iterable[tuple[Cell, int, Observed]]) -> None:
         self.runs = list(runs)
 
     @property
@@ -63,7 +63,7 @@ class Results:
         """Each cell once, in the order of the runs."""
         return list({key_of(cell): cell for cell, _, _ in self.runs}.values())
 
-    def of(self, **cell: Any) -> list[Outcome]:
+    def of(self, **cell: Any) -> list[Observed]:
         """The runs, one a seed, of the cells that have these parameters (others are free)."""
         return [m for own, _, m in self.runs if all(own.get(name) == value for name, value in cell.items())]
 
@@ -112,7 +112,7 @@ class Experiment:
     claim: str
     """What the paper says, in one to three plain sentences."""
     cells: Callable[[Mapping[str, Any]], Sequence[Cell]]
-    run: Callable[[Cell, RunSetting], Outcome]
+    run: Callable[[Cell, RunSetting], Observed]
     verdict: Callable[[Results], Judgement]
     plot: Plot
     small: Mapping[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from isthmus.app.reproduce.experiment import Cell, Experiment, Outcome, Results, RunSetting, fingerprint, key_of
+from isthmus.app.reproduce.experiment import Cell, Experiment, Observed, Results, RunSetting, fingerprint, key_of
 
 VERSIONS = ("torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 
@@ -83,7 +83,7 @@ def _in_processes(left: Sequence[Job], folder: Path, workers: int) -> Iterator[t
 def results_of(lines: Sequence[tuple[Job, dict[str, Any]]]) -> Results:
     """In the order of cells and seeds, whatever the order in which they ended."""
     ordered = sorted(lines, key=lambda pair: pair[0].setting.seed)
-    return Results((job.cell, job.setting.seed, Outcome(line["metrics"], line["curves"])) for job, line in ordered)
+    return Results((job.cell, job.setting.seed, Observed(line["metrics"], line["curves"])) for job, line in ordered)
 
 
 def identity(job: Job) -> tuple[str, str, int, str]:
@@ -111,7 +111,7 @@ def machine(device: str) -> dict[str, Any]:
     return {"python": platform.python_version(), "versions": used, "device": name, "cores": os.cpu_count()}
 
 
-def _line(job: Job, measured: Outcome) -> dict[str, Any]:
+def _line(job: Job, measured: Observed) -> dict[str, Any]:
     name, cell, seed, config = identity(job)
     curves = {key: (list(map(float, x)), list(map(float, y))) for key, (x, y) in measured.curves.items()}
     metrics = {key: float(value) for key, value in measured.metrics.items()}
