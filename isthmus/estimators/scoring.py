@@ -135,7 +135,7 @@ def private_score(
     >>> scores["accuracy"].value > 0.8, scores["accuracy"].noise < 0.01, scores["AUC"].value > 0.8
     (True, True, True)
     >>> print(scores.privacy)
-    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
     crew = Crew.of(group)
     asked = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)

@@ -113,7 +113,7 @@ class BudgetExceeded(RuntimeError):
         if math.isinf(self.asked):
             return f"{self.what!r} has no finite epsilon, and no budget is enough for that. Nothing was released."
         (limit, delta), rounds = self.budget, "one more round" if self.rounds == 1 else f"{self.rounds} more rounds"
-        total = f"{self.what!r} needs epsilon {self.asked:.6g} in total; the budget holds {limit:g} (at delta {delta:g})."
+        total = f"{self.what!r} needs epsilon {self.asked:.6g} in total; the budget holds {limit:g} at delta {delta:g}."
         spent = f"{self.spent:.6g} is spent already and {self.left:.6g} is left, too little for {rounds}."
         return f"{total} {spent} Nothing was released."
 

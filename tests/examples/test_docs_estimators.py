@@ -20,7 +20,7 @@ def test_every_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, f"docs/estimators.md, block {number}", "exec"), names)
     assert len(BLOCKS) >= 10
     out = capsys.readouterr().out
-    assert out.startswith("(epsilon=1, delta=1e-05)-differentially private, adding or removing one record\n")
+    assert out.startswith("(epsilon=1, delta=1e-05)-differentially private, for adding or removing one record\n")
     assert "budget" in out.splitlines()[1]
 
 
