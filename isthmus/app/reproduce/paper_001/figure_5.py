@@ -31,7 +31,7 @@ def subspace_problem(config: Mapping[str, Any], rng: np.random.Generator) -> tup
 def simplex_problem(config: Mapping[str, Any], rng: np.random.Generator) -> tuple[LeastSquares, ConvexSet, float]:
     """y = A w* with w* uniform on the simplex."""
     a = _rows(config, rng)
-    weights = rng.exponential(size=a.shape[1])
+    weights = np.asarray(rng.exponential(size=a.shape[1]))
     target = 100 * weights / weights.sum()
     return LeastSquares(a, a @ target), Simplex(100.0), float(Simplex(1.0).gaussian_width(a.shape[1]))
 
