@@ -179,7 +179,7 @@ def test_a_file_imports_nothing_by_itself(parts: Any, table: Any, tmp_path: Path
     assert address.encode() in data
     parts.Orthant.__qualname__ = "Gone"
     try:
-        with pytest.raises(isthmus.InvalidInput, match="import it first"):
+        with pytest.raises(isthmus.InvalidInput, match="import the module that defines this"):
             estimators.load(tmp_path / "model.safetensors")
     finally:
         parts.Orthant.__qualname__ = "Orthant"

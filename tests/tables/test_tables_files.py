@@ -75,7 +75,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("a,b,a\n1,2,3\n", r"the columns \['a'\] occur twice"),
-        ("\n1,2\n", "first line must name the columns"),
+        ("\n1,2\n", "first line must hold the names"),
         ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
         ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw more\)"),
         ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
