@@ -107,7 +107,7 @@ def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, t
     whole = minimize(problem, recipe, cone, steps=20, ledger=ledger, resume=State.load(tmp_path / "state"))
     assert ledger.rounds() == {"main": 20} and ledger.spent() == pytest.approx(1.0, rel=1e-3)
     words = whole.privacy.words()
-    assert "20 x Gaussian noise of" in words and "rounded to a grid" in words
+    assert "20 times   Gaussian noise of" in words and "rounded to a grid" in words
     assert PrivacyStatement.from_json(whole.privacy.to_json()) == whole.privacy
 
 

@@ -273,7 +273,7 @@ def test_the_bound_for_large_data_is_above_the_exact_value(sparse, monkeypatch):
         (lambda: Logistic(np.eye(2), [0, 1], classes=(0, 1, 2)), "give two"),
         (lambda: Softmax(np.eye(2), [0, 3], classes=3), r"a label that is not among classes=\[0, 1, 2\]"),
         (lambda: Softmax(np.eye(2), [0, 1], classes=[1, 1]), "distinct"),
-        (lambda: Poisson(np.eye(2), [1, -1]), "counts >= 0"),
+        (lambda: Poisson(np.eye(2), [1, -1]), "give counts"),
         (lambda: Huber(np.eye(2), [1, 2], delta=0.0), "delta=0.0"),
         (lambda: SmoothHinge(np.eye(2), [0, 1], gamma=-1.0), "gamma=-1.0"),
         (lambda: Logistic(np.eye(2), [0, 1], l2=-1.0), "l2=-1.0"),
