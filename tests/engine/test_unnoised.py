@@ -27,7 +27,8 @@ def test_it_says_not_private_whatever_was_asked() -> None:
     statement = engine.statement(DELTA)
     assert not statement.private and statement.epsilon == statement.nominal == math.inf
     words = statement.words()
-    assert "NOT private" in words and "noise_multiplier=0" in words and "secret" not in words.split("Noise:")[1][:60]
+    assert "NOT private" in words and "noise_multiplier=0" in words
+    assert "secret" not in words.split("Where the noise comes from:")[1][:60]
     assert engine.ledger.rounds() == {"main": 4} and engine.accountant.history == [(0.0, 1.0, 4)]
 
 
