@@ -3,5 +3,12 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_001 import epoch_times, figure_1a, figure_4, figures_2_6, logistic
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    figure_1a.EXPERIMENT,
+    *logistic.EXPERIMENTS,
+    *figures_2_6.EXPERIMENTS,
+    figure_4.EXPERIMENT,
+    epoch_times.EXPERIMENT,
+)
