@@ -10,8 +10,8 @@ import numpy as np
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import curves
+from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import BATCH, COMP, FEEDBACK, GAUGE, METHODS, SGD, dimension, recipe_of
-from isthmus.app.reproduce.paper_001.splits import rounded
 from isthmus.geometry.sets import L1Ball
 from isthmus.problems.objectives import LeastSquares
 from isthmus.round.minimize import minimize
@@ -44,7 +44,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     epoch, loss = found.curve("loss", "epoch")
     share = [each / loss[0] for each in loss]
     metrics = {LAST: log10(share[-1]), "numbers a step": found.dims / found.state.t}
-    return Observed(metrics, {"objective": rounded(epoch, share)})
+    return Observed(metrics, {"objective": thinned(epoch, share)})
 
 
 def verdict(results: Results) -> Judgement:

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish
+from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import COMP, SGD
 from isthmus.app.reproduce.paper_001.logistic import train
-from isthmus.app.reproduce.paper_001.splits import rounded
 
 LOW, MODERATE = 0.01, 0.02
 
@@ -30,7 +30,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     middle, spread = [fmean(each) for each in points], [stdev(each) for each in points]
     metrics = {"test accuracy": middle[-1], "mean deviation of the epochs": fmean(spread)}
     return Observed(metrics | {"last deviation": spread[-1]},
-                    {"middle": rounded(epochs, middle), "spread": rounded(epochs, spread)})  # fmt: skip
+                    {"middle": thinned(epochs, middle), "spread": thinned(epochs, spread)})  # fmt: skip
 
 
 def verdict(results: Results) -> Judgement:

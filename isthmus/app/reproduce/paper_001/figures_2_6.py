@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from isthmus.algorithms import comp_sgd, sgd
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish, line
+from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import BATCH, COMP, FEEDBACK, SGD
 from isthmus.app.reproduce.paper_001.networks import Accuracies, problem, tenth
-from isthmus.app.reproduce.paper_001.splits import rounded, splits
+from isthmus.app.reproduce.paper_001.splits import splits
 from isthmus.round.minimize import Recipe, minimize
 
 STEP, ALIKE, NEAR = 0.1, 0.01, 0.03
@@ -42,7 +43,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
                      x0=balls.project(objective.start()), callbacks=[watch], progress=False)  # fmt: skip
     metrics = {f"{name} accuracy": fmean(values[-2:]) for name, values in watch.found.items()}
     metrics["numbers a step"] = found.dims / found.state.t
-    return Observed(metrics, {name: rounded(watch.at, values) for name, values in watch.found.items()})
+    return Observed(metrics, {name: thinned(watch.at, values) for name, values in watch.found.items()})
 
 
 def verdict(results: Results) -> Judgement:

@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish, line
+from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import BATCH, COMP, FEEDBACK, GAUGE, SGD, dimension, recipe_of
-from isthmus.app.reproduce.paper_001.splits import Splits, rounded, splits
+from isthmus.app.reproduce.paper_001.splits import Splits, splits
 from isthmus.geometry.sets import L1Ball
 from isthmus.problems.objectives import LinearModel, Logistic, Softmax
 from isthmus.round.minimize import Recipe, minimize
@@ -59,8 +60,8 @@ def train(method: str, config: Mapping[str, Any], seed: int) -> Observed:
     metrics = {f"{name} accuracy": values[-1] for name, values in heights.items()}
     metrics["mean test accuracy of the epochs"] = fmean(heights["test"][-config["epochs"] :])
     metrics["numbers a step"] = found.dims / found.state.t
-    curves = {name: rounded(epochs, values) for name, values in heights.items()}
-    return Observed(metrics, {**curves, "m": rounded(range(1, len(sizes) + 1), sizes)})
+    curves = {name: thinned(epochs, values) for name, values in heights.items()}
+    return Observed(metrics, {**curves, "m": thinned(range(1, len(sizes) + 1), sizes)})
 
 
 def cells(config: Mapping[str, Any]) -> Sequence[Cell]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from isthmus.app import datasets
-from isthmus.app.reproduce.experiment import Curve
 
 Split = tuple[Tensor, Tensor]
 
@@ -65,12 +64,3 @@ def _splits(folder: Path, name: str, rows: int, test_rows: int | None, words: in
 def _tensors(x: Any, y: np.ndarray, device: str) -> Split:
     full = x.toarray() if hasattr(x, "toarray") else x
     return torch.from_numpy(np.asarray(full, dtype=np.float32)).to(device), torch.from_numpy(y).to(device)
-
-
-def rounded(x: Sequence[float], y: Sequence[float], digits: int = 4) -> Curve:
-    """A curve whose heights have some digits.
-
-    >>> rounded([0, 1], [0.123456, 2.0])
-    ([0.0, 1.0], [0.1235, 2.0])
-    """
-    return [float(each) for each in x], [float(f"{each:.{digits}g}") for each in y]
