@@ -123,7 +123,7 @@ def plot(results: Results, figure: Figure) -> None:
     axes.legend(fontsize=7)
 
 
-_SMALL = {
+_SMALL: dict[str, dict[str, Any]] = {
     "logistic, mnist": {"data": "mnist", "rows": 1000, "epochs": 12, "radius": 300.0},
     "logistic, reuters46": {"data": "reuters46", "rows": 160, "epochs": 12, "radius": 1000.0},
     "logistic, imdb": {"data": "imdb", "rows": 2000, "epochs": 12, "radius": 150.0},
