@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from isthmus.app.reproduce import figures
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
-from isthmus.app.reproduce.paper_004.training import BATCH, Images, images, whole
+from isthmus.app.reproduce.paper_004.training import BATCH, images, loader_of
 from isthmus.diagnostics import sorted_components, spectrum
 from isthmus.engine import PrivacyEngine
 
@@ -39,18 +38,19 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     parts = images("mnist", config["n"], config["looked_at"], 1000, setting)
     torch.manual_seed(setting.seed)
     module, engine = network().to(setting.device), PrivacyEngine(seed=setting.seed)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    loader = DataLoader(Images(*parts["private"]), batch_size=config["batch"], collate_fn=whole)
-    module, optimizer, loader = engine.make_private(
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.1)
+    loader: Any = loader_of(*parts["private"], config["batch"])
+    private, optimizer, loader = engine.make_private(
         module=module, optimizer=optimizer, data_loader=loader, criterion=nn.functional.cross_entropy,
         noise_multiplier=noise, max_grad_norm=1.0 if noise else 1e6, public=parts["public"],
+        noise_generator=torch.Generator().manual_seed(setting.seed),
     )  # fmt: skip
     curves: dict[str, tuple[list[float], list[float]]] = {}
     metrics = look(engine, "start", curves)
     for _ in range(config["epochs"]):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(module(x), y).backward()
+            nn.functional.cross_entropy(private(x), y).backward()
             optimizer.step()
     return Observed(metrics | look(engine, "end", curves), curves)
 

@@ -37,24 +37,25 @@ STEP = {
 """Tables 3 and 4 (8 and 2 where they are silent: those of the neighbour)."""
 START = {"mnist": {8: 15, 6: 15, 4: 15, 2: 15}, "fashion_mnist": dict.fromkeys(PRINTED, 15)}
 """The epoch of 30 at which the projection starts, where it is not the first."""
+D, RANDOM = 26_010, 800
 DIMENSION = {"mnist": 50, "fashion_mnist": 70}
 FULL = {"n": 10_000, "batch": BATCH, "epochs": 30, "test": 10_000}
 SMALL = {"n": 4_000, "batch": 100, "epochs": 8, "test": 2_000}
 
 
-class RandomSubspace(GaussianSketch):
+class _RandomSubspace(GaussianSketch):
     """Random orthonormal directions for gradients that are clipped before they are projected, as printed."""
 
     clips_before = True
 
 
-class Unprojected(Identity):
+class _Unprojected(Identity):
     """Before the projection starts: clipped before it, too, which is the same."""
 
     clips_before = True
 
 
-class Images(TorchDataset[tuple[Tensor, Tensor]]):
+class _Images(TorchDataset[tuple[Tensor, Tensor]]):
     """Examples that are fetched a batch at a time."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -74,7 +75,12 @@ class Images(TorchDataset[tuple[Tensor, Tensor]]):
         return self.x[places], self.y[places]
 
 
-def whole(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def loader_of(x: Tensor, y: Tensor, batch: int) -> DataLoader[Any]:
+    """Batches of examples that lie on the device."""
+    return DataLoader(_Images(x, y), batch_size=batch, collate_fn=whole)
+
+
+def whole(batch: Any) -> tuple[Tensor, Tensor]:
     """A batch is fetched whole: nothing is left to collate."""
     return batch
 
@@ -126,7 +132,7 @@ def images(name: str, n: int, public: int, test: int, setting: RunSetting) -> di
 
 
 @dataclass(frozen=True)
-class Training:
+class PrintedTraining:
     """One training of the paper: what a cell says, with the paper's settings where it is silent."""
 
     data: str = "mnist"
@@ -147,14 +153,16 @@ class Training:
             k = self.k or DIMENSION[self.data]
             return PublicSubspace(k, refresh=self.refresh, start_epoch=first, clip="before")
         if self.method == "RPDP-SGD":
-            random = RandomSubspace(self.k or 800, scaling="tight", refresh=10 * self.refresh)
-            return Progressive([(first, Unprojected()), (math.inf, random)]) if first else random
+            random = _RandomSubspace(self.k or RANDOM, scaling="tight", refresh=10**9)
+            return Progressive([(first, _Unprojected()), (math.inf, random)]) if first else random
         return None
 
     def step(self, longer: float) -> float:
         """Tables 3 and 4, `longer` times."""
-        like = "DP-SGD" if self.method == "RPDP-SGD" else self.method
-        return STEP[(self.data, like)][self.sigma] * longer
+        like, own = ("DP-SGD" if self.method == "RPDP-SGD" else self.method), longer
+        if self.method == "RPDP-SGD":  # sqrt(k / d): noise in k unbiased directions is then as long as DP-SGD's in d
+            own *= math.sqrt((self.k or RANDOM) / D)
+        return STEP[(self.data, like)][self.sigma] * own
 
 
 def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -164,7 +172,7 @@ def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def made_private(
-    training: Training, setting: RunSetting
+    training: PrintedTraining, setting: RunSetting
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Any, Any, Any, Any]:
     """Data, private module, optimiser, loader and engine."""
     config = setting.config
@@ -174,20 +182,20 @@ def made_private(
     shorter = steps / (FULL["epochs"] * (training.n or FULL["n"]) // BATCH)  # than the paper's training
     noise = training.sigma * config["batch"] / BATCH * math.sqrt(shorter)
     torch.manual_seed(setting.seed)
-    module, engine = network().to(setting.device), PrivacyEngine(seed=setting.seed)
-    optimizer = torch.optim.SGD(module.parameters(), lr=training.step(1 / shorter))
-    loader = DataLoader(Images(*parts["private"]), batch_size=config["batch"], collate_fn=whole)
-    module, optimizer, loader = engine.make_private(
+    engine, module = PrivacyEngine(seed=setting.seed), network().to(setting.device)
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=training.step(1 / shorter))
+    loader: Any = loader_of(*parts["private"], config["batch"])
+    private, optimizer, loader = engine.make_private(
         module=module, optimizer=optimizer, data_loader=loader, criterion=nn.functional.cross_entropy,
         noise_multiplier=noise, max_grad_norm=1.0, sketch=training.narrow(config["epochs"]), public=parts["public"],
-        micro_batch_size=training.micro,
+        micro_batch_size=training.micro, noise_generator=torch.Generator().manual_seed(setting.seed),
     )  # fmt: skip
-    return parts, module, optimizer, loader, engine
+    return parts, private, optimizer, loader, engine
 
 
 def run(cell: Cell, setting: RunSetting) -> Observed:
     """Train; accuracy on the training and the test images after every epoch."""
-    training = Training(**cell)
+    training = PrintedTraining(**cell)
     parts, module, optimizer, loader, engine = made_private(training, setting)
     (x_train, y_train), began = parts["private"], time.perf_counter()
     seen = (x_train[: setting.config["test"]], y_train[: setting.config["test"]])
