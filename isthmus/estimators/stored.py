@@ -7,6 +7,7 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,7 +116,22 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])
     if tree["state"] is not None:
         estimator._partial_state = State(**tree["state"])
+    _check_usable(estimator)
     return estimator
+
+
+def _check_usable(estimator: PrivateLinear) -> None:
+    """Refuse a model that cannot predict for a row of zeros: its parts were made up, or are of different models."""
+    columns = estimator.n_features_in_
+    whole = isinstance(columns, (int, np.integer)) and np.shape(estimator.coef_)[-1:] == (columns,)
+    validate.check(whole, "path: n_features_in_", columns, "the coefficients are of another number of columns")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # this row has no names
+            found = np.asarray(estimator.predict(np.zeros((1, columns))))
+    except Exception as error:
+        raise validate.InvalidInput(f"path: its parts do not fit together ({error})") from error
+    validate.check(found.shape == (1,), "path: weights", found.shape, "a model predicts one value for a row")
 
 
 def _named(part: Any) -> Any:

@@ -28,7 +28,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TypedDict
 
-from isthmus.base.validate import refuse
+from isthmus.base.validate import UNREADABLE, refuse
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 
@@ -284,7 +284,7 @@ class Tally:
         """Count one verified record."""
         try:
             self._apply(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise LedgerCorrupt(f"record {record.get('number')} cannot be what a ledger wrote ({error!r})") from None
 
     def _apply(self, record: Json) -> None:

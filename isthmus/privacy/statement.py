@@ -213,11 +213,19 @@ class PrivacyStatement:
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
         """The statement that `to_json` wrote."""
-        data = {"leaks": (), "released": ""} | json.loads(text)
+        with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
+            return cls._from(json.loads(text))
+
+    @classmethod
+    def _from(cls, told: Json) -> PrivacyStatement:
+        data = {"leaks": (), "released": ""} | told
         n_public = data.pop("n_public", None)
         names = {each.name for each in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
         validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
+        texts = [name for name in ("sampler", "noise", "guarantee", "accountant", "released") if name in data]
+        for name, value in [*((name, data[name]) for name in texts), *_lines(data)]:
+            validate.check(isinstance(value, str), name, value, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
         return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
@@ -312,6 +320,10 @@ class Account:
             leaks=self.leaks,
             released=self.released or (_counted(self._said) if told else ""),
         )
+
+
+def _lines(data: Json) -> list[tuple[str, object]]:
+    return [(name, line) for name in ("assumptions", "leaks") for line in data[name]]
 
 
 def _rounded_up(value: float) -> str:
