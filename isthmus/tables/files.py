@@ -264,7 +264,11 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
     """The names in the header line, each of them once; no other line is looked at."""
     header = _header(file, reading)
     validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))]
+    try:
+        found = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
+    except csv.Error as error:
+        _bad_line(file, f"{error} in line 1")
+    names = [name.strip() for name in found]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
     return names

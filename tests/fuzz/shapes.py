@@ -38,7 +38,7 @@ from isthmus.gradients import Dense
 from isthmus.privacy.clips import Clip
 
 SETTINGS = hypothesis.settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     database=None,
     derandomize=True,
@@ -117,7 +117,10 @@ def set_extremes(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([torch.float64, torch.float32]))
     edge = 1e100 if kind is torch.float64 else 1e18
     x = torch.from_numpy(data.draw(vectors(d, st.floats(-edge, edge)))).to(kind)
-    p, s = body.project(x), body.lmo(x)
+    try:
+        p, s = body.project(x), body.lmo(x)
+    except DOCUMENTED:
+        return  # the set is too large for float32
     check(p.dtype == kind and bool(p.isfinite().all()) and bool(s.isfinite().all()), f"{body}: no numbers for {x}")
     check(body.contains(p), f"{body}: {x} is projected to {p}, outside")
     for value in (body.gauge(x), body.support(x), body.diameter(d)):

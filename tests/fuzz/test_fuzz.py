@@ -1,4 +1,4 @@
-"""A bounded part of the fuzzing: real inputs of every entrance, and changes of them; `make fuzz` searches for longer."""
+"""A bounded part of the fuzzing: real inputs of every entrance, and changes of them; `make fuzz` goes on."""
 
 from __future__ import annotations
 

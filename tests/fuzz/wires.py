@@ -17,7 +17,7 @@ from isthmus.distributed.secagg import messages
 from isthmus.distributed.secagg.client import SecureClient
 from isthmus.distributed.secagg.messages import BadMessage
 from isthmus.distributed.secagg.plan import SecurePlan
-from isthmus.distributed.secagg.server import SecureServer
+from isthmus.distributed.secagg.server import RoundRefused, SecureServer
 from isthmus.privacy import Ledger
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.order import Order
@@ -205,5 +205,5 @@ TARGETS = [
         [b'"clients"', b'"version"', b"1e308"],
     ),
     Target("secure client", secure_client, lambda: [*_client(), *scripts()], WORDS),
-    Target("secure round", secagg, _secagg_seeds, errors=(BadMessage,), slow=16),
+    Target("secure round", secagg, _secagg_seeds, errors=(BadMessage, RoundRefused), slow=16),
 ]
