@@ -241,7 +241,7 @@ class PrivacyStatement:
 
     @classmethod
     def _from(cls, told: Json) -> PrivacyStatement:
-        data = {"leaks": (), "releases": []} | told
+        data: Json = {"leaks": (), "releases": []} | told
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
