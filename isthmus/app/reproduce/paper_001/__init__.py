@@ -1,0 +1,24 @@
+"""Paper 001: its figures and tables as experiments."""
+
+from __future__ import annotations
+
+from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_001 import (
+    epoch_times,
+    figure_1a,
+    figure_4,
+    figure_5,
+    figures_2_6,
+    figures_7_8,
+    logistic,
+)
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    figure_1a.EXPERIMENT,
+    *logistic.EXPERIMENTS,
+    *figures_2_6.EXPERIMENTS,
+    figure_4.EXPERIMENT,
+    *figure_5.EXPERIMENTS,
+    *figures_7_8.EXPERIMENTS,
+    epoch_times.EXPERIMENT,
+)
