@@ -90,9 +90,10 @@ class RunFolder:
         if not (folder.path / SETTINGS).exists():
             raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
         sealed = folder.read_sealed(SETTINGS)
-        folder.settings = sealed.get("settings")
-        if not isinstance(folder.settings, dict):
+        settings = sealed.get("settings")
+        if not isinstance(settings, dict):
             raise FolderDamaged(f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
+        folder.settings = settings
         if digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"):
             raise FolderDamaged(
                 f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
