@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
-from isthmus.app.reproduce.paper_001 import figure_5, figures_7_8
+from isthmus.app.reproduce.paper_001 import figure_5, figures_7_8, frank_wolfe, tables_1_4, tables_2_5
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     *figure_5.EXPERIMENTS,
     *figures_7_8.EXPERIMENTS,
+    *tables_1_4.EXPERIMENTS,
+    *tables_2_5.EXPERIMENTS,
+    *frank_wolfe.EXPERIMENTS,
 )
