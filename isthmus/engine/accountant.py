@@ -23,7 +23,10 @@ class Accountant:
 
     def __init__(self, ledger: Ledger, kind: str = "pld") -> None:
         validate.check(
-            kind != "gdp", "accountant", kind, 'its central limit is no upper bound and under-reports: take "pld"'
+            kind != "gdp",
+            "accountant",
+            kind,
+            'its central limit theorem is not an upper bound and reports too little: use "pld"',
         )
         validate.one_of(ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind = ledger, kind
@@ -70,7 +73,7 @@ class Accountant:
         >>> run.charge("main", 0)
         >>> run.charge("main", 1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.38...
+        isthmus.privacy.ledger.BudgetExceeded: 'main' needs epsilon 0...
         """
         return Limit(rounds, (epsilon, delta), self.cost)
 

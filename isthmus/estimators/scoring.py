@@ -135,7 +135,7 @@ def private_score(
     >>> scores["accuracy"].value > 0.8, scores["accuracy"].noise < 0.01, scores["AUC"].value > 0.8
     (True, True, True)
     >>> print(scores.privacy)
-    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
     crew = Crew.of(group)
     asked = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
@@ -178,7 +178,8 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
     for stage in looks.taken:
         made = [release.mechanism for release in stage.releases]
-        account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
+        how, source = stage.sampler.describe(), looks.source.describe()
+        account.add(stage.event(relation), *made, names=[stage.name] * len(made), sampler=how, noise=source)
     on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
     named = tuple(replace(figure, on=on) for figure in scores.figures)
     return replace(scores, figures=named, privacy=account.statement())
@@ -191,10 +192,12 @@ def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
-        validate.check(bool(known), "y", "(a label)", f"labels must be among {np.asarray(model.classes_).tolist()}")
+        classes = np.asarray(model.classes_).tolist()
+        validate.require(bool(known), f"y holds a label that the model does not know: its labels are {classes}")
         return y
     y = y.astype(float)
-    validate.check(bool(np.isfinite(y).all()), "y", "(a target)", "give finite numbers: leave rows without one out")
+    good = bool(np.isfinite(y).all())
+    validate.require(good, "y holds targets that are NaN or infinite: leave those rows out")
     return y
 
 

@@ -22,7 +22,7 @@ from isthmus.round.sound import assumed
 from isthmus.round.step import Setting, look
 from isthmus.round.wire import Keys
 
-GONE = "nobody saw what an interrupted run released after the round it was resumed from"
+GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
 class Spending:
@@ -141,8 +141,11 @@ class Spending:
             (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
         ]
         for stage, count, sampler in looks:
-            made = [release.mechanism for release in stage.releases]
-            account.add(stage.event(promise.adjacency), *made, count=count, sampler=sampler, noise=noise)
+            made, names = (
+                [release.mechanism for release in stage.releases],
+                [release.name for release in stage.releases],
+            )
+            account.add(stage.event(promise.adjacency), *made, names=names, count=count, sampler=sampler, noise=noise)
         return account
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
@@ -167,7 +170,7 @@ def stopped(planned: int, done: int) -> list[str]:
     if done >= planned:
         return []
     return [
-        f"{done} of {planned} planned rounds were made, and all planned ones are counted: what was released may have "
+        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
         "decided when to stop"
     ]
 

@@ -22,7 +22,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     `fit` reads the names and the types of the columns and no entry; `transform` encodes each row by itself.  So nothing
     is learned from private rows, and a private estimator after it in a `Pipeline` keeps its whole guarantee: whatever
-    is declared here counts as public, and must not have been read off the private rows.
+    is declared here counts as public, and must not have been read from the private rows.
 
     columns     a dict from names to declarations, as in the [columns] of a schema.toml:
                 (17, 90)                a number and its public range; "number" leaves the range to be bought
@@ -88,7 +88,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         open_ones = [name for name, column in found.items() if column is None]
         validate.check(not open_ones, "columns", open_ones, _what_to_declare(frame, open_ones))
         schema = Schema(tuple(column for column in found.values() if column is not None))
-        validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
+        validate.check(
+            bool(schema.features),
+            "columns",
+            schema.names,
+            "no column is left to learn from: declare at least one as a number, words, a date or bool",
+        )
         self.schema_, self.bounds_ = schema, bounds_of(schema)
         self.fields_ = schema.fields
         self.feature_names_in_ = np.array(frame.columns, dtype=object)

@@ -222,13 +222,13 @@ class Schema:
         try:
             return Schema.from_dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            validate.refuse(where, text.strip()[:40], f"it is not TOML ({error})")
+            validate.refuse(where, text.strip()[:40], f"it is not valid TOML ({error})")
 
     @staticmethod
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
         file = Path(path)
-        validate.check(file.is_file(), "schema", str(path), "there is no such file")
+        validate.present(file.is_file(), path)
         return Schema.from_toml(file.read_text(encoding="utf-8"), str(path))
 
     @staticmethod

@@ -100,7 +100,7 @@ class LinearModel(Objective):
     linear = True
     """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
     read_off: tuple[tuple[str, str], ...] = ()
-    """Facts that were read off the data where they could have been declared, each with its remedy: no epsilon covers
+    """Facts that were read from the data where they could have been declared, each with its remedy: no epsilon covers
     them, so a private run warns of them and states them."""
 
     def __init__(
@@ -127,7 +127,8 @@ class LinearModel(Objective):
         if weights is not None:
             self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
             validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
-            validate.check(bool((self.weights >= 0).all()), "weights", "(a negative number)", "give numbers >= 0")
+            good = bool((self.weights >= 0).all())
+            validate.require(good, "weights holds a negative number: give weights of 0 or more")
 
     @classmethod
     def labelled(cls) -> bool:
