@@ -130,8 +130,8 @@ def verdict(results: Results) -> Judgement:
     why = "At the theorem's m_t: " + "; ".join(told) + f". At m = d/4 at most {worst[0]:.2g} (Theorem {worst[1]})."
     if not broken:
         return Judgement("holds", why)
-    kind = "fails" if len(broken) > len(told) / 2 else "holds in part"
-    return Judgement(kind, why + f" Above the bound: {', '.join(broken)}.")
+    why += f" Above the bound: {', '.join(broken)}."
+    return Judgement("fails" if len(broken) > len(told) / 2 else "holds in part", why)
 
 
 def plot(results: Results, figure: Figure) -> None:

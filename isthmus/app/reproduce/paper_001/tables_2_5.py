@@ -56,7 +56,7 @@ def printed(row: str, d: int, alpha: float) -> Communication:
         return strongly_convex_communication(alpha, strong_convexity=0.1, **sizes)
     if row == "convex":
         return convex_communication(alpha, diameter=2.0, **sizes)
-    nonconvex = {"smoothness": 1.0, "diameter": 2.0, "noise": 1.0, "between": 1.0, "gap": 1.0}
+    nonconvex: dict[str, Any] = {"smoothness": 1.0, "diameter": 2.0, "noise": 1.0, "between": 1.0, "gap": 1.0}
     rule = stationary_communication if row == "alpha-FOSP" else mapping_communication
     return rule(alpha, **sizes, **nonconvex)
 
