@@ -66,9 +66,9 @@ EXPERIMENT = Experiment(
     run=run,
     verdict=verdict,
     plot=plot,
-    small={"data": "reuters46", "rows": 1500, "words": 2000, "epochs": 12, "radius": 1000.0, "runs": 10},
+    small={"data": "reuters46", "rows": 1200, "words": 2000, "epochs": 12, "radius": 1000.0, "runs": 10},
     full={"data": "reuters46", "rows": 8982, "epochs": 12, "radius": 1000.0, "runs": 10},
     data=("reuters46",),
-    note="Small: 1500 of 8982 rows and the 2000 most frequent words. The plot's bars are means over the seeds, each of "
+    note="Small: 1200 of 8982 rows and the 2000 most frequent words. The plot's bars are means over the seeds, each of "
     "which stands for ten runs of its own.",
 )

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from isthmus.algorithms import comp_sgd, sgd
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
-from isthmus.app.reproduce.figures import finish, line
+from isthmus.app.reproduce.figures import finish, line, one_legend
 from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import BATCH, COMP, FEEDBACK, SGD
 from isthmus.app.reproduce.paper_001.networks import Accuracies, problem, tenth
@@ -69,6 +69,7 @@ def plot(results: Results, figure: Figure) -> None:
         for cell in results.cells:
             line(axes, results.curve(name, **cell), cell["method"])
         finish(axes, "epoch", f"{title} accuracy")
+    one_legend(figure)
 
 
 CLAIM = (
