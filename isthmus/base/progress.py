@@ -12,6 +12,10 @@ import sys
 import warnings
 from typing import Any
 
+with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as text, and needs no advice
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from tqdm.auto import tqdm
+
 
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook, whose output is no terminal and shows bars all the same."""
@@ -21,8 +25,5 @@ def in_notebook() -> bool:
 
 def bar(total: int, shown: bool | None = None, **options: Any) -> Any:
     """A tqdm bar; `shown=None` shows it on a terminal and in a notebook, and nowhere else."""
-    with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as text, and needs no advice
-        warnings.filterwarnings("ignore", message="IProgress not found")
-        from tqdm.auto import tqdm  # it looks for the notebook when it is imported
     shown = True if shown is None and in_notebook() else shown
     return tqdm(total=total, disable=None if shown is None else not shown, **options)
