@@ -12,7 +12,7 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce audit attack docs clean
+.PHONY: demo test lint bench reproduce audit attack docs docs-serve docs-test clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -41,8 +41,16 @@ MINUTES ?= 20
 attack: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m attack --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
-docs:
-	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1
+# The site goes to build/site; warnings are errors. docs-test runs the slow snippets of the pages too.
+docs: $(VENV)/.installed-dev
+	$(PY) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/.installed-dev
+	$(PY) -m mkdocs serve
+
+docs-test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 ISTHMUS_SLOW=1 $(PY) -m pytest -q -n 2 tests/docs
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
@@ -57,5 +65,6 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[test,lint]"
 	$(PIP) -e ".[$(ENGINES)]" || echo "tests of these are left out, they could not be installed: $(ENGINES)" >&2
+	$(PIP) -e ".[docs]" || echo "the site is not built, its tools could not be installed: docs" >&2
 	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed
