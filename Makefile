@@ -51,11 +51,11 @@ attack: $(VENV)/.installed-dev
 
 # The site goes to build/site; warnings are errors. docs-test runs the slow snippets of the pages too.
 docs: $(VENV)/.installed-dev
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
 docs-serve: $(VENV)/.installed-dev
-	$(PY) -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
 docs-test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 ISTHMUS_SLOW=1 $(PY) -m pytest -q -n 2 tests/docs

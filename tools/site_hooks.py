@@ -2,11 +2,13 @@
 
 * A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with its text.
 * CHANGELOG.md becomes a page.
+* `<!-- api: isthmus.privacy -->` on a reference page stands for all public names of that module (or those named after it).
 * Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
 """
 
 from __future__ import annotations
 
+import ast
 import html
 import posixpath
 import re
@@ -21,6 +23,7 @@ FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
+API = re.compile(r"^<!-- api: ([\w.]+)((?: \w+)*) -->$", re.M)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
@@ -54,6 +57,28 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def public_names(module: str) -> list[str]:
+    """`__all__` of a module, read without importing it; without one, what it defines and has no underscore.
+
+    Names that a module only loads when they are asked for have their place elsewhere, and are left out.
+    """
+    folder = ROOT / Path(*module.split("."))
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    made = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return [name for name in ast.literal_eval(node.value) if name in made + imported]
+    return [name for name in made if not name.startswith("_")]
+
+
+def directives(match: re.Match[str]) -> str:
+    """The directives of mkdocstrings that an `api` comment stands for."""
+    names = match[2].split() or public_names(match[1])
+    return "\n".join(f"::: {match[1]}.{name}\n" for name in names)
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Lead mentions of files, and links out of docs/, to the pages with their text."""
     here = posixpath.dirname(page.file.src_uri)
@@ -71,6 +96,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         outside = not path.startswith(("docs/", "..")) and (ROOT / path).is_file()
         return f"]({to(path)})" if outside else match[0]
 
+    markdown = API.sub(directives, markdown)
     pieces, at = [], 0
     for fence in FENCE.finditer(markdown):
         pieces += [LINK.sub(link, MENTION.sub(mention, markdown[at : fence.start()])), fence[0]]
