@@ -1,8 +1,8 @@
 """What the documentation site does beyond MkDocs: source pages, the changelog, formulas without scripts.
 
-* A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with its text.
+* A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with it.
 * CHANGELOG.md becomes a page.
-* `<!-- api: isthmus.privacy -->` on a reference page stands for all public names of that module (or those named after it).
+* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow.
 * Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
 """
 

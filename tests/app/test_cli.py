@@ -72,7 +72,7 @@ def test_unknown_commands_and_options_are_refused() -> None:
         (["--hash", "a=few"], "columns.a.buckets='few'"),
         (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
         (["--target-bounds", "3,3"], "give low < high"),
-        (["--schema", "nowhere.toml"], "there is no such file"),
+        (["--schema", "nowhere.toml"], "File not found"),
     ],
 )
 def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) -> None:
@@ -81,9 +81,9 @@ def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) ->
 
 def test_errors_are_one_line_and_json_where_asked() -> None:
     plain = invoke("train", "nowhere.csv", "--target", "y", code=2)
-    assert plain.stderr == "error: data='nowhere.csv' is not allowed: there is no such file\n" and plain.stdout == ""
+    assert plain.stderr == "error: File not found: nowhere.csv\n" and plain.stdout == ""
     found = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
-    assert found["exit_code"] == 2 and "there is no such file" in found["error"]
+    assert found["exit_code"] == 2 and "File not found" in found["error"]
 
 
 def test_each_kind_of_error_has_its_code() -> None:
@@ -150,7 +150,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
-    assert "there is no such file" in invoke("report", str(tmp_path), code=2).output
+    assert "File not found" in invoke("report", str(tmp_path), code=2).output
     record = {
         "format": "isthmus-run-1",
         "title": "Income",

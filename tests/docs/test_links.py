@@ -45,5 +45,7 @@ def test_files_that_are_named_exist() -> None:
 
 
 def test_links_elsewhere_are_known() -> None:
-    hosts = {urlsplit(target).netloc for text in TEXTS.values() for target in LINK.findall(prose(text)) if "://" in target}
+    hosts = {
+        urlsplit(target).netloc for text in TEXTS.values() for target in LINK.findall(prose(text)) if "://" in target
+    }
     assert hosts <= ELSEWHERE

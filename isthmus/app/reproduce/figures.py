@@ -56,6 +56,14 @@ def finish(axes: Any, x: str, y: str, log: str = "") -> None:
         axes.legend(fontsize=7)
 
 
+def panel(axes: Any, title: str, x: str, y: str, log: str = "") -> None:
+    """`finish` for one of several narrow panels: the legend stands below."""
+    finish(axes, x, y, log)
+    axes.set_title(title, fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+
+
 def bars(metric: str, y: str, label: Callable[[dict[str, Any]], str] = key_of) -> Any:
     """A plot with one bar a cell and one deviation between seeds."""
 

@@ -3,5 +3,9 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_001 import figure_5, figures_7_8
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    *figure_5.EXPERIMENTS,
+    *figures_7_8.EXPERIMENTS,
+)

@@ -3,5 +3,12 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_002 import figure_1, figure_2, regimes, total_budget
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    figure_1.EXPERIMENT,
+    figure_2.KAPPA,
+    figure_2.RECORDS,
+    regimes.EXPERIMENT,
+    total_budget.EXPERIMENT,
+)
