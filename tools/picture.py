@@ -1,4 +1,4 @@
-"""The plots of docs/picture.md, from runs on made-up data: `python tools/picture.py` writes docs/assets/*.svg and picture.json.
+"""The plots of docs/picture.md, from runs on made-up data: writes docs/assets/*.svg and picture.json.
 
 Every point is measured: means of `SEEDS` runs.  The script takes some minutes on one core.
 """
@@ -16,7 +16,7 @@ import isthmus
 from isthmus import Logistic, algorithms, minimize
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 OUT = Path(__file__).parents[1] / "docs" / "assets"
 SEEDS = 3
@@ -57,7 +57,7 @@ def noise_in_a_round() -> dict[str, Any]:
 
 
 def private_by_width() -> dict[str, Any]:
-    """Accuracy of private descent through m numbers: a random map, and directions of public rows, on two kinds of data."""
+    """Accuracy of private descent through m numbers, by a random map or public directions, on two kinds of data."""
     widths, found = [8, 16, 32, 64, 128, 256], {}
     for kind, make in {"low rank": low_rank, "spread out": spread}.items():
         for way in ("random", "public", "all"):

@@ -1,4 +1,4 @@
-"""Links between pages, to anchors in them and to files of the repository lead somewhere; those that leave it are listed."""
+"""Links between pages, to anchors in them and to files lead somewhere; places beyond the repository are listed."""
 
 from __future__ import annotations
 

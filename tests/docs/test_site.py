@@ -1,4 +1,4 @@
-"""The site builds without a warning, loads nothing from elsewhere, and its reference has every name of the front door."""
+"""The site builds without a warning, loads nothing from elsewhere, and its reference has the whole front door."""
 
 from __future__ import annotations
 
