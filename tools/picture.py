@@ -19,7 +19,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 OUT = Path(__file__).parents[1] / "docs" / "assets"
-SEEDS = 3
+SEEDS = 5
 N, D, RANK = 4000, 400, 8
 
 
@@ -72,7 +72,7 @@ def _private(data: tuple[np.ndarray, np.ndarray], way: str, m: int) -> float:
     rows, labels = data
     public, test = slice(N, N + 200), slice(N + 200, None)
     objective = Logistic(rows[:N], labels[:N], classes=(-1, 1))
-    budget: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-5, "clip": 0.5, "n": "exact"}
+    budget: dict[str, Any] = {"epsilon": 0.2, "delta": 1e-5, "clip": 0.5, "n": "exact"}
     if way == "public":
         recipe = algorithms.pdp_sgd(**budget, k=m, data=(rows[public], labels[public]), step=4.0, batch_size=N)
     elif way == "random":
@@ -114,7 +114,7 @@ def draw(figures: dict[str, Any]) -> None:
     axes.loglog(figures["noise"]["m"], figures["noise"]["noise"], "o-", color="#00796b")
     _save("noise")
 
-    axes = _axes("numbers released in a round (m)", "test accuracy at epsilon 0.5")
+    axes = _axes("numbers released in a round (m)", "test accuracy at epsilon 0.2")
     styles = {"low rank, public": ("#00796b", "o-"), "low rank, random": ("#00796b", "s--")}
     styles |= {"spread out, public": ("#c2410c", "o-"), "spread out, random": ("#c2410c", "s--")}
     for name, (colour, style) in styles.items():
