@@ -121,7 +121,7 @@ def draw(figures: dict[str, Any]) -> None:
         axes.semilogx(figures["private"]["m"], figures["private"][name], style, color=colour, label=name)
     for kind, colour in {"low rank": "#00796b", "spread out": "#c2410c"}.items():
         axes.axhline(figures["private"][f"{kind}, all"][0], color=colour, ls=":", label=f"{kind}, all {D} numbers")
-    axes.legend(fontsize=9)
+    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save("width")
 
     axes = _axes("numbers sent", "training loss")
@@ -132,7 +132,7 @@ def draw(figures: dict[str, Any]) -> None:
 
 
 def _axes(x: str, y: str) -> Any:
-    _, axes = plt.subplots(figsize=(6.4, 3.8))
+    _, axes = plt.subplots(figsize=(7.2, 3.8))
     axes.set(xlabel=x, ylabel=y)
     return axes
 

@@ -1,7 +1,7 @@
 """What the documentation site does beyond MkDocs: source pages, the changelog, formulas without scripts.
 
 * A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with it.
-* CHANGELOG.md becomes a page.
+* CHANGELOG.md becomes a page; result pages are in the menu once they are generated.
 * `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow.
 * Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
 """
@@ -42,6 +42,16 @@ def source_page(path: str) -> str:
     fence = "````````"
     head = f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# `{path}`\n\n"
     return f"{head}{fence}{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def on_config(config: Any) -> Any:
+    """Leave generated result pages that have not been generated out of the menu."""
+    for section in config.nav:
+        for title, entries in section.items():
+            if title == "Results":
+                made = {"changelog.md"} | {path.name for path in (ROOT / "docs").glob("*.md")}
+                section[title] = [entry for entry in entries if set(entry.values()) <= made]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
