@@ -108,7 +108,7 @@ class Coarse(Mechanism):
         return Gaussian(self.multiplier).event(adjacency)
 
     def describe(self):
-        return f"Gaussian noise of {self.multiplier:.4g} times the bound of one record, rounded to a grid"
+        return f"Gaussian noise of {self.multiplier:.4g} times the most one record can add, rounded to a grid"
 
 
 @algorithm(words="descends on all records through a folding of the gradient")
