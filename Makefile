@@ -12,7 +12,7 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := frank_wolfe slopes coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce studies audit attack docs docs-serve docs-test clean
+.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -60,6 +60,14 @@ docs-serve: $(VENV)/.installed-dev
 docs-test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 ISTHMUS_SLOW=1 $(PY) -m pytest -q -n 2 tests/docs
 
+# A coverage-guided search for inputs that end in anything but a result or a documented error.
+fuzz: $(VENV)/.installed-fuzz
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m fuzz --minutes $(MINUTES) $(if $(REPLAY),--replay "$(REPLAY)")
+
+# Kills, full disks, clocks and neighbours: is anything that was released uncounted, or any file corrupt?
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m chaos
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
 
@@ -76,3 +84,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[docs]" || echo "the site is not built, its tools could not be installed: docs" >&2
 	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(PIP) -e ".[fuzz]"
+	@touch $@
