@@ -311,16 +311,11 @@ class PrivacyEngine:
         event, assumptions = self._planned()
         kept = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        rests = (
-            *promise.assumptions,
-            *others_parts([training.driver.stage for training in self._trainings]),
-            *assumptions,
-        )
+        foreign = others_parts([training.driver.stage for training in self._trainings])
+        rests = (*promise.assumptions, *foreign, *assumptions)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [training.sampler for training in self._trainings]
-        account.sources = [
-            Unnoised.source if training.bare else training.noise.describe() for training in self._trainings
-        ]
+        account.sources = [Unnoised.source if one.bare else one.noise.describe() for one in self._trainings]
         account.add(event)
         return account.statement()
 
