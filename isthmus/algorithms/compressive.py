@@ -226,7 +226,7 @@ class Chosen(Encoder):
 
 @compressive_dp_sgd.filling(
     "gaussian",
-    evidence="measured: relative loss .25 on Lending Club, DP-GD .081 (lending_total_budget); a9a .825, IMDB .605",
+    evidence="measured: relative loss .25 on Lending Club, DP-GD .081 (002-total-budget); a9a .825, IMDB .605",
     shortfall=(0.025, 0.243),
     research=True,
 )

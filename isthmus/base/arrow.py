@@ -195,7 +195,7 @@ def parquet_dataset(path: str | Path) -> Any:
     except ImportError:
         validate.refuse("X", str(path), f"pyarrow is needed to read it: {INSTALL}")
     place = Path(path)
-    validate.check(place.exists(), "X", str(path), "there is no such file or folder")
+    validate.present(place.exists(), path, kind="File or folder")
     try:
         found = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
@@ -215,7 +215,7 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
     if isinstance(X, np.memmap):
         return (FileRows(X) if large(X) else X), y
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
-        validate.check(Path(X).is_file(), "X", str(X), "there is no such file")
+        validate.present(Path(X).is_file(), X)
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)) or is_dataset(X):
         table = ArrowTable(X if is_dataset(X) else parquet_dataset(X))

@@ -35,6 +35,17 @@ def check(ok: bool, argument: str, value: object, remedy: str) -> None:
         refuse(argument, value, remedy)
 
 
+def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> None:
+    """Refuse a file or folder that is not there.
+
+    >>> present(False, "x.csv", "check the path")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: File not found: x.csv (check the path)
+    """
+    if not found:
+        raise InvalidInput(f"{kind} not found: {path}{f' ({remedy})' if remedy else ''}")
+
+
 def positive(**arguments: float) -> None:
     """Each argument is a finite number > 0."""
     for name, value in arguments.items():

@@ -70,7 +70,7 @@ class Accountant:
         >>> run.charge("main", 0)
         >>> run.charge("main", 1)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        isthmus.privacy.ledger.BudgetExceeded: 'main' is refused: 1 more round(s) would bring epsilon from 0.38...
+        isthmus.privacy.ledger.BudgetExceeded: 'main' needs epsilon 0...
         """
         return Limit(rounds, (epsilon, delta), self.cost)
 

@@ -54,7 +54,7 @@ class Unnoised(Mechanism):
 
     def describe(self) -> str:
         """The release in words."""
-        return "a clipped sum without noise"
+        return "none"
 
 
 def noise_of(z: float) -> Mechanism:

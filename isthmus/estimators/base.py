@@ -392,7 +392,7 @@ class PrivateLinear(Parameters):
             return replace(statement, private=False, epsilon=math.inf, nominal=charged, noise=SEEDED)
         if charged <= statement.epsilon:
             return statement
-        return replace(statement, event=event_json.to_json(event), epsilon=charged, nominal=charged, released="")
+        return replace(statement, event=event_json.to_json(event), epsilon=charged, nominal=charged, releases=())
 
     @property
     def _tallied(self) -> bool:
@@ -480,7 +480,7 @@ class PrivateLinear(Parameters):
 
 
 def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:
-    """The problem with what rounds already made rest on, and what was read off the data for them."""
+    """The problem with what rounds already made rest on, and what was read from the data for them."""
     assumptions = dict.fromkeys((*earlier.get("assumptions", ()), *problem.assumptions))
     leaks = dict.fromkeys((*earlier.get("leaks", ()), *problem.leaks))
     return replace(problem, assumptions=tuple(assumptions), leaks=tuple(leaks))

@@ -71,7 +71,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     >>> model.score(X, y) > 0.8, model.privacy_.private
     (True, True)
     >>> print(model.privacy_)
-    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
 
     loss: str | Loss = "logistic"

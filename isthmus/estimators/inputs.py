@@ -72,7 +72,7 @@ def inputs_of(
     """The maps of rows X; what is private in X is not looked at, except where a warning says so.
 
     whole  whether rows within their ranges are never shortened, however long: histograms are bought of them
-    crew   who else has rows: what is read off them is read off all
+    crew   who else has rows: what is read from them is read off all
 
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """

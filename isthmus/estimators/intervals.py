@@ -87,7 +87,7 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     residual_sd   of a regression: the standard deviation of y about its prediction, a public number, such as the root
                   mean squared error of `private_score`
 
-    Nothing new is read off the records: refused where what was released does not tell enough.
+    Nothing new is read from the records: refused where what was released does not tell enough.
 
     >>> import numpy as np
     >>> from isthmus import PrivateRegressor

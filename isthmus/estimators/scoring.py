@@ -135,7 +135,7 @@ def private_score(
     >>> scores["accuracy"].value > 0.8, scores["accuracy"].noise < 0.01, scores["AUC"].value > 0.8
     (True, True, True)
     >>> print(scores.privacy)
-    (epsilon=1, delta=1e-05)-differentially private, adding or removing one record
+    (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
     crew = Crew.of(group)
     asked = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
@@ -178,7 +178,8 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
     for stage in looks.taken:
         made = [release.mechanism for release in stage.releases]
-        account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
+        how, source = stage.sampler.describe(), looks.source.describe()
+        account.add(stage.event(relation), *made, names=[stage.name] * len(made), sampler=how, noise=source)
     on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
     named = tuple(replace(figure, on=on) for figure in scores.figures)
     return replace(scores, figures=named, privacy=account.statement())

@@ -52,6 +52,7 @@ from isthmus.privacy import (
     SeededSource,
     Source,
     epsilon_of,
+    event_json,
     joint,
 )
 from isthmus.privacy.budget import default_delta, mu_of, split
@@ -416,7 +417,8 @@ class BestOf(NoisyMax):
 
     def describe(self) -> str:
         """The release in words."""
-        return f"a choice of one candidate that costs what Gaussian noise of {self.multiplier:.4g} times the bound does"
+        much = event_json.multiples(self.multiplier)
+        return f"random choice of one candidate, which costs as much as Gaussian noise of {much}"
 
 
 def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:

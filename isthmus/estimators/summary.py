@@ -8,7 +8,7 @@ At most three looks at the rows, with Gaussian noise:
 
 A row adds 1 to the number of rows and to one cell of each of p columns, so that it moves all counts together by
 sqrt(p + 1), and the sums of q columns of numbers by at most sqrt(2 q).  Quantiles, shares and missing entries follow
-from the counts.  Nothing else is read off the rows: what was not declared is left out, and the number of rows is noisy.
+from the counts.  Nothing else is read: what was not declared is left out, and the number of rows is noisy.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def private_summary(
     schema      a `Schema`, its TOML file, or its columns {"age": [17, 90], "sex": ["f", "m"], "income": "number"}: all
                 of it public.  The range of a number without one is bought; other columns are left out
     bins        into how many equal parts the range of a number or date is cut
-    delta       well below one over the number of rows, which is not read off the table
+    delta       well below one over the number of rows, which is not read from the table
     ledger      a `privacy.Ledger` or its path: charged before anything is released, refuses what exceeds it
     noise_seed  for tests only: the statement then says "not private"
 
@@ -132,8 +132,10 @@ def private_summary(
     >>> found = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
     >>> abs(found.rows - 5000) < 100, abs(found["age"].mean - 40) < 2, abs(dict(found["sex"].cells)["f"] - 2500) < 100
     (True, True, True)
-    >>> found.left_out, str(found.privacy)
-    ({'name': 'it was not declared'}, '(epsilon=1, delta=1e-06)-differentially private, adding or removing one record')
+    >>> found.left_out
+    {'name': 'it was not declared'}
+    >>> print(found.privacy)
+    (epsilon=1, delta=1e-06)-differentially private, for adding or removing one record
     """
     validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
@@ -154,7 +156,8 @@ def private_summary(
     account = Account(delta, relation, None, noise_seed is not None, (DECLARED,))
     for stage in looks.taken:
         made = [release.mechanism for release in stage.releases]
-        account.add(stage.event(relation), *made, sampler=stage.sampler.describe(), noise=looks.source.describe())
+        how, source = stage.sampler.describe(), looks.source.describe()
+        account.add(stage.event(relation), *made, names=[stage.name] * len(made), sampler=how, noise=source)
     return replace(found, left_out=left_out, privacy=account.statement())
 
 

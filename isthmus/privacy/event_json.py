@@ -113,40 +113,45 @@ def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
 
 
 def words(leaf: Json) -> str:
-    """A single release in words: an event knows what it cost, not what it was.
+    """The noise of a single release in words: an event knows what it cost, not what it was.
 
     >>> words({"event": "Laplace", "noise_multiplier": 2.0})
-    'Laplace noise of 2 times the bound of one record'
+    'Laplace noise of 2 times the most one record can add'
     """
     kind = leaf["event"]
     if "inner" in leaf:
-        return f"a sampled sum with {words(leaf['inner'])}"
+        return words(leaf["inner"])
     if kind in ("Gaussian", "Laplace"):
-        return f"{kind} noise of {leaf['noise_multiplier']:.4g} times the bound of one record"
+        return f"{kind} noise of {multiples(leaf['noise_multiplier'])}"
     if kind == "Skellam":
-        much = f"{leaf['noise_multiplier']:.4g} times the bound of one record"
-        return f"Skellam noise (whole numbers) no worse than Gaussian noise of {much}"
+        much = multiples(leaf["noise_multiplier"])
+        return f"Skellam noise (whole numbers) that hides as much as Gaussian noise of {much}"
     if kind == "ZC":
-        return f"a release of {leaf['rho']:.4g}-zCDP"
+        return f"randomness that satisfies {leaf['rho']:.4g}-zCDP"
     if kind == "MixtureOfGaussians":
         return f"Gaussian noise of standard deviation {leaf['standard_deviation']:.4g}"
-    return "a value without noise" if kind == "NonPrivate" else f"a composition ({kind})"
+    return "none" if kind == "NonPrivate" else f"that of several releases ({kind})"
+
+
+def multiples(multiplier: float) -> str:
+    """A noise multiplier in words: the scale of the noise relative to the bound of one record."""
+    return f"{multiplier:.4g} times the most one record can add"
 
 
 def all_words(event: DpEvent | Mapping[str, Any]) -> str:
-    """Each kind of release of an event, in words."""
+    """The noise of each kind of release of an event, in words."""
     return ", ".join(words(leaf) for leaf, _ in flatten(to_json(event)))
 
 
 def sampling_words(leaf: Json) -> str:
     """How a single release took its records."""
     if leaf["event"] == "PoissonSampled":
-        return f"Poisson sampling, each record independently with probability {leaf['sampling_probability']:g}"
+        return f"each record independently with probability {leaf['sampling_probability']:g} (Poisson sampling)"
     if leaf["event"] == "SampledWithoutReplacement":
         return f"{leaf['sample_size']} of {leaf['source_dataset_size']} records without replacement"
     if leaf["event"] == "MixtureOfGaussians":
-        return "random sampling, its multiplicities part of the event"
-    return "all records every time"
+        return "a random sample; how often a record is in it is part of the event"
+    return "every release looks at all records"
 
 
 def _plain(name: str, form: str, value: Any) -> Any:

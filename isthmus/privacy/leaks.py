@@ -19,7 +19,7 @@ class PrivacyBudgetWarning(RuntimeWarning):
 
 
 class Leak(str):
-    """What a statement says of something that was read off the data: no assumption, but not covered by epsilon."""
+    """What a statement says of something that was read from the data: no assumption, but not covered by epsilon."""
 
 
 def warn(text: str, category: type[Warning]) -> None:
@@ -31,14 +31,14 @@ def warn(text: str, category: type[Warning]) -> None:
 
 
 def leak(what: str, remedy: str) -> Leak:
-    """Warn the caller that `what` was read off the data; returns what the statement says of it.
+    """Warn the caller that `what` was read from the data; returns what the statement says of it.
 
     >>> with warnings.catch_warnings(action="ignore"):
     ...     leak("the labels (classes) were", "give classes=[...]")
-    'the labels (classes) were read off the data and taken to be public; give classes=[...]'
+    'the labels (classes) were read from the data and treated as public; give classes=[...]'
     """
-    warn(f"{what} read off the private data: {remedy}", PrivacyLeakWarning)
-    return Leak(f"{what} read off the data and taken to be public; {remedy}")
+    warn(f"{what} read from the private data, which epsilon does not cover: {remedy}", PrivacyLeakWarning)
+    return Leak(f"{what} read from the data and treated as public; {remedy}")
 
 
 def large_delta(delta: float, n: int | None) -> str:
@@ -49,11 +49,14 @@ def large_delta(delta: float, n: int | None) -> str:
     """
     if n is None or not 1 / n <= delta < 1:  # what is no delta is refused elsewhere
         return ""
-    return f"delta={delta:g} is at least 1/n: it would allow publishing a record of {n}; give far less than 1/n"
+    return (
+        f"delta={delta:g} is at least 1/n, which would allow publishing one of the {n} records; give a delta far below "
+        f"1/n = {1 / n:.2g}"
+    )
 
 
 def warn_of_large_delta(delta: float, n: int | None) -> None:
     """Warn of a delta that allows publishing whole records."""
-    found = large_delta(delta, n)
-    if found:
-        warn(found, PrivacyBudgetWarning)
+    caution = large_delta(delta, n)
+    if caution:
+        warn(caution, PrivacyBudgetWarning)

@@ -110,11 +110,12 @@ class BudgetExceeded(RuntimeError):
         self.spent, self.asked, self.left = spent, asked, max(0.0, budget[0] - spent)
 
     def __str__(self) -> str:
-        return (
-            f"{self.what!r} is refused: {self.rounds} more round(s) would bring epsilon from {self.spent:.6g} to "
-            f"{self.asked:.6g}, and {self.left:.6g} is left of the budget epsilon={self.budget[0]:g} at "
-            f"delta={self.budget[1]:g}"
-        )
+        if math.isinf(self.asked):
+            return f"{self.what!r} has no finite epsilon, and no budget is enough for that. Nothing was released."
+        (limit, delta), rounds = self.budget, "one more round" if self.rounds == 1 else f"{self.rounds} more rounds"
+        total = f"{self.what!r} needs epsilon {self.asked:.6g} in total; the budget holds {limit:g} at delta {delta:g}."
+        spent = f"{self.spent:.6g} is spent already and {self.left:.6g} is left, too little for {rounds}."
+        return f"{total} {spent} Nothing was released."
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ class Ledger:
         >>> from dp_accounting import dp_event
         >>> Ledger(budget=(1.0, 1e-5)).require(dp_event.GaussianDpEvent(1.0))
         Traceback (most recent call last):
-        isthmus.privacy.ledger.BudgetExceeded: 'run' is refused: ... is left of the budget epsilon=1 at delta=1e-05
+        isthmus.privacy.ledger.BudgetExceeded: 'run' needs epsilon ... in total; the budget holds 1 ...
         """
         if self.shared is not None:
             all_of_it = [event_json.to_json(each) for each in (event, *self.planned)]

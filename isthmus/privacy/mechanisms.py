@@ -49,7 +49,7 @@ class Mechanism(ABC):
     ...     def event(self, adjacency=_ADD):
     ...         return Gaussian(2 * self.multiplier).event(adjacency)
     >>> Twice(1.0).spending(0.5), Twice(1.0).describe()
-    (Twice(multiplier=2.0), 'Gaussian noise of 2 times the bound of one record')
+    (Twice(multiplier=2.0), 'Gaussian noise of 2 times the most one record can add')
     """
 
     ords: ClassVar[tuple[float, ...]] = (2.0,)
@@ -69,7 +69,7 @@ class Mechanism(ABC):
         """What was released, for the accountant: relative to C, so the same for every adjacency."""
 
     def describe(self) -> str:
-        """The release in words, here those of its event (which knows what it cost, not what it was)."""
+        """Its noise in words, here those of its event."""
         return event_json.all_words(self.event())
 
     @property
@@ -129,10 +129,10 @@ def named(kind: str) -> type[Mechanism]:
 
 
 def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:
-    """Release, source of noise and guarantee of a mechanism, in words; of one that is no subclass, what it says.
+    """Noise, its source and the guarantee of a mechanism, in words; of one that is no subclass, what it says.
 
     >>> words_of(Gaussian(2.0))
-    ('Gaussian noise of 2 times the bound of one record', None, '')
+    ('Gaussian noise of 2 times the most one record can add', None, '')
     """
     describe = getattr(mechanism, "describe", None)
     words = event_json.all_words(mechanism.event()) if describe is None else str(describe())
@@ -267,7 +267,7 @@ class NoisyMax(Mechanism):
 
     def describe(self) -> str:
         """The release in words."""
-        return f"a selection of one coordinate of {self.epsilon**2 / 8:.4g}-zCDP"
+        return f"random choice of one coordinate, which satisfies {self.epsilon**2 / 8:.4g}-zCDP"
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class TopK(Mechanism):
 
     def describe(self) -> str:
         """The release in words."""
-        return f"a selection of {self.k} coordinates of {self.k * self.epsilon**2 / 8:.4g}-zCDP"
+        return f"random choice of {self.k} coordinates, which satisfies {self.k * self.epsilon**2 / 8:.4g}-zCDP"
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,7 @@ class DiscreteGaussian(Mechanism):
 
     def describe(self) -> str:
         """The release in words."""
-        much = f"{self.multiplier:.4g} times the bound of one record"
-        return f"discrete Gaussian noise of {much}, on multiples of {self.grid:g}"
+        return f"discrete Gaussian noise of {event_json.multiples(self.multiplier)}, in steps of {self.grid:g}"
 
 
 def _noisy(value: Tensor, scale: float, draw: Callable[..., Tensor]) -> Tensor:

@@ -39,6 +39,7 @@ from scipy.special import ive, ndtri, ndtri_exp
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.privacy import event_json
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import DpEvent, SkellamDpEvent
@@ -174,8 +175,8 @@ class Skellam(Mechanism):
 
     def describe(self) -> str:
         """The release in words."""
-        much = f"{self.multiplier:.4g} times the bound of one record"
-        return f"Skellam noise (whole numbers) no worse than Gaussian noise of {much}, on multiples of {self.grid:g}"
+        much = event_json.multiples(self.multiplier)
+        return f"Skellam noise (in steps of {self.grid:g}) that hides as much as Gaussian noise of {much}"
 
 
 # ---------------------------------------------------------------- the theorem

@@ -5,7 +5,7 @@
 >>> event = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.01, dp_event.GaussianDpEvent(1.5)), 1000)
 >>> statement = PrivacyStatement.of(event, 1e-5, Adjacency.ADD_REMOVE, assumptions=["one record per person"])
 >>> print(statement)
-(epsilon=0.9176, delta=1e-05)-differentially private, adding or removing one record
+(epsilon=0.9176, delta=1e-05)-differentially private, for adding or removing one record
 >>> print(statement.words().splitlines()[0])
 The released results are differentially private with epsilon = 0.9176 and delta = 1e-05.
 """
@@ -14,27 +14,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
-from isthmus.base import validate
+from isthmus.base import html, validate
 from isthmus.privacy import accounting, event_json
+from isthmus.privacy import releases as tables
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json
 from isthmus.privacy.leaks import large_delta
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
+from isthmus.privacy.releases import Released
 
 ROUNDING = (
-    "It is scaled to the most that one record can move a sum as it was computed, rounding included (at most 0.1 % more "
-    "than its clip bound for linear models and codes of a sketch, 5 % for whole gradients of a network)."
+    "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
+    "models and for sketches, at most 5 % for whole gradients of a network."
 )
 _ROUTES = {
-    "pld": "privacy-loss distributions (dp-accounting)",
-    "pair": "privacy-loss distributions of the pair -C, +C (dp-accounting)",
-    "rdp": "Renyi differential privacy (dp-accounting)",
+    "pld": "privacy-loss distributions (the library dp-accounting)",
+    "pair": "privacy-loss distributions of the pair -C, +C (the library dp-accounting)",
+    "rdp": "Renyi differential privacy (the library dp-accounting)",
 }
 
 
@@ -44,9 +45,9 @@ class PrivacyStatement:
 
     `epsilon` is what holds: infinite where nothing does, as with seeded noise, whose releases anyone who knows the
     seed can undo.  `nominal` is the epsilon that the same releases have under secret noise.  `event` is the JSON form
-    of everything released, `released` its words where the mechanisms that ran have brought them; `n` is the number of
-    records, given only where that is public.  `leaks` is what was read off the data and not paid for: epsilon does not
-    cover it, and the words say so before anything else that they rest on.
+    of everything released, `releases` its table (what, how often, how much noise), drawn from the event where it is not
+    given; `n` is the number of records, given only where that is public.  `leaks` is what was read from the data and
+    not paid for: epsilon does not cover it, and the words say so before anything else that they rest on.
 
     | case | private | epsilon | nominal |
     |---|---|---|---|
@@ -68,11 +69,13 @@ class PrivacyStatement:
     guarantee: str = ""
     accountant: str = ""
     leaks: tuple[str, ...] = ()
-    released: str = ""
+    releases: tuple[Released, ...] = ()
 
     def __post_init__(self) -> None:
         validate.open_unit(delta=self.delta)
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
+        if not self.releases:
+            object.__setattr__(self, "releases", tables.together(tables.of_event(self.event)))
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
             validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
@@ -107,12 +110,12 @@ class PrivacyStatement:
         guarantee: str = "",
         noise: str = SECRET,
         leaks: Iterable[str] = (),
-        released: str = "",
+        releases: Iterable[Released] = (),
     ) -> PrivacyStatement:
         """The statement of an event (or its JSON form), its epsilon by the accountant.
 
         `seeded` says that the noise came from a seed.  `guarantee` says, for a mechanism run as it was published, what
-        that mechanism really gives; `sampler` and `released` replace the words drawn from the event, which knows what
+        that mechanism really gives; `sampler` and `releases` replace what is drawn from the event, which knows what
         a release costs and not what it was; `noise` is what the run's source says of itself.
 
         >>> from dp_accounting import dp_event
@@ -137,15 +140,15 @@ class PrivacyStatement:
             guarantee=guarantee,
             accountant=_accountant_words(built, adjacency) if math.isfinite(nominal) else "none",
             leaks=tuple(dict.fromkeys(leaks)),
-            released=released,
+            releases=tables.together(releases),
         )
 
     def words(self) -> str:
         """The statement in plain English, a few short paragraphs."""
-        parts = [self._promise(), *self._leaked(), self._made_of()]
+        parts = [self._promise(), *self._leaked(), self._table(), self._made_of()]
         if self.guarantee:
             parts.append(
-                f"The mechanism was run as it was published. What it really gives: {self.guarantee.rstrip('.')}."
+                f"The mechanism was run as it was published. What it really guarantees: {self.guarantee.rstrip('.')}."
             )
         parts.append(self._rests_on())
         return "\n\n".join(parts)
@@ -154,7 +157,7 @@ class PrivacyStatement:
         if not self.private:
             reason = (
                 "The noise was drawn from a seed (seeded noise: not private): whoever knows the seed can subtract it. "
-                f"With secret noise the same releases would have {self._numbers(self.nominal)}, counted for "
+                f"With secret noise the same releases would have {self._numbers(self.nominal)}, for "
                 f"{self.adjacency.describe()}."
                 if self.noise == SEEDED and math.isfinite(self.nominal)
                 else "Something computed from the data was released without noise that hides it."
@@ -166,21 +169,24 @@ class PrivacyStatement:
         factor = _rounded_up(math.exp(self.epsilon)) if self.epsilon < 700 else "more than 1e304"
         return (
             f"The released results are differentially private with {self._numbers(self.epsilon)}.\n"
-            f"Protected against is {self.adjacency.describe()}: doing so changes the probability of any "
-            f"outcome by a factor of at most exp(epsilon) = {factor}, plus at most delta. "
+            f"{self.adjacency.describe().capitalize()} changes the probability of any outcome by a factor of at most "
+            f"exp(epsilon) = {factor}, plus at most delta. "
             "This holds whatever else the reader of the results knows, and whatever is computed from them later."
             f"{self._cautioned()}"
         )
 
     def _cautioned(self) -> str:
-        found = large_delta(self.delta, self.n)
-        return f"\nThis promise is close to none: {found}." if found else ""
+        caution = large_delta(self.delta, self.n)
+        return f"\nThis guarantee protects hardly anyone: {caution}." if caution else ""
 
     def _leaked(self) -> list[str]:
         if not self.leaks:
             return []
-        head = "Epsilon does NOT cover the following, which was read off the data and not paid for:"
-        return ["\n".join([head, *(f"- {each}" for each in self.leaks)])]
+        head = "Epsilon does NOT cover the following, which was read from the private data without noise:"
+        return ["\n".join([head, *(f"- {leak}" for leak in self.leaks)])]
+
+    def _table(self) -> str:
+        return f"What was released:\n{tables.as_text(self.releases)}" if self.releases else "Nothing was released."
 
     def _made_of(self) -> str:
         records = (
@@ -188,46 +194,65 @@ class PrivacyStatement:
             if self.n_public
             else "The number of records is not published."
         )
-        released = self.released or _event_words(self.event)
         return (
-            f"What was released: {released}. Records were taken as follows: {self.sampler}. "
-            f"Noise: {self.noise}. {ROUNDING} {records} Epsilon was computed by: {self.accountant}."
+            f"How records were chosen: {self.sampler}. Where the noise comes from: {self.noise}. {ROUNDING} {records} "
+            f"How epsilon was computed: {self.accountant}."
         )
 
     def _rests_on(self) -> str:
         if not self.assumptions:
-            return "Assumptions: none beyond the above."
-        return "It rests on these assumptions:\n" + "\n".join(f"- {each}" for each in self.assumptions)
+            return "There are no further assumptions."
+        return f"{self._assuming()}\n" + "\n".join(f"- {assumption}" for assumption in self.assumptions)
+
+    def _assuming(self) -> str:
+        return f"{'The guarantee' if self.private else 'Even with secret noise it'} rests on these assumptions:"
+
+    def _repr_html_(self) -> str:
+        """The statement as a card of a notebook."""
+        assumed = html.details(self._assuming(), html.items(self.assumptions)) if self.assumptions else ""
+        leaked = "".join(html.paragraph(part.splitlines()[0]) + html.items(self.leaks) for part in self._leaked())
+        return html.card(
+            str(self)[:1].upper() + str(self)[1:],
+            html.paragraph(self._promise()),
+            leaked,
+            html.table(tables.HEAD, (row.cells for row in self.releases)),
+            html.paragraph(self._made_of()),
+            assumed,
+            tone="bad" if not self.private else "weak" if self.leaks or self._cautioned() else "good",
+        )
 
     def _numbers(self, epsilon: float) -> str:
         return f"epsilon = {_rounded_up(epsilon)} and delta = {self.delta:g}"
 
     def to_json(self) -> str:
         """The statement as one line of JSON; infinity is written as the string "inf"."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
+        data |= {"releases": tables.to_json(self.releases)}
         data |= {name: "inf" if math.isinf(data[name]) else data[name] for name in ("epsilon", "nominal")}
         return event_json.canonical(data)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
-        """The statement that `to_json` wrote."""
-        data = {"leaks": (), "released": ""} | json.loads(text)
-        n_public = data.pop("n_public", None)
-        names = {each.name for each in fields(cls)}
+        """The statement that `to_json` wrote, now or in an earlier version (whose words for the releases go)."""
+        data = {"leaks": (), "releases": []} | json.loads(text)
+        n_public, _ = data.pop("n_public", None), data.pop("released", None)
+        names = {item.name for item in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
         validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
+        data |= {"releases": tables.from_json(data["releases"])}
         return cls(**data | {name: tuple(data[name]) for name in ("assumptions", "leaks")})
 
     def __str__(self) -> str:
         if not self.private:
             return f"not private ({self.noise if self.noise == SEEDED else 'released without noise'})"
         numbers = f"epsilon={_rounded_up(self.epsilon)}, delta={self.delta:g}"
-        beside = f", but for {len(self.leaks)} fact(s) read off the data" if self.leaks else ""
-        return f"({numbers})-differentially private, {self.adjacency.describe()}{beside}"
+        facts = "1 fact that was" if len(self.leaks) == 1 else f"{len(self.leaks)} facts that were"
+        beside = f", except for {facts} read from the data" if self.leaks else ""
+        return f"({numbers})-differentially private, for {self.adjacency.describe()}{beside}"
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -242,13 +267,13 @@ class Account:
 
     seeded    whether any of the noise came from a seed
     samplers  how records were taken, and `sources`, where the noise came from, in words
-    released  words for all the releases, where they were told before
+    releases  the table of all releases, where it is known already
 
     >>> from isthmus.privacy import Gaussian
     >>> account = Account(1e-5, assumptions=["one record per person"])
-    >>> account.add(Gaussian(4.0).event(), Gaussian(4.0), count=2, sampler="every record, twice", noise=SECRET)
-    >>> account.statement().words().split("What was released: ")[1][:87]
-    '2 x Gaussian noise of 4 times the bound of one record. Records were taken as follows: e'
+    >>> account.add(Gaussian(4.0).event(), Gaussian(4.0), names=["gradient"], count=2, noise=SECRET)
+    >>> account.statement().releases[0].cells
+    ('sum of gradients', '2 times', 'Gaussian noise of 4 times the most one record can add')
     """
 
     delta: float
@@ -260,29 +285,36 @@ class Account:
     samplers: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     guarantees: list[str] = field(default_factory=list)
-    released: str = ""
+    releases: Sequence[Released] = ()
     _events: list[tuple[DpEvent, int]] = field(default_factory=list)
-    _said: list[tuple[str, int]] = field(default_factory=list)
-    _told: bool = False
+    _rows: list[Released] = field(default_factory=list)
+    _named: bool = False
 
     def add(
-        self, event: DpEvent | Json, *mechanisms: Mechanism, count: int = 1, sampler: str = "", noise: str = ""
+        self,
+        event: DpEvent | Json,
+        *mechanisms: Mechanism,
+        names: Sequence[str] = (),
+        count: int = 1,
+        sampler: str = "",
+        noise: str = "",
     ) -> None:
         """`count` times an event as its sampler sees it: what these mechanisms released of one sample.
 
-        Without mechanisms its words are those of the event; `noise` is what the run's source says of itself.
+        `names` are those of what the mechanisms released, one for each.  Without mechanisms the event has to speak for
+        itself; `noise` is what the run's source says of itself.
         """
         data = event_json.to_json(event)
         self._events.append((event_json.from_json(data), count))
         self.samplers += [sampler] if sampler else []
-        for mechanism in mechanisms:
+        for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
             words, source, guarantee = words_of(mechanism)
-            self._said.append((f"a sampled sum with {words}" if "inner" in data else words, count))
+            self._rows += [Released(tables.named(name, "inner" in data), count, words)] if count else []
             self.sources.append(source or noise)
             self.guarantees += [guarantee] if guarantee else []
-        self._told = self._told or bool(mechanisms)
+        self._named = self._named or bool(mechanisms)
         if not mechanisms:
-            self._said += [(event_json.words(leaf), count * times) for leaf, times in event_json.flatten(data)]
+            self._rows += tables.of_event(data, count) if count else []
             self.sources += [noise] if noise else []
 
     def event(self) -> DpEvent:
@@ -298,7 +330,7 @@ class Account:
     def statement(self) -> PrivacyStatement:
         """What was promised."""
         event = self.event()
-        told = self._told and not isinstance(event, dpa.NonPrivateDpEvent)
+        named = self._named and not isinstance(event, dpa.NonPrivateDpEvent)
         return PrivacyStatement.of(
             event,
             self.delta,
@@ -310,7 +342,7 @@ class Account:
             guarantee="; ".join(dict.fromkeys(self.guarantees)),
             noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
             leaks=self.leaks,
-            released=self.released or (_counted(self._said) if told else ""),
+            releases=self.releases or (self._rows if named else ()),
         )
 
 
@@ -326,19 +358,6 @@ def _sampler_words(data: Json) -> str:
     """How each kind of release took its records."""
     words = dict.fromkeys(event_json.sampling_words(leaf) for leaf, _ in event_json.flatten(data))
     return "; ".join(words) or "no records were used"
-
-
-def _event_words(data: Json) -> str:
-    """Each kind of release and how often it was made."""
-    return _counted((event_json.words(leaf), count) for leaf, count in event_json.flatten(data))
-
-
-def _counted(made: Iterable[tuple[str, int]]) -> str:
-    """Releases in words with how often each was made, equal ones counted together."""
-    counts: Counter[str] = Counter()
-    for words, count in made:
-        counts[words] += count
-    return ", ".join(f"{count} x {words}" for words, count in counts.items() if count) or "nothing"
 
 
 def _sizes(data: Json) -> list[int]:

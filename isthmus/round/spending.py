@@ -141,8 +141,11 @@ class Spending:
             (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
         ]
         for stage, count, sampler in looks:
-            made = [release.mechanism for release in stage.releases]
-            account.add(stage.event(promise.adjacency), *made, count=count, sampler=sampler, noise=noise)
+            made, names = (
+                [release.mechanism for release in stage.releases],
+                [release.name for release in stage.releases],
+            )
+            account.add(stage.event(promise.adjacency), *made, names=names, count=count, sampler=sampler, noise=noise)
         return account
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:

@@ -22,7 +22,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     `fit` reads the names and the types of the columns and no entry; `transform` encodes each row by itself.  So nothing
     is learned from private rows, and a private estimator after it in a `Pipeline` keeps its whole guarantee: whatever
-    is declared here counts as public, and must not have been read off the private rows.
+    is declared here counts as public, and must not have been read from the private rows.
 
     columns     a dict from names to declarations, as in the [columns] of a schema.toml:
                 (17, 90)                a number and its public range; "number" leaves the range to be bought

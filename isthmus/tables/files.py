@@ -75,7 +75,7 @@ class Reading:
     """How to read a file: public choices.
 
     separator    of a csv; None takes the one that is most frequent in the header line
-    features     columns of a libsvm file; None takes the largest index found, which is read off the data
+    features     columns of a libsvm file; None takes the largest index found, which is read from the data
     zero_based   whether the indices of a libsvm file begin with 0
     """
 
@@ -97,7 +97,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     file, reading = Path(path), Reading() if reading is None else reading
     kind = _kind(file)
     validate.check(bool(kind), "data", str(path), f"give a file of {KINDS}; save other formats as csv first")
-    validate.check(file.is_file() or kind == "parquet" and file.is_dir(), "data", str(path), "there is no such file")
+    validate.present(file.is_file() or kind == "parquet" and file.is_dir(), path)
     name = file.name.split(".")[0] or file.name
     if kind == "text":
         separator = separator_of(file, reading)
@@ -260,7 +260,7 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
 
 def _names(file: Path, reading: Reading) -> list[str]:
     """The names in the header line, as the reader of the rows will have them."""
-    validate.check(file.is_file(), "data", str(file), "there is no such file")
+    validate.present(file.is_file(), file)
     pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
     _named_once(file, reading, separator)
     validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")

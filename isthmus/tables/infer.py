@@ -3,7 +3,7 @@
 From public rows everything may be taken: types, words, ranges, formats of dates, and whether something is missing.
 From private rows only the type of a column is guessed, by what most entries are: words are hashed into fixed buckets,
 ranges are left for the estimator to buy, a missing number is filled and never marked, and neither the decimal sign
-nor the order of day and month is ever guessed.  Even the type is read off the data, which no budget pays for: the
+nor the order of day and month is ever guessed.  Even the type is read from the data, which no budget pays for: the
 caller warns, the statement says that it is not covered, and the schema is written down for review.  A column whose name
 says that it identifies a person is left out by its name alone, which is public.
 """

@@ -228,7 +228,7 @@ class Schema:
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
         file = Path(path)
-        validate.check(file.is_file(), "schema", str(path), "there is no such file")
+        validate.present(file.is_file(), path)
         return Schema.from_toml(file.read_text(encoding="utf-8"), str(path))
 
     @staticmethod

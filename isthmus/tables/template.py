@@ -42,7 +42,7 @@ def draft(
     """
     names = columns_of(path, reading)
     if names is None:
-        validate.check(Path(path).is_file(), "data", str(path), "there is no such file")
+        validate.present(Path(path).is_file(), path)
         validate.refuse("data", str(path), "it has no named columns: a schema is for csv, tsv and parquet files")
     wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
     validate.check(not wrong, "columns", wrong, f"the file has no such columns; it has {names[:20]}")

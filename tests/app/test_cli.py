@@ -22,7 +22,7 @@ from isthmus import Identity
 from isthmus.app.cli import code_of, main, tools
 from isthmus.audit import known_bad, suite
 
-COMMANDS = "schema train predict describe plan budget audit report demo bench reproduce completion".split()
+COMMANDS = "schema train predict describe plan budget audit report demo bench completion reproduce".split()
 
 
 def invoke(*arguments: str, code: int = 0) -> Result:
@@ -72,7 +72,7 @@ def test_unknown_commands_and_options_are_refused() -> None:
         (["--hash", "a=few"], "columns.a.buckets='few'"),
         (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
         (["--target-bounds", "3,3"], "give low < high"),
-        (["--schema", "nowhere.toml"], "there is no such file"),
+        (["--schema", "nowhere.toml"], "File not found"),
     ],
 )
 def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) -> None:
@@ -81,9 +81,9 @@ def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) ->
 
 def test_errors_are_one_line_and_json_where_asked() -> None:
     plain = invoke("train", "nowhere.csv", "--target", "y", code=2)
-    assert plain.stderr == "error: data='nowhere.csv' is not allowed: there is no such file\n" and plain.stdout == ""
+    assert plain.stderr == "error: File not found: nowhere.csv\n" and plain.stdout == ""
     found = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
-    assert found["exit_code"] == 2 and "there is no such file" in found["error"]
+    assert found["exit_code"] == 2 and "File not found" in found["error"]
 
 
 def test_each_kind_of_error_has_its_code() -> None:
@@ -150,7 +150,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_report_needs_a_run(tmp_path: Path) -> None:
-    assert "there is no such file" in invoke("report", str(tmp_path), code=2).output
+    assert "File not found" in invoke("report", str(tmp_path), code=2).output
     record = {
         "format": "isthmus-run-1",
         "title": "Income",
@@ -166,42 +166,30 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "other.html").stat().st_size == found["bytes"]
 
 
-# ---------------------------------------------------------------- bench, reproduce, completion
+# ---------------------------------------------------------------- bench, completion
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small tree with the layout of the sources."""
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "isthmus"\n')
-    (tmp_path / "Makefile").write_text("EXPERIMENTS := good \\\n  bad\n")
-    for folder, name, code in (
-        ("benchmarks", "bench_good", "print('ran', flush=True)"),
-        ("experiments", "good", "from pathlib import Path; Path('ran').touch()"),
-        ("experiments", "bad", "raise SystemExit(7)"),
-    ):
+    (tmp_path / "Makefile").touch()
+    for folder, name, code in (("benchmarks", "bench_good", "print('ran', flush=True)"),):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(code)
-    monkeypatch.chdir(tmp_path / "experiments")
+    monkeypatch.chdir(tmp_path / "benchmarks")
     return tmp_path
 
 
-def test_scripts_run_in_a_checkout(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+def test_scripts_run_in_a_checkout(checkout: Path) -> None:
     assert invoke("bench", "--list").output == "good\n" and "== good" in invoke("bench").output
-    assert invoke("reproduce", "--list").output.split() == ["good", "bad"]
-    assert "set ISTHMUS_DATA" in invoke("reproduce", code=2).output
-    monkeypatch.setenv("ISTHMUS_DATA", str(checkout))
-    invoke("reproduce", "good")
-    assert (checkout / "experiments" / "ran").exists()
-    assert "bad failed" in invoke("reproduce", code=1).output
-    assert "there is no 'worse'; choose from: good, bad" in invoke("reproduce", "worse", code=2).output
+    assert "there is no 'worse'; choose from: good" in invoke("bench", "worse", code=2).output
 
 
 def test_scripts_elsewhere_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tools, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "tools.py"))
-    for name in ("bench", "reproduce"):
-        assert "this needs a checkout of the project" in re.sub(r"\s+", " ", invoke(name, code=2).output)
+    assert "this needs a checkout of the project" in re.sub(r"\s+", " ", invoke("bench", code=2).output)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

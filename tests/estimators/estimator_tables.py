@@ -40,7 +40,7 @@ def sparse_rows(n: int = 400, d: int = 30, seed: int = 0) -> tuple[Any, np.ndarr
 
 
 def classifier(**changes: Any) -> PrivateClassifier:
-    """Fits two classes with nothing read off the data and nothing bought."""
+    """Fits two classes with nothing read from the data and nothing bought."""
     return PrivateClassifier(**{**PLAIN, "classes": [0, 1], **changes})
 
 

@@ -113,7 +113,7 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
     assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and found.releases == 2
     assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and found.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
     assert found.privacy.private and scoring.APART in found.privacy.assumptions
-    with pytest.raises(RuntimeError, match="is refused"):
+    with pytest.raises(RuntimeError, match="needs epsilon"):
         private_score(model, X, y, epsilon=0.9, delta=1e-5, ledger=ledger)
     seeded = private_score(model, X, y, noise_seed=1)
     assert not seeded.privacy.private and "seeded" in seeded.privacy.words()

@@ -86,7 +86,7 @@ def test_all_looks_together_cost_epsilon(tmp_path: Path) -> None:
     private_summary(people(), {"sex": ["f", "m"]}, epsilon=0.5, ledger=tmp_path / "l")
     assert ledger.rounds()["summary counts"] == 2 and ledger.rounds()["summary means"] == 1
     before = ledger.spent()
-    with pytest.raises(RuntimeError, match="is refused"):  # all of it or nothing
+    with pytest.raises(RuntimeError, match="needs epsilon"):  # all of it or nothing
         private_summary(people(), SCHEMA, epsilon=1.9, ledger=ledger)
     assert ledger.spent() == before
     assert not private_summary(people(), SCHEMA, noise_seed=0).privacy.private
@@ -170,7 +170,7 @@ def test_describe_charges_the_shared_budget(tmp_path: Path, monkeypatch: pytest.
     shown = json.loads(invoke("budget", "b", "--json").stdout)
     assert shown["spent"] == pytest.approx(0.6, rel=1e-6) and [run["label"] for run in shown["runs"]] == ["describe p"]
     before = Path("b").read_bytes()
-    assert "is refused" in invoke(*common, "--epsilon", "0.9", code=3).output
+    assert "needs epsilon" in invoke(*common, "--epsilon", "0.9", code=3).output
     assert Path("b").read_bytes() == before
     Path("s.toml").write_text('[target]\nname = "sex"\nclasses = ["f", "m"]\n[columns]\nage = "number"\n')
     text = invoke("describe", "p.csv", "--schema", "s.toml", "--epsilon", "1").output

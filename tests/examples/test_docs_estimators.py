@@ -20,7 +20,7 @@ def test_every_block_runs(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, f"docs/estimators.md, block {number}", "exec"), names)
     assert len(BLOCKS) >= 10
     out = capsys.readouterr().out
-    assert out.startswith("(epsilon=1, delta=1e-05)-differentially private, adding or removing one record\n")
+    assert out.startswith("(epsilon=1, delta=1e-05)-differentially private, for adding or removing one record\n")
     assert "budget" in out.splitlines()[1]
 
 
@@ -35,7 +35,7 @@ def test_what_is_said_to_warn_does(left_out: str, told: str) -> None:
         known["bounds"] = None
     with pytest.warns(PrivacyLeakWarning, match=told):
         model = PrivateClassifier(**known).fit(x, (x[:, 0] > 0).astype(int))
-    assert any("read off the data" in each for each in model.privacy_.leaks)
+    assert any("read from the data" in each for each in model.privacy_.leaks)
 
 
 def test_cross_validation_is_said_to_spend() -> None:

@@ -183,7 +183,7 @@ def test_the_budget_is_used_up_and_not_exceeded(path: Path | None, reserve: int,
 
 def test_a_payment_is_made_whole_or_not_at_all(path: Path | None) -> None:
     ledger = Ledger(path, (0.5, 1e-5))
-    with pytest.raises(BudgetExceeded, match="'big' is refused: 10000 more round"):
+    with pytest.raises(BudgetExceeded, match="'big' needs epsilon .* too little for 10000 more rounds"):
         ledger.pay("big", GAUSSIAN, 10_000)
     assert ledger.rounds() == {} and ledger.spent() == 0.0
     ledger.pay("small", GAUSSIAN, 3)
@@ -191,7 +191,7 @@ def test_a_payment_is_made_whole_or_not_at_all(path: Path | None) -> None:
 
 
 def test_unhidden_releases_never_fit_a_budget(path: Path | None) -> None:
-    with pytest.raises(BudgetExceeded, match="to inf"):
+    with pytest.raises(BudgetExceeded, match="no finite epsilon"):
         Ledger(path, (100.0, 1e-5)).pay("plain", E.NonPrivateDpEvent())
     free = Ledger()
     free.pay("plain", E.NonPrivateDpEvent())

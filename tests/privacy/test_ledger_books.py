@@ -89,7 +89,7 @@ def test_rounds_beyond_a_limit_are_refused_and_not_charged(tmp_path: Path) -> No
         run.charge("main", t)
     run.charge("rare", 0)
     for t in (3, 0):  # by the rounds that were made, whatever number they give
-        with pytest.raises(BudgetExceeded, match="'main' is refused") as refused:
+        with pytest.raises(BudgetExceeded, match="'main' needs epsilon") as refused:
             run.charge("main", t)
     assert refused.value.budget == (1.0, 1e-5)
     assert refused.value.spent == pytest.approx(cost(E.SelfComposedDpEvent(event, 4), 1e-5))

@@ -193,7 +193,8 @@ def test_a_run_tells_of_a_mechanism_of_ones_own() -> None:
     stage = Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Twice(3.0))])
     pipe = Pipeline([stage], lambda t: 0.1, promise=Promise(9.0, 1e-3, n=20))
     words = minimize(LeastSquares(X, X[:, 0]), pipe, steps=2).privacy.words()
-    assert "2 x Gaussian noise of 6 times the bound of one record. " in words and "Noise: noise of its own. " in words
+    assert "2 times    Gaussian noise of 6 times the most one record can add\n" in words
+    assert "Where the noise comes from: noise of its own. " in words
 
 
 def test_what_is_no_subclass_is_told_by_its_event() -> None:
@@ -203,7 +204,7 @@ def test_what_is_no_subclass_is_told_by_its_event() -> None:
         def event(self, adjacency: Any = None) -> Any:
             return dpa.ZCDpEvent(rho=0.5, xi=0.0)
 
-    assert words_of(Duck()) == ("a release of 0.5-zCDP", None, "")
+    assert words_of(Duck()) == ("randomness that satisfies 0.5-zCDP", None, "")
 
 
 @dataclass(frozen=True)

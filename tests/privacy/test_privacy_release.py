@@ -109,7 +109,7 @@ def test_the_generator_decides_the_release() -> None:
 @pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
 def test_statements_say_what_the_noise_was(source: Source) -> None:
     made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.describe())
-    assert made.noise == source.describe() and f"Noise: {source.describe()}." in made.words()
+    assert made.noise == source.describe() and f"Where the noise comes from: {source.describe()}." in made.words()
     assert made.private is not source.seeded
     assert PrivacyStatement.from_json(made.to_json()) == made
 

@@ -286,7 +286,7 @@ def test_a_ledger_keeps_it(tmp_path: Any) -> None:
 
 def test_the_statement_says_what_it_is() -> None:
     words = PrivacyStatement.of(SkellamDpEvent(4.0), 1e-5).words()
-    assert "Skellam noise (whole numbers) no worse than Gaussian noise of 4 times the bound of one record" in words
+    assert "Skellam noise (whole numbers) that hides as much as Gaussian noise of 4 times the most one " in words
     assert "the exact curve of the Gaussian mechanism that the Skellam noise is no worse than" in words
 
 

@@ -42,7 +42,7 @@ def test_statements_survive_json(event: Any, adjacency: Adjacency, more: dict[st
 @pytest.mark.parametrize(
     ("event", "adjacency", "n", "epsilon", "accountant"),
     [  # tolerance 1e-3: the discretisation of privacy-loss distributions
-        (POISSON, Adjacency.ADD_REMOVE, None, 0.81577, "privacy-loss distributions (dp"),
+        (POISSON, Adjacency.ADD_REMOVE, None, 0.81577, "privacy-loss distributions (the library dp"),
         (POISSON, Adjacency.REPLACE_ONE, None, 1.69737, "privacy-loss distributions of the pair"),
         (WITHOUT, Adjacency.REPLACE_ONE, 10_000, 1.44530, "Renyi"),
         (E.GaussianDpEvent(1.0), Adjacency.ADD_REMOVE, None, 4.377178, "exact curve"),
@@ -65,7 +65,7 @@ def test_words_say_all_of_it(event: Any, adjacency: Adjacency, more: dict[str, A
     for part in (
         f"epsilon = {_rounded_up(statement.epsilon)} ",
         "delta = 1e-05",
-        adjacency.describe(),
+        adjacency.describe().capitalize(),
         statement.sampler,
         statement.noise,
         statement.accountant,
@@ -76,19 +76,19 @@ def test_words_say_all_of_it(event: Any, adjacency: Adjacency, more: dict[str, A
         assert f"The number of records, {statement.n}, is public." in words
     else:
         assert "The number of records is not published." in words
-    assert ("What it really gives: half of it." in words) == bool(statement.guarantee)
-    assert "Assumptions: none" in words or statement.assumptions
+    assert ("What it really guarantees: half of it." in words) == bool(statement.guarantee)
+    assert "There are no further assumptions." in words or statement.assumptions
     assert f"epsilon={_rounded_up(statement.epsilon)}" in str(statement)
 
 
 def test_sampler_words_come_from_the_event() -> None:
     both = E.ComposedDpEvent([POISSON, E.GaussianDpEvent(30.0)])
     assert PrivacyStatement.of(both, 1e-5).sampler == (
-        "Poisson sampling, each record independently with probability 0.025; all records every time"
+        "each record independently with probability 0.025 (Poisson sampling); every release looks at all records"
     )
     without = PrivacyStatement.of(WITHOUT, 1e-5, Adjacency.REPLACE_ONE, n=10_000)
     assert without.sampler == "100 of 10000 records without replacement"
-    assert "1000 x a sampled sum with Gaussian noise of 4 times the bound of one record" in without.words()
+    assert "1,000 times  Gaussian noise of 4 times the most one record can add" in without.words()
 
 
 def test_seeded_noise_is_marked_everywhere() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus import (
+    InvalidInput,
     LeastSquares,
     PrivacyBudgetWarning,
     PrivacyEngine,
@@ -33,26 +34,26 @@ from isthmus.privacy import (
     Skellam,
     TopK,
 )
+from isthmus.privacy.releases import Released
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
 NOISE = "secret noise from the operating system's generator"
 MECHANISMS: dict[str, tuple[Any, float, str, str]] = {
-    "gaussian": (Gaussian(2.0), 2, "3 x Gaussian noise of 2 times the bound of one record", NOISE),
-    "laplace": (Laplace(20.0), 1, "3 x Laplace noise of 20 times the bound of one record", NOISE),
-    "choice": (NoisyMax(0.2), float("inf"), "3 x a selection of one coordinate of 0.005-zCDP", NOISE),
-    "top": (TopK(2, 0.2), float("inf"), "3 x a selection of 2 coordinates of 0.01-zCDP", NOISE),
+    "gaussian": (Gaussian(2.0), 2, "Gaussian noise of 2 times the most one record can add", NOISE),
+    "laplace": (Laplace(20.0), 1, "Laplace noise of 20 times the most one record can add", NOISE),
+    "choice": (NoisyMax(0.2), float("inf"), "random choice of one coordinate, which satisfies 0.005-zCDP", NOISE),
+    "top": (TopK(2, 0.2), float("inf"), "random choice of 2 coordinates, which satisfies 0.01-zCDP", NOISE),
     "discrete": (
         DiscreteGaussian(2.0, 1e-6),
         2,
-        "3 x discrete Gaussian noise of 2 times the bound of one record, on multiples of 1e-06",
+        "discrete Gaussian noise of 2 times the most one record can add, in steps of 1e-06",
         "secret noise from opendp's own cryptographic generator",
     ),
     "skellam": (
         Skellam(2.0, 1e-3),
         2,
-        "3 x Skellam noise (whole numbers) no worse than Gaussian noise of 2 times the bound of one record, "
-        "on multiples of 0.001",
+        "Skellam noise (in steps of 0.001) that hides as much as Gaussian noise of 2 times the most one record can add",
         NOISE,
     ),
 }
@@ -70,33 +71,48 @@ def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
         pytest.importorskip("opendp")
     mechanism, ord, words, noise = MECHANISMS[name]
     found = released(mechanism, ord)
-    assert f"What was released: {words}. " in found.words() and f"Noise: {noise}. " in found.words()
-    assert ("selection" in found.words()) == (name in ("choice", "top"))
+    assert found.releases == (Released("sum of gradients", 3, words),)
+    assert f"  sum of gradients  3 times    {words}\n" in found.words()
+    assert f"Where the noise comes from: {noise}. " in found.words()
+    assert ("random choice" in found.words()) == (name in ("choice", "top"))
     assert PrivacyStatement.from_json(found.to_json()) == found
 
 
 def test_sampled_releases_say_so() -> None:
-    words = released(Gaussian(2.0), sampler=Poisson(0.5)).words()
-    assert "3 x a sampled sum with Gaussian noise of 2 times the bound of one record. " in words
+    found = released(Gaussian(2.0), sampler=Poisson(0.5))
+    assert found.releases[0].what == "sum of gradients over a random sample" and found.releases[0].times == 3
 
 
 def test_an_event_alone_does_not_claim_to_know_what_it_was() -> None:
     found = PrivacyStatement.of(DiscreteGaussian(2.0, 1e-6).event(), 1e-5).words()
-    assert "1 x a release of 0.125-zCDP" in found and "selection" not in found
+    assert "value from all records  once       randomness that satisfies 0.125-zCDP" in found
+    assert "random choice" not in found
 
 
 def test_statements_written_before_are_read() -> None:
     made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5)
     old = json.loads(made.to_json())
-    del old["leaks"], old["released"]
+    del old["leaks"], old["releases"]
     assert PrivacyStatement.from_json(json.dumps(old)) == made
+    assert PrivacyStatement.from_json(json.dumps(old | {"released": "1 x Gaussian noise"})) == made
+    for wrong in ([{}], "none", [{"what": "a", "times": 0, "noise": "b"}], [{"what": "", "times": 1, "noise": "b"}]):
+        with pytest.raises(InvalidInput, match="is not allowed: give"):
+            PrivacyStatement.from_json(json.dumps(old | {"releases": wrong}))
+
+
+def test_a_statement_is_a_card_in_a_notebook() -> None:
+    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a <b>"], leaks=["<script>"])
+    card = made._repr_html_()
+    assert "&lt;script&gt;" in card and "<script" not in card and "a &lt;b&gt;" in card
+    assert "<td" in card and "Gaussian noise of 1 times the most one record can add" in card
+    assert "NOT private" in PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=True)._repr_html_()
 
 
 def test_leaks_come_before_what_a_statement_rests_on() -> None:
     made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a"], leaks=["the labels", "the labels"])
     words = made.words()
-    assert words.index("Epsilon does NOT cover") < words.index("- the labels") < words.index("It rests on")
-    assert words.count("the labels") == 1 and str(made).endswith(", but for 1 fact(s) read off the data")
+    assert words.index("Epsilon does NOT cover") < words.index("- the labels") < words.index("The guarantee rests on")
+    assert words.count("the labels") == 1 and str(made).endswith(", except for 1 fact that was read from the data")
     assert json.loads(made.to_json())["leaks"] == ["the labels"]
     assert PrivacyStatement.from_json(made.to_json()) == made
 
@@ -110,12 +126,12 @@ def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
         with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
             found = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
         assert len(caught) == 1 and caught[0].filename == __file__
-        assert ("would allow publishing a record of 50" in found.privacy.words()) == (n == "exact")
+        assert ("would allow publishing one of the 50 records" in found.privacy.words()) == (n == "exact")
 
 
 def test_a_delta_below_one_in_n_is_not_spoken_of() -> None:
     recipe = algorithms.dp_gd(epsilon=1.0, delta=0.019, clip=1.0, step=0.1, n="exact")
-    assert "close to none" not in minimize(LeastSquares(X, X[:, 0]), recipe, steps=2).privacy.words()
+    assert "protects hardly anyone" not in minimize(LeastSquares(X, X[:, 0]), recipe, steps=2).privacy.words()
 
 
 def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
@@ -123,7 +139,7 @@ def test_the_engine_warns_of_a_large_delta_at_every_door() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64, 1)), batch_size=64)
     engine = PrivacyEngine()
     common = {"module": module, "optimizer": torch.optim.SGD(module.parameters(), 0.1), "data_loader": loader}
-    told = r"delta=0\.5 is at least 1/n: it would allow publishing a record of 64"
+    told = r"delta=0\.5 is at least 1/n, which would allow publishing one of the 64 records"
     with pytest.warns(PrivacyBudgetWarning, match=told):
         engine.make_private_with_epsilon(**common, target_epsilon=1.0, target_delta=0.5, epochs=1, max_grad_norm=1.0)
     for ask in (engine.get_epsilon, engine.statement):
@@ -138,4 +154,4 @@ def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
     known = {"classes": [0, 1]} if made is PrivateClassifier else {"target_bounds": (0, 1)}
     with pytest.warns(PrivacyBudgetWarning, match="at least 1/n") as caught:
         model = made(delta=0.5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, **known).fit(X, np.arange(50) % 2)
-    assert len(caught) == 1 and "close to none" in model.privacy_.words()
+    assert len(caught) == 1 and "protects hardly anyone" in model.privacy_.words()

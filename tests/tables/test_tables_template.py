@@ -98,8 +98,8 @@ def test_parquet_has_types() -> None:
     ("arguments", "words"),
     [
         (["t.npz"], "it has no named columns"),
-        (["nowhere.csv"], "there is no such file"),
-        (["nowhere.npz"], "there is no such file"),
+        (["nowhere.csv"], "File not found"),
+        (["nowhere.npz"], "File not found"),
         (["t.csv", "--target", "z"], "the file has no such columns; it has ['a', 'y']"),
         (["t.csv", "--drop", "z"], "the file has no such columns"),
         (["t.csv", "--sample", "e.csv"], "with rows that are public"),

@@ -25,7 +25,7 @@ from typing import Any
 
 import click
 
-from isthmus.app.cli import describing, tools, training
+from isthmus.app.cli import describing, evidence, tools, training
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
@@ -101,5 +101,5 @@ def main() -> None:
     """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
 
 
-for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS):
+for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS, *evidence.COMMANDS):
     main.add_command(_command)

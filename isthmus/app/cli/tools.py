@@ -1,9 +1,8 @@
-"""plan, budget, audit, report, demo, bench, reproduce, completion."""
+"""plan, budget, audit, report, demo, bench, completion."""
 
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -163,22 +162,6 @@ def bench(names: tuple[str, ...], listed: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1)
-@click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
-def reproduce(names: tuple[str, ...], listed: bool) -> None:
-    """Run the experiments behind the documented figures (all, or those NAMED), in a checkout.
-
-    The data sets are read from the folder ISTHMUS_DATA.
-    """
-    root = checkout()
-    wanted = _experiments(root)
-    known = {name: root / "experiments" / f"{name}.py" for name in wanted}
-    if not listed and "ISTHMUS_DATA" not in os.environ:
-        raise click.UsageError("set ISTHMUS_DATA to the folder with the data sets (.npz)")
-    _run_scripts(known, names, listed)
-
-
-@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
@@ -224,14 +207,6 @@ def checkout() -> Path:
     raise click.UsageError(NO_CHECKOUT)
 
 
-def _experiments(root: Path) -> list[str]:
-    """What the Makefile lists as EXPERIMENTS."""
-    for line in (root / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-        if line.startswith("EXPERIMENTS"):
-            return line.partition("=")[2].split()
-    return []
-
-
 def _run_scripts(known: dict[str, Path], names: tuple[str, ...], listed: bool) -> None:
     """Run scripts one after the other; exits with 1 at the first that fails."""
     unknown = [name for name in names if name not in known]
@@ -247,4 +222,4 @@ def _run_scripts(known: dict[str, Path], names: tuple[str, ...], listed: bool) -
             raise SystemExit(1)
 
 
-COMMANDS = (plan, budget, audit, report, demo, bench, reproduce, completion)
+COMMANDS = (plan, budget, audit, report, demo, bench, completion)

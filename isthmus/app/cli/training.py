@@ -61,7 +61,7 @@ READING_OPTIONS = [
 TABLE_OPTIONS = [
     click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
     click.option("--task", type=click.Choice(["classification", "regression"]), help="Else guessed, with a warning."),
-    click.option("--classes", metavar="A,B,..", help="All labels; else read off the data, with a warning."),
+    click.option("--classes", metavar="A,B,..", help="All labels; else read from the data, with a warning."),
     click.option("--target-bounds", metavar="LOW,HIGH", help="Public range of the target; else bought."),
     click.option(
         "--categories", multiple=True, metavar="COL=A,B,..", help='The public words of a column; "A, B" holds a comma.'

@@ -77,10 +77,10 @@ def expectation(record: Record) -> str:
 def fact(leak: str) -> str:
     """What was read off, without the advice that follows it, which is for whoever trains the next model.
 
-    >>> fact("the classes ['a', 'b'] were read off the target column 'y': give --classes a,b.")
-    "the classes ['a', 'b'] were read off the target column 'y'"
-    >>> fact("the labels (classes) were read off the data and taken to be public; give classes=[...]")
-    'the labels (classes) were read off the data and taken to be public'
+    >>> fact("the classes ['a', 'b'] were read from the target column 'y': give --classes a,b.")
+    "the classes ['a', 'b'] were read from the target column 'y'"
+    >>> fact("the labels (classes) were read from the data and treated as public; give classes=[...]")
+    'the labels (classes) were read from the data and treated as public'
     """
     return _REMEDY.sub("", leak).rstrip(" .")
 

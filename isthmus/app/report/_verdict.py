@@ -21,7 +21,7 @@ _CHANGES = {
     "replace-one": ("Replacing one record by another", "which of two given records was used"),
 }
 
-_EXCEPT = "That holds for what was released with noise. It does not hold for what was read off the data without any:"
+_EXCEPT = "That holds for what was released with noise. It does not hold for what was read from the data without any:"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 _SUPERSCRIPT = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
 NONE = "\u2013"
-_ASSUMPTIONS = "It rests on these assumptions:"
+_TABLE = "What was released:"
 
 METRICS = {
     "accuracy": "the share of records whose class was predicted rightly",
@@ -197,14 +197,25 @@ def argument(value: Any) -> str:
     return text if len(text) <= 160 else text[:159] + "\u2026"
 
 
-def paragraphs(words: str, assumptions: Sequence[str]) -> list[list[str]]:
-    """The statement's paragraphs as lines, without the list of assumptions where that is shown on its own.
+def times(count: int) -> str:
+    """How often something happened.
+
+    >>> times(1), times(2000)
+    ('once', '2,000 times')
+    """
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def paragraphs(words: str, assumptions: Sequence[str], table: bool = False) -> list[list[str]]:
+    """The statement's paragraphs as lines, without the list of assumptions and the table that are shown on their own.
 
     >>> paragraphs("It holds.\\nAlways.\\n\\nIt rests on these assumptions:\\n- one record each", ["one record each"])
     [['It holds.', 'Always.']]
     """
-    listing = "\n".join([_ASSUMPTIONS, *(f"- {each}" for each in assumptions)])
-    return [part.splitlines() for part in words.split("\n\n") if part.strip() and not (assumptions and part == listing)]
+    listing = [f"- {assumption}" for assumption in assumptions]
+    parts = [part.splitlines() for part in words.split("\n\n") if part.strip()]
+    parts = [lines for lines in parts if not (assumptions and lines[1:] == listing)]
+    return [lines for lines in parts if not (table and lines[0] == _TABLE)]
 
 
 def best_guess(epsilon: float, delta: float) -> float:

@@ -159,7 +159,9 @@ def _statement(record: Record) -> dict[str, Any] | None:
     words = record.words
     for leak in record.privacy["leaks"]:
         words = words.replace(leak, fact(leak))
-    return {"paragraphs": _words.paragraphs(words, assumptions), "assumptions": assumptions}
+    releases = [row | {"times": _words.times(row["times"])} for row in map(dict, record.privacy["releases"])]
+    paragraphs = _words.paragraphs(words, assumptions, table=bool(releases))
+    return {"paragraphs": paragraphs, "assumptions": assumptions, "releases": releases}
 
 
 def _budget(record: Record) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ from isthmus.app.report._shape import (
     thawed,
     unlimited,
 )
-from isthmus.base.validate import refuse
+from isthmus.base.validate import present, refuse
 
 FORMAT = "isthmus-run-1"
 FILE = "run.json"
@@ -91,6 +91,7 @@ _PRIVACY = fields(
         **dict.fromkeys(("sampler", "noise", "guarantee", "accountant", "released"), _TEXTS),
         **{"n": maybe(count), "nominal": maybe(unlimited), "event": plain},
         **dict.fromkeys(("assumptions", "leaks"), many(text)),
+        "releases": many(fields({"what": text, "times": count, "noise": text})),
     },
 )
 _CHOICE = fields(
@@ -272,7 +273,7 @@ class Record:
         """The record in a file, or in the file `run.json` of a folder."""
         where = Path(path)
         where = where / FILE if where.is_dir() else where
-        need(where.is_file(), "path", str(where), f"there is no such file: give a run's folder, or its {FILE}")
+        present(where.is_file(), where, f"give a run's folder, or its {FILE}")
         try:
             content = where.read_text(encoding="utf-8")
         except UnicodeDecodeError:

@@ -32,7 +32,7 @@ def open_shared(path: str | Path) -> Ledger:
     """The ledger of a shared budget; one that is not there, or has no limit, is refused with how to make it."""
     file = Path(path)
     make = f"make it first: isthmus budget {file} --epsilon 3 --delta 1e-6"
-    validate.check(file.is_file(), "budget", str(path), f"there is no such file: {make}")
+    validate.present(file.is_file(), path, make)
     ledger = Ledger.open(file)
     validate.check(ledger.budget is not None, "budget", str(path), f"this ledger has no limit: {make}")
     return ledger

@@ -204,7 +204,7 @@ def _declared(schema: Schema) -> Schema:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    validate.check(file.is_file(), "config", str(file), "there is no such file")
+    validate.present(file.is_file(), file)
     try:
         told = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -81,7 +81,7 @@ class RunFolder:
     def open(path: str | Path) -> RunFolder:
         """An existing folder, its settings and schema verified."""
         folder = RunFolder(Path(path), {})
-        validate.check(folder.path.is_dir(), "run", str(path), "there is no such folder: give one that a run has made")
+        validate.present(folder.path.is_dir(), path, "give the folder of a run", kind="Folder")
         if not (folder.path / SETTINGS).exists():
             raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
         sealed = folder.read_sealed(SETTINGS)

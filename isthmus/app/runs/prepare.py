@@ -249,7 +249,7 @@ def _leaks_of(guessed: list[str]) -> list[str]:
     if not guessed:
         return []
     return [
-        f"the types of {_listed(guessed)} were read off the private rows. Review the schema.toml in the run's "
+        f"the types of {_listed(guessed)} were read from the private rows. Review the schema.toml in the run's "
         "folder and give it as --schema next time, or declare types with [columns], --categories, --bounds, --drop"
     ]
 
@@ -328,7 +328,7 @@ def _settle_target(
         _check_number_of(classes)
         if settings.private and not free:
             _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
-        told = f"the classes {list(classes)} were read off the target column {name!r}"
+        told = f"the classes {list(classes)} were read from the target column {name!r}"
         leaks += [] if free else [f"{told}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
     validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
@@ -362,14 +362,14 @@ def as_option(words: Iterable[str]) -> str:
 
 
 def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    """Refuse to publish a label that few rows have: read off the data, it would tell of those rows."""
+    """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
     known = as_option(label for label in classes if rows[label] >= FEW)
     remedy = (
         f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
         f"may be public (those of more rows are --classes {known}) and remove the other rows, or give --task regression"
     )
-    validate.check(min(rows.values()) >= FEW, "classes", "(read off the data)", remedy)
+    validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 
 
 def _range_of(values: Any, decimal: str | None, separator: str | None) -> tuple[float, float] | None:

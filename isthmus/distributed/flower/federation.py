@@ -239,9 +239,8 @@ class Federation:
         for stage in self.pipe.stages:
             made = [release.mechanism for release in stage.releases]
             event = joint([mechanism.event(promise.adjacency) for mechanism in made])
-            account.add(
-                event, *made, count=-(-self.rounds // stage.every), sampler="as if every round had looked at all"
-            )
+            names, count = [release.name for release in stage.releases], -(-self.rounds // stage.every)
+            account.add(event, *made, names=names, count=count, sampler="as if every round had looked at all of them")
         return account.statement()
 
     def assumptions(self) -> list[str]:

@@ -196,7 +196,7 @@ class SecurePlan:
 
         >>> plan = SecurePlan(clients=10, m=100, bound=1.0, noise_multiplier=4.0, dropouts=2)
         >>> print(plan.statement(1e-5))
-        (epsilon=0.9264, delta=1e-05)-differentially private, adding or removing one record
+        (epsilon=0.9264, delta=1e-05)-differentially private, for adding or removing one record
         """
         account = Account(delta, Adjacency.ADD_REMOVE, seeded=seeded, assumptions=self.assumptions())
         account.add(self.event(rate), count=rounds, noise=_SOURCE)

@@ -100,7 +100,7 @@ class LinearModel(Objective):
     linear = True
     """Clipped sums of its gradients are taken in float64: one number a record is all that its rows are made of."""
     read_off: tuple[tuple[str, str], ...] = ()
-    """Facts that were read off the data where they could have been declared, each with its remedy: no epsilon covers
+    """Facts that were read from the data where they could have been declared, each with its remedy: no epsilon covers
     them, so a private run warns of them and states them."""
 
     def __init__(

@@ -122,7 +122,7 @@ def full() -> dict[str, Any]:
         "purpose": "Show which samples to look at first.",
         "owner": "The laboratory",
         "versions": {"isthmus": isthmus.__version__, "torch": torch.__version__},
-        "warnings": ["classes were read off the data, which tells that each of them occurs: give classes=[...]"],
+        "warnings": ["classes were read from the data, which tells that each of them occurs: give classes=[...]"],
         "budget": {
             **{"epsilon": 1.0, "delta": DELTA, "curve": curve(result)},
             "shared": {"file": "study.ledger", "epsilon": 3.0, "spent": ledger.spent()},

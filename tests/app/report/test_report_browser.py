@@ -118,7 +118,7 @@ def test_boxes_that_scroll_are_reached_by_the_keyboard(browser: Browser, pages: 
             browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
         reached.append(browser.evaluate("document.activeElement.getAttribute('aria-label')"))
         outlined.append(browser.evaluate("getComputedStyle(document.activeElement).outlineStyle"))
-    assert len(boxes) == 3 and set(boxes) <= set(reached)
+    assert len(boxes) == 4 and set(boxes) <= set(reached)
     assert {style for label, style in zip(reached, outlined, strict=True) if label in boxes} == {"solid"}
     assert browser.evaluate("[...document.querySelectorAll('.scroll')].some(e => e.scrollWidth > e.clientWidth)")
 

@@ -114,8 +114,13 @@ def test_the_private_run_says_what_it_promises() -> None:
     assert share is not None
     truth = 100 * (math.exp(epsilon) + 1e-4) / (math.exp(epsilon) + 1)
     assert truth <= float(share[1]) <= truth + 0.1
-    for paragraph in found["words"].split("\n\n")[:-1]:
-        assert " ".join(paragraph.split()) in " ".join(parsed.text("statement").split())
+    shown = " ".join(parsed.text("statement").split())
+    paragraphs = found["words"].split("\n\n")[:-1]
+    assert [part.split("\n")[0] for part in paragraphs].count("What was released:") == 1
+    for paragraph in paragraphs:
+        assert paragraph.startswith("What was released:") or " ".join(paragraph.split()) in shown
+    for row in found["privacy"]["releases"]:
+        assert f"{row['what'].capitalize()} {row['times']} times {row['noise']}" in shown
     for assumption in found["privacy"]["assumptions"]:
         assert assumption in parsed.text("statement")
     told, advice = found["warnings"][0].split(": ")  # advice is for whoever trains the next model
@@ -265,14 +270,14 @@ def test_fields_are_told_by_their_treatment_and_numbers_without_alarm() -> None:
 def test_what_a_reader_cannot_do_is_not_asked_of_them() -> None:
     """Advice on how to train the next model, options of a command line among it, is no part of a report."""
     leaks = [
-        "the types of 'a' were read off the private rows. Review the schema.toml in the run's folder and give it as "
+        "the types of 'a' were read from the private rows. Review the schema.toml in the run's folder and give it as "
         "--schema next time, or declare types with [columns], --categories, --bounds, --drop.",
         "the task, regression, was guessed from the target column 'y': give --task regression.",
-        "the labels (classes) were read off the data and taken to be public; give classes=[...]",
+        "the labels (classes) were read from the data and treated as public; give classes=[...]",
     ]
     found = copy.deepcopy(full())
     found["privacy"]["leaks"] = leaks
-    head = "Epsilon does NOT cover the following, which was read off the data and not paid for:"
+    head = "Epsilon does NOT cover the following, which was read from the private data without noise:"
     first, *rest = found["words"].split("\n\n")
     found["words"] = "\n\n".join([first, "\n".join([head, *(f"- {each}" for each in leaks)]), *rest])
     found["warnings"] = leaks

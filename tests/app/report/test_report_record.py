@@ -131,7 +131,7 @@ def test_corrupt_files_are_refused(content: bytes, message: str, tmp_path: Path)
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is not allowed: there is no such file: give a run's folder"):
+    with pytest.raises(InvalidInput, match="File not found: .*give a run's folder"):
         Record.from_file(tmp_path)
 
 

@@ -95,7 +95,7 @@ def test_wrong_settings_are_refused(given: dict[str, Any], words: str) -> None:
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    with pytest.raises(InvalidInput, match="there is no such file"):
+    with pytest.raises(InvalidInput, match="File not found"):
         load(path, {})
     path.write_text("epsilon = ")
     with pytest.raises(InvalidInput, match="it is not TOML"):

@@ -61,7 +61,7 @@ def test_a_changed_schema_is_refused(run: RunFolder) -> None:
 
 
 def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="there is no such folder"):
+    with pytest.raises(InvalidInput, match="Folder not found"):
         RunFolder.open(tmp_path / "nowhere")
     with pytest.raises(FolderDamaged, match="is not the folder of a run"):
         RunFolder.open(tmp_path)

@@ -280,7 +280,7 @@ def test_a_dry_run_writes_the_schema_where_asked() -> None:
     assert "--write-schema goes with --dry-run" in invoke(*common, code=2).output
     result = invoke(*common, "--dry-run")
     assert "nothing was spent, the schema is in s.toml" in result.output and not Path("runs").exists()
-    assert "types of 'x' were read off the private rows" in result.stderr
+    assert "types of 'x' were read from the private rows" in result.stderr
     assert 'source = "data"' in Path("s.toml").read_text()
     again = invoke("train", data, "--schema", "s.toml", "--target", "y", "--dry-run", "--algorithm", "dp_gd")
     assert "warning" not in again.stderr

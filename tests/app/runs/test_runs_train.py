@@ -66,7 +66,7 @@ def test_a_newcomers_table(people: str) -> None:
     run = Path(found["run"])
     record = json.loads((run / "run.json").read_text())
     assert record["privacy"]["epsilon"] == found["epsilon"] and record["warnings"] == found["warnings"]
-    assert any("the classes ['Ja', 'Nein'] were read off" in each for each in record["privacy"]["leaks"])
+    assert any("the classes ['Ja', 'Nein'] were read from" in each for each in record["privacy"]["leaks"])
     assert found["leaks"] == record["privacy"]["leaks"] and len(found["leaks"]) == 3
     assert Ledger.open(run / "ledger").spent(found["delta"]) == found["epsilon"]
     assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
@@ -195,7 +195,7 @@ def test_a_shared_budget_refuses_the_run_that_would_exceed_it(matrix: str) -> No
     before = Path("b").read_bytes()
     refused = invoke("train", *common, "--json", code=3)
     said = json.loads(refused.stdout)
-    assert said["exit_code"] == 3 and "'m-2' is refused" in said["error"] and "is left of the budget" in said["error"]
+    assert said["exit_code"] == 3 and "'m-2' needs epsilon" in said["error"] and "the budget holds" in said["error"]
     assert Path("b").read_bytes() == before and not Path("runs/m-2").exists()
     shown = json.loads(invoke("budget", "b", "--json").stdout)
     assert shown["spent"] == pytest.approx(1.0, rel=1e-3) and shown["left"] == pytest.approx(0.2, abs=1e-3)

@@ -54,11 +54,11 @@ def test_every_objective_is_looked_at() -> None:
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_undeclared_classes_are_warned_of_and_stated(name: str) -> None:
     made, y = CLASSIFIERS[name]
-    with pytest.warns(PrivacyLeakWarning, match=r"labels \(classes\) were read off") as caught:
+    with pytest.warns(PrivacyLeakWarning, match=r"labels \(classes\) were read from") as caught:
         found = run(made(X, y))
     assert len(caught) == 1 and caught[0].filename == __file__
     assert len(found.privacy.leaks) == 1 and found.privacy.leaks[0] in found.privacy.words()
-    assert "but for 1 fact(s) read off the data" in str(found.privacy)
+    assert "except for 1 fact that was read from the data" in str(found.privacy)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

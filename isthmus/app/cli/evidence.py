@@ -1,0 +1,67 @@
+"""reproduce: the papers' figures and tables, run again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from isthmus.app.cli import parts
+from isthmus.app.cli.output import Out, output_options
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every experiment.")
+@click.option("--list", "listed", is_flag=True, help="Print names, figures and titles, and exit.")
+@click.option("--scale", type=click.Choice(["small", "full"]), default="small", show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of every cell.")
+@click.option("--seed", "first", type=int, default=1000, show_default=True, help="The first seed.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes at once. Default: one a core.")
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("reproduced"), show_default=True)
+@click.option("--expect", is_flag=True, help="Keep the results as what is expected from now on (in a checkout).")
+@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Only write the page of verdicts there.")
+@output_options
+def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path | None, **how: Any) -> None:
+    """Run the papers' figures and tables again: all, a paper's (001), or those NAMED.
+
+    Each is compared with the mean of five seeds plus or minus three standard deviations, and judged: does the paper's
+    claim hold? Results (JSON and SVG) go to --out; runs that are done there are not done again. Data sets are read
+    from the folder ISTHMUS_DATA.
+    """
+    if page is not None:
+        page.write_text(parts.reproduction_page.page(), encoding="utf-8")
+        return
+    out = Out(how.pop("as_json"), how.pop("quiet"))
+    known = parts.reproduce.all_experiments()
+    if listed:
+        rows = [{"name": each.name, "item": each.item, "title": each.title} for each in known.values()]
+        out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
+        return
+    if everything == bool(names):
+        raise click.UsageError("Name the experiments to run, or give --all. `isthmus reproduce --list` shows them.")
+    _run(out, list(known.values()) if everything else parts.reproduce.chosen(names), **how)
+
+
+def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
+    command, expect = parts.reproduction, how.pop("expect")
+    first, seeds, workers = how.pop("first"), how.pop("seeds"), how.pop("workers") or os.cpu_count() or 1
+    plan = command.Request(experiments, seeds=range(first, first + seeds), workers=workers, **how)
+    finished = command.carry_out(plan, screen.say, progress=not screen.quiet)
+    for done in finished if expect else ():
+        command.expect(done, plan, Path("docs"))
+    outside = [(done.experiment.name, each) for done in finished for each in done.outside]
+    words = [f"{len(finished)} experiments; results are in {plan.out / plan.scale}."]
+    words += [f"{done.experiment.name}: {done.judgement.kind}. {done.judgement.why}" for done in finished]
+    words += [
+        f"outside its band: {name}, {x.key}: {x.value:.4g}, not {x.low:.4g} to {x.high:.4g}" for name, x in outside
+    ]
+    screen.result([command.record(done, plan) for done in finished], "\n".join(words))
+    if outside and not expect:
+        raise SystemExit(1)
+
+
+COMMANDS = (reproduce,)

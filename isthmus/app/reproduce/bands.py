@@ -1,0 +1,101 @@
+"""What was measured before, and whether a new run agrees: the mean of five seeds, plus or minus three deviations.
+
+The deviation of one cell from five seeds is itself uncertain by a third.  Cells of one experiment that measure the same
+thing have deviations of the same relative size, so each band takes the larger of the cell's own and of the root mean
+square of all cells' relative ones; a number that no seed moves gets a millionth of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.app.reproduce.experiment import Experiment, Results, key_of
+
+FOLDER = Path(__file__).parent / "expected"
+WIDTH, LEAST = 3.0, 1e-6
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One number beside its band."""
+
+    key: str
+    value: float
+    low: float
+    high: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether it lies inside."""
+        return self.low <= self.value <= self.high
+
+
+def summary(experiment: Experiment, results: Results) -> dict[str, dict[str, float]]:
+    """Mean and deviation of every banded metric of every cell."""
+    rows: dict[str, dict[str, float]] = {}
+    for cell in results.cells:
+        names = dict.fromkeys(name for run in results.of(**cell) for name in run.metrics)
+        for name in (name for name in names if name not in experiment.unbanded):
+            values = results.values(name, **cell)
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            rows[f"{key_of(cell)} / {name}"] = {"mean": statistics.fmean(values), "sd": spread, "seeds": len(values)}
+    return rows
+
+
+def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The deviation that each band uses.
+
+    >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1))}
+    >>> [round(each, 4) for each in deviations(rows).values()]
+    [0.0707, 0.1]
+    """
+    relative: dict[str, list[float]] = {}
+    for key, row in rows.items():
+        if row["mean"]:
+            relative.setdefault(key.rpartition(" / ")[2], []).append(row["sd"] / abs(row["mean"]))
+    pooled = {name: math.sqrt(statistics.fmean(x * x for x in values)) for name, values in relative.items()}
+    return {
+        key: max(row["sd"], abs(row["mean"]) * max(pooled.get(key.rpartition(" / ")[2], 0.0), LEAST), 1e-12)
+        for key, row in rows.items()
+    }
+
+
+def check(experiment: Experiment, results: Results, scale: str) -> list[Checked] | None:
+    """Every measured number beside its band; None where nothing is expected at this scale."""
+    expected = load(experiment.name, scale)
+    if expected is None:
+        return None
+    wanted, checked = expected["metrics"], []
+    spread = deviations(wanted)
+    for key, row in summary(experiment, results).items():
+        if key in wanted:
+            middle, half = wanted[key]["mean"], WIDTH * spread[key]
+            checked.append(Checked(key, row["mean"], middle - half, middle + half))
+    return checked
+
+
+def load(name: str, scale: str) -> dict[str, Any] | None:
+    """The expected file of an experiment."""
+    path = FOLDER / scale / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def store(name: str, scale: str, record: dict[str, Any]) -> Path:
+    """Write the expected file of an experiment, rounded to six digits."""
+    path = FOLDER / scale / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_rounded(record), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value

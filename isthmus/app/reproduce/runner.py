@@ -1,0 +1,127 @@
+"""Run an experiment's cells on several processes; what is done is kept line by line, and not done again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isthmus.app.reproduce.experiment import Cell, Experiment, Observed, Results, RunSetting, fingerprint, key_of
+
+VERSIONS = ("torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: everything a worker needs to know."""
+
+    paper: str
+    name: str
+    cell: Cell
+    setting: RunSetting
+
+
+def jobs(experiment: Experiment, scale: str, seeds: Sequence[int], device: str) -> list[Job]:
+    """Every cell with every seed."""
+    config = experiment.config(scale)
+    cells = experiment.cells(config)
+    return [
+        Job(experiment.paper, experiment.name, cell, RunSetting(config, s, device)) for s in seeds for cell in cells
+    ]
+
+
+def do(job: Job) -> dict[str, Any]:
+    """One run, on one thread, as a line of JSON; the experiment is looked up by name, for other processes."""
+    torch.set_num_threads(1)
+    package = import_module(f"isthmus.app.reproduce.paper_{job.paper}")
+    experiment = next(each for each in package.EXPERIMENTS if each.name == job.name)
+    began = time.perf_counter()
+    measured = experiment.run(job.cell, job.setting)
+    return _line(job, measured) | {"took": time.perf_counter() - began}
+
+
+def run(todo: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Do what is not done yet; yields each job with its line as it ends, done ones first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = done(folder)
+    left = []
+    for job in todo:
+        line = kept.get(identity(job))
+        if line is None:
+            left.append(job)
+        else:
+            yield job, line
+    if workers == 1:
+        for job in left:
+            yield job, _keep(folder, job, do(job))
+        return
+    yield from _in_processes(left, folder, workers)
+
+
+def _in_processes(left: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting: dict[Future[dict[str, Any]], Job] = {pool.submit(do, job): job for job in left}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], _keep(folder, waiting[future], future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def results_of(lines: Sequence[tuple[Job, dict[str, Any]]]) -> Results:
+    """In the order of cells and seeds, whatever the order in which they ended."""
+    ordered = sorted(lines, key=lambda pair: pair[0].setting.seed)
+    return Results((job.cell, job.setting.seed, Observed(line["metrics"], line["curves"])) for job, line in ordered)
+
+
+def identity(job: Job) -> tuple[str, str, int, str]:
+    """What makes a kept line the answer to this job."""
+    return job.name, key_of(job.cell), job.setting.seed, fingerprint(job.setting.config)
+
+
+def done(folder: Path) -> dict[tuple[str, str, int, str], dict[str, Any]]:
+    """The lines that are kept in a folder; one that a kill cut off is left out."""
+    kept = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+                kept[(line["name"], line["cell"], line["seed"], line["config"])] = line
+            except (ValueError, KeyError):
+                continue
+    return kept
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Versions and the machine, as they are recorded beside every result."""
+    used = {name: version(name) for name in (*VERSIONS, "isthmus")}
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+    return {"python": platform.python_version(), "versions": used, "device": name, "cores": os.cpu_count()}
+
+
+def _line(job: Job, measured: Observed) -> dict[str, Any]:
+    name, cell, seed, config = identity(job)
+    curves = {key: (list(map(float, x)), list(map(float, y))) for key, (x, y) in measured.curves.items()}
+    metrics = {key: float(value) for key, value in measured.metrics.items()}
+    return {"name": name, "cell": cell, "seed": seed, "config": config, "metrics": metrics, "curves": curves}
+
+
+def _keep(folder: Path, job: Job, line: dict[str, Any]) -> dict[str, Any]:
+    """Append in one write, and say so to the disk: a killed run loses at most the line it was writing."""
+    with (folder / f"{job.name}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return line

@@ -1,0 +1,59 @@
+"""Small pieces of HTML for notebooks: everything is escaped, there are no scripts, and colours are the page's own.
+
+Text keeps the colour of the page and lines are half-transparent, so that a card reads in light and in dark notebooks.
+
+>>> table(("what", "how often"), [("a <sum>", 3)]).count("&lt;sum&gt;")
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+_LINE = "1px solid rgba(128,128,128,.45)"
+_CELL = f"text-align:left;vertical-align:top;padding:.2em .9em .2em 0;border-bottom:{_LINE};background:none"
+_TABLE = "border-collapse:collapse;margin:.4em 0"
+_TONES = {"good": "#2e8b57", "weak": "#c77700", "bad": "#c62828", "plain": "rgba(128,128,128,.8)"}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table with a line of headings."""
+    top = "".join(f'<th scope="col" style="{_CELL}">{escape(str(name))}</th>' for name in head)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(str(value))}</td>' for value in row) + "</tr>" for row in rows
+    )
+    return f'<table style="{_TABLE}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def facts(rows: Iterable[tuple[str, object]]) -> str:
+    """Names and values, one pair on a line; pairs without a value are left out."""
+    body = "".join(
+        f'<tr><th scope="row" style="{_CELL};font-weight:normal;opacity:.75">{escape(name)}</th>'
+        f'<td style="{_CELL}">{escape(str(value))}</td></tr>'
+        for name, value in rows
+        if value is not None and value != ""
+    )
+    return f'<table style="{_TABLE}"><tbody>{body}</tbody></table>'
+
+
+def paragraph(text: str) -> str:
+    """A paragraph; lines stay lines."""
+    return f'<p style="margin:.4em 0">{"<br>".join(map(escape, text.splitlines()))}</p>'
+
+
+def items(texts: Iterable[str]) -> str:
+    """A list of sentences."""
+    return '<ul style="margin:.3em 0">' + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+
+
+def details(summary: str, *pieces: str) -> str:
+    """Pieces that are folded away under one line."""
+    return f'<details style="margin:.4em 0"><summary>{escape(summary)}</summary>{"".join(pieces)}</details>'
+
+
+def card(title: str, *pieces: str, tone: str = "plain") -> str:
+    """A card: a headline in bold, a coloured edge (`tone` is good, weak, bad or plain), and pieces of HTML under it."""
+    edge = f"border-left:4px solid {_TONES[tone]};padding:.2em 0 .2em .9em;margin:.5em 0;max-width:60em"
+    head = f'<p style="margin:.2em 0"><b>{escape(title)}</b></p>'
+    return f'<div class="isthmus" style="{edge}">{head}{"".join(pieces)}</div>'
