@@ -54,7 +54,8 @@ def encode(way: str, quick: bool) -> Work:
         found = codec.decode(data, v)
         error = float((found.double() - v.double()).square().sum() / v.double().square().sum())
         exact = torch.equal(found, codec.contract(v, seed=1))
-        return {BITS: 8 * len(data) / len(v), "error": error, "chi": codec.chi(len(v)), "exact": str(exact)}
+        size: Facts = {"numbers": len(v)}
+        return size | {BITS: 8 * len(data) / len(v), "error": error, "chi": codec.chi(len(v)), "exact": str(exact)}
 
     return Work(lambda: codec.encode(v, seed=1), facts)
 

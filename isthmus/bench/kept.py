@@ -60,16 +60,16 @@ def load(path: Path) -> Source:
     """A report of `isthmus bench`, or a list of rows {name, ours_ms, peers: {peer: ms}, goal, note}."""
     found = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(found, list):
-        return Source(path.stem, "", {}, [_whole(row) for row in found])
+        return Source(path.stem, "", {}, [whole(row) for row in found])
     validate.check(found.get("form") == FORM, "form", found.get("form"), f"this version reads form {FORM}")
-    rows = [_whole(row) for row in found["rows"]]
+    rows = [whole(row) for row in found["rows"]]
     return Source(path.stem, found.get("when", ""), found.get("machine", {}), rows, bool(found.get("quick")))
 
 
-def _whole(row: dict[str, Any]) -> dict[str, Any]:
+def whole(row: dict[str, Any]) -> dict[str, Any]:
     """A row with all its fields: times as median and quartiles, ratios where only times were given.
 
-    >>> row = _whole({"name": "device-x", "ours_ms": 6, "peers": {"plain": 4}, "goal": 1.25})
+    >>> row = whole({"name": "device-x", "ours_ms": 6, "peers": {"plain": 4}, "goal": 1.25})
     >>> row["peers"]["plain"]["ratio"], row["ours"]
     ([1.5, 1.5, 1.5], 'ours')
     """
@@ -114,7 +114,8 @@ def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[Verdict]:
         for goal in _goals(row):
             figure = _figure(row, goal)
             if figure is not None:
-                words = f"{row['ours']} / {goal.against}" if goal.against in row["peers"] else goal.against
+                words = goal.against if "points" in row else f"{row['ours']} / {goal.against}"
+                words = words if goal.against in row["peers"] else words.replace(" / ", ", ")
                 yield Verdict(row["name"], f"{row['name']}: {words}", goal, figure)
 
 
@@ -150,8 +151,9 @@ def skipped(sources: Iterable[Source]) -> dict[str, list[str]]:
             case = BENCHMARKS.get(row["name"])
             if isinstance(case, Comparison) and case.device and row["name"] in there:
                 continue
+            own = row["ours"] in row["skipped"]
             for way, why in row["skipped"].items():
-                words = f"{row['name']}: {way}"
+                words = row["name"] if own else f"{row['name']}: {way}"
                 if words not in found.setdefault(why, []):
                     found[why].append(words)
     return found

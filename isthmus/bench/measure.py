@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from isthmus.bench.cases import Benchmark, Comparison, Growth
+from isthmus.bench.registry import HOMES
 
 FORM = 1
 NO_DEVICE = "there is no CUDA device"
@@ -32,12 +33,12 @@ class Worker:
     """A process that builds and times works of one benchmark."""
 
     def __init__(self, benchmark: Benchmark, quick: bool) -> None:
-        threads = str(benchmark.threads or os.cpu_count() or 1)
+        threads = str(1 if quick else benchmark.threads or os.cpu_count() or 1)
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         self.words = tempfile.TemporaryFile("w+")
-        command = ["-m", "isthmus.bench.worker", benchmark.name, "quick" if quick else "whole", threads]
+        told = (HOMES[benchmark.name], benchmark.name, "quick" if quick else "whole", threads)
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *command],
+            [sys.executable, "-W", "ignore", "-m", "isthmus.bench.worker", *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.words,
@@ -84,15 +85,16 @@ def _compare(case: Comparison, quick: bool) -> list[dict[str, Any]]:
     ways = case.ways(quick)
     if case.device and not torch.cuda.is_available():
         return [_row(case, own, {}, {}, dict.fromkeys(ways, NO_DEVICE)) for own in case.ours]
-    together = None if case.apart else Worker(case, quick)
-    workers = {way: together or Worker(case, quick) for way in ways}
+    apart = case.apart and not quick
+    workers: dict[str, Worker] = {}
+    skipped: dict[str, str] = {}
     try:
-        skipped: dict[str, str] = {}
         for way in ways:
+            workers[way] = Worker(case, quick) if apart or not workers else workers[ways[0]]
             try:
                 made = workers[way].ask("make", way)
             except Failed as error:
-                if not case.apart:
+                if not apart:
                     raise
                 made = {"skipped": f"it failed: {error}"}
             if "skipped" in made:
@@ -103,7 +105,8 @@ def _compare(case: Comparison, quick: bool) -> list[dict[str, Any]]:
     finally:
         for worker in set(workers.values()):
             worker.close()
-    return [_row(case, way, samples, told, skipped) for way in case.ours]
+    rows = [_row(case, way, samples, told, skipped) for way in case.ours]
+    return [row | {"mib": _peaks(row, told)} if apart and "peers" in row else row for row in rows]
 
 
 def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[str, list[float]]:
@@ -133,9 +136,12 @@ def _row(case: Comparison, own: str, samples: Any, told: Any, skipped: dict[str,
             for peer in case.beside(own)
             if peer in samples
         }
-        if case.apart:
-            row["mib"] = {way: round(told[way]["peak"]) for way in (own, *row["peers"])}
     return row
+
+
+def _peaks(row: dict[str, Any], told: dict[str, Any]) -> dict[str, int]:
+    """Peak memory of processes that did one way each, in MiB."""
+    return {way: round(told[way]["peak"]) for way in (row["ours"], *row["peers"])}
 
 
 def _grow(case: Growth, quick: bool) -> dict[str, Any]:

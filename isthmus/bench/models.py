@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BATCH = {"mlp": 256, "cnn": 250, "transformer": 64}
+BATCH = {"mlp": 256, "cnn": 250, "transformer": 64, "embedding": 256}
+WORDS = 50_000
 
 
 class Patches(nn.Module):
@@ -64,12 +65,24 @@ def transformer(layers: int = 6, width: int = 128) -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer}
+def embedding() -> nn.Module:
+    """A table of words, mean pooling and a classifier."""
+    return nn.Sequential(nn.Embedding(WORDS, 64), MeanPool(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
 
 
-def images(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random images and labels: time and memory do not depend on the values."""
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": transformer,
+    "embedding": embedding,
+}
+
+
+def batch(model: str, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random inputs of the right shape and labels: time and memory do not depend on the values."""
     g = torch.Generator().manual_seed(seed)
+    if model == "embedding":
+        return torch.randint(0, WORDS, (n, 128), generator=g), torch.randint(0, 2, (n,), generator=g)
     return torch.rand(n, 28, 28, generator=g), torch.randint(0, 10, (n,), generator=g)
 
 

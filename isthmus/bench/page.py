@@ -12,7 +12,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.bench.cases import Growth
-from isthmus.bench.kept import Source, Verdict, comparisons, load, skipped, verdicts
+from isthmus.bench.kept import Source, Verdict, comparisons, load, skipped, verdicts, whole
 from isthmus.bench.registry import BENCHMARKS
 
 FAMILIES = {
@@ -48,9 +48,10 @@ INTRO = """# Benchmarks
 
 This page is written by `isthmus bench --pages` from the files in `benchmarks/results`; no figure in it is typed.
 
-`make bench` (or `isthmus bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take turns, so
-that a busy moment hits all of them; times are medians in milliseconds with quartiles, and a ratio is the median of the ratios
-of neighbouring measurements: ours over the peer, below 1 where we are faster. Each benchmark has processes of its own.
+`make bench` (or `isthmus bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take
+turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
+median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
+processes of its own.
 """
 BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
 
@@ -58,9 +59,8 @@ BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->
 def sources(root: Path) -> list[Source]:
     """The kept results of a checkout: those of processors first."""
     found = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
-    validate.check(
-        bool(found), "root", str(root), "there is no benchmarks/results/*.json: isthmus bench --json writes one"
-    )
+    remedy = "there is no benchmarks/results/*.json: isthmus bench --json benchmarks/results/cpu.json writes one"
+    validate.check(bool(found), "root", str(root), remedy)
     return found
 
 
@@ -189,8 +189,8 @@ def _growths(rows: Iterable[dict[str, Any]]) -> str:
             slopes = (number(row[key]) if key in row else "" for key in ("slope", "last_slope"))
             lines.append(f"| {row['title']} | {row['variable']} = {times} | {' | '.join(slopes)} |")
     words = (
-        "The exponent is the slope of the logarithm of the time over that of the size, fitted to all sizes and to the three "
-        "largest: a call has fixed costs, which flatten the first one."
+        "The exponent is the slope of the logarithm of the time over that of the size, fitted to all sizes and to the "
+        "three largest: a call has fixed costs, which flatten the first one."
     )
     return "\n".join(lines) + "\n\n" + words
 
@@ -249,7 +249,8 @@ def codecs(rows: Iterable[dict[str, Any]]) -> str:
     for (name, way), row in by.items():
         if name == "codec-encode":
             times = [by[key]["ours_ms"][0] if key in by else None for key in ((name, way), ("codec-decode", way))]
-            rates = ["" if each is None else f"{4e3 / each:.0f}" for each in times]  # 10^6 numbers of 4 bytes
+            size = 4e-3 * row["facts"]["numbers"]
+            rates = ["" if each is None else f"{size / each:.0f}" for each in times]
             facts = [number(row["facts"].get(key, "")) for key in ("bits a number", "error", "chi", "exact")]
             lines.append(f"| {' | '.join((f'`{way}`', facts[0], *rates, *facts[1:]))} |")
     return "\n".join(lines)
@@ -263,6 +264,7 @@ BLOCKS: dict[str, Callable[[Iterable[dict[str, Any]]], str]] = {
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The same for a terminal."""
+    rows = [whole(row) for row in rows]
     lines = [f"{'benchmark':22} {'ours':22} {'ms':>9}  {'beside':28} {'ms':>9} {'ratio':>8} {'quartiles':>16}  asked"]
     met = {each.told: each for each in verdicts(rows)}
     for each in comparisons(rows):

@@ -11,17 +11,20 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus.bench.cases import Comparison, Goal, Growth, Work, need
-from isthmus.bench.models import BATCH, MODELS, images
+from isthmus.bench.models import BATCH, MODELS, batch
 from isthmus.engine import PrivacyEngine
-from isthmus.geometry.sketches import CountSketch, Kronecker
+from isthmus.geometry.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
 from isthmus.round.torch_loop import Ticket
 
 PLAIN, HOOKS, GHOST = "plain torch", "Opacus hooks", "Opacus ghost"
 NONE, KRONECKER, COUNT = "no sketch", "Kronecker(32, 32)", "CountSketch(1000)"
-SKETCHES: dict[str, Callable[[], Any]] = {
-    NONE: lambda: None,
-    KRONECKER: lambda: Kronecker(32, 32, refresh=20),
-    COUNT: lambda: CountSketch(1000),
+LEARNED, SUBSPACE = "KroneckerSubspace(32, 32)", "PublicSubspace(50)"
+SKETCHES: dict[str, Callable[[Any], Any]] = {
+    NONE: lambda public: None,
+    KRONECKER: lambda public: Kronecker(32, 32, refresh=20),
+    COUNT: lambda public: CountSketch(1000),
+    LEARNED: lambda public: KroneckerSubspace(32, 32, public, refresh=20),
+    SUBSPACE: lambda public: PublicSubspace(50, public, refresh=10),
 }
 
 
@@ -50,7 +53,7 @@ def our_parts(module: nn.Module, loader: Any, rate: float, sketch: Any, **more: 
     return (*parts, engine)
 
 
-def step(way: str, module: nn.Module, x: Any, y: Any, rate: float = 0.05) -> Callable[[], None]:
+def step(way: str, module: nn.Module, x: Any, y: Any, public: Any = None, rate: float = 0.05) -> Callable[[], None]:
     """One step on one batch."""
     size, loss = len(x), nn.CrossEntropyLoss()
     loader = DataLoader(TensorDataset(torch.zeros(4 * size, 1), torch.zeros(4 * size)), batch_size=size)
@@ -61,7 +64,8 @@ def step(way: str, module: nn.Module, x: Any, y: Any, rate: float = 0.05) -> Cal
     elif way in (HOOKS, GHOST):
         module, optimizer, loss = opacus_parts(way, module, loader, rate)
     else:
-        module, optimizer, _, engine = our_parts(module, loader, rate, SKETCHES[way]())
+        more = {} if public is None else {"criterion": nn.functional.cross_entropy}
+        module, optimizer, _, engine = our_parts(module, loader, rate, SKETCHES[way](public), **more)
         begin = lambda: engine.driver.begin(Ticket(size))  # noqa: E731
 
     def call() -> None:
@@ -76,7 +80,8 @@ def step(way: str, module: nn.Module, x: Any, y: Any, rate: float = 0.05) -> Cal
 def build(way: str, quick: bool, model: str) -> Work:
     """A way of one model."""
     torch.manual_seed(0)
-    call = step(way, MODELS[model](), *images(16 if quick else BATCH[model]))
+    public = batch(model, 60 if quick else 100, seed=9) if way in (LEARNED, SUBSPACE) else None
+    call = step(way, MODELS[model](), *batch(model, 16 if quick else BATCH[model]), public)
     for _ in range(1 if quick else 3):
         call()
     return Work(call)
@@ -94,7 +99,7 @@ def wide_step(d: int) -> Work:
 def batch_step(size: int) -> Work:
     """A private step of the MLP with a batch of this size."""
     torch.manual_seed(0)
-    return Work(step(NONE, MODELS["mlp"](), *images(size)))
+    return Work(step(NONE, MODELS["mlp"](), *batch("mlp", size)))
 
 
 def _goals(model: str) -> tuple[Goal, ...]:
@@ -116,6 +121,13 @@ TITLES = {
     "mlp": "one private step of a 784-1024-1024-10 MLP, batch 256",
     "cnn": "one private step of paper 004's CNN (d = 26,010), batch 250",
     "transformer": "one private step of a transformer, 6 layers of width 128, 64 positions, batch 64",
+    "embedding": "one private step of a table of 50,000 words with a classifier, 128 words a text, batch 256",
+}
+OURS = {
+    "mlp": (NONE, KRONECKER, LEARNED, SUBSPACE, COUNT),
+    "cnn": (NONE, KRONECKER, LEARNED, SUBSPACE, COUNT),
+    "transformer": (NONE, KRONECKER, COUNT),
+    "embedding": (NONE, KRONECKER),
 }
 BENCHMARKS = (
     *(
@@ -123,8 +135,8 @@ BENCHMARKS = (
             f"step-{model}",
             title,
             partial(build, model=model),
-            (NONE, KRONECKER, COUNT),
-            (PLAIN, HOOKS, GHOST),
+            OURS[model],
+            (PLAIN, GHOST) if model == "embedding" else (PLAIN, HOOKS, GHOST),
             _goals(model),
             apart=True,
             threads=0,

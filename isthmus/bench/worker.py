@@ -6,6 +6,7 @@ many times, its `facts`, `drop` it.  What a work prints goes to standard error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 
 from isthmus.bench.cases import Benchmark, Skipped, Work
-from isthmus.bench.registry import BENCHMARKS
 
 LEAST = 2e-3
 """A shorter call is repeated until a sample takes so many seconds."""
@@ -75,13 +75,14 @@ def _peak() -> float:
     return next(int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
 
-def main(name: str, quick: bool, threads: int) -> None:
+def main(home: str, name: str, quick: bool, threads: int) -> None:
     """Answer orders until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a peer prints is no answer
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    works = Works(BENCHMARKS[name], quick)
+    (benchmark,) = (each for each in importlib.import_module(home).BENCHMARKS if each.name == name)
+    works = Works(benchmark, quick)
     for line in sys.stdin:
         verb, way = json.loads(line)
         answers.write(json.dumps(getattr(works, verb)(way)) + "\n")
@@ -89,4 +90,4 @@ def main(name: str, quick: bool, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "quick", int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3] == "quick", int(sys.argv[4]))
