@@ -35,6 +35,12 @@ def check(ok: bool, argument: str, value: object, remedy: str) -> None:
         refuse(argument, value, remedy)
 
 
+def require(ok: bool, sentence: str) -> None:
+    """Refuse, in a sentence of its own, what cannot be shown as a value: an entry of private data, say."""
+    if not ok:
+        raise InvalidInput(sentence)
+
+
 def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> None:
     """Refuse a file or folder that is not there.
 

@@ -105,7 +105,12 @@ def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, A
 def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     written = (("params", set(tree["params"]) & {*LEFT_OUT}), ("fitted", {*tree["fitted"]} - {*FITTED}))
     for part, more in (*written, ("partial", {*tree["partial"]} - {*PARTIAL})):
-        validate.check(not more, f"path: {part}", sorted(more), "no model is stored with these: the file was made up")
+        validate.check(
+            not more,
+            f"path: {part}",
+            sorted(more),
+            "no model is stored with this: the file was not written by this library",
+        )
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
@@ -138,6 +143,6 @@ def _found(part: Any) -> Any:
     if "loss" in part:
         return known.imported(LinearModel, part["loss"])
     recipe = KNOWN.get(part["recipe"]) or find(part["recipe"])
-    remedy = "import it first: this process knows no such algorithm, and a file imports nothing itself"
+    remedy = "import the module that defines this algorithm first: reading a file never imports code"
     validate.check(recipe is not None, "path", part["recipe"], remedy)
     return recipe

@@ -51,7 +51,7 @@ class MemoryBook:
     def locked(self) -> Iterator[None]:
         """One thread of the process that made it."""
         if os.getpid() != self._pid:
-            refuse("ledger", "in memory of another process", "share a ledger between processes through a path")
+            refuse("ledger", "in the memory of another process", "share a ledger between processes through a path")
         with self._lock:
             yield
 

@@ -53,7 +53,12 @@ class Charge:
         known = isinstance(self.sampler, tuple(_SAMPLERS.values()))
         validate.check(known, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
         made = self.template
-        validate.check(made.private, "mechanism", made, "it adds no noise: nothing of a budget is spent on it")
+        validate.check(
+            made.private,
+            "mechanism",
+            made,
+            "it adds no noise, so no budget can be spent on it: give a private mechanism",
+        )
         validate.check(type(made).__hash__ is not None, "mechanism", made, "make it a frozen dataclass")
         self.mechanism_at(made.number)
 
@@ -314,9 +319,7 @@ def _delta(delta: float | None, n_public: int | None) -> float:
     if n_public is not None:
         validate.positive_int(n_public=n_public)
     if delta is None:
-        validate.check(
-            n_public is not None, "delta", delta, "give it, or n_public where the number of records is public"
-        )
+        validate.check(n_public is not None, "delta", delta, "give it, or n_public if the number of records is public")
         assert n_public is not None
         delta = default_delta(n_public)
     validate.open_unit(delta=delta)

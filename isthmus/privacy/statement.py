@@ -205,7 +205,7 @@ class PrivacyStatement:
         return f"{self._assuming()}\n" + "\n".join(f"- {assumption}" for assumption in self.assumptions)
 
     def _assuming(self) -> str:
-        return f"{'The guarantee' if self.private else 'Even with secret noise it'} rests on these assumptions:"
+        return "The guarantee rests on these assumptions:" if self.private else "The run assumed the following:"
 
     def _repr_html_(self) -> str:
         """The statement as a card of a notebook."""

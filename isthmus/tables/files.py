@@ -221,7 +221,9 @@ def _codec(reading: Reading) -> str:
 
 
 def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
-    validate.refuse("data", str(file), f"it is not {reading.encoding} text: give --encoding, such as latin-1 or cp1252")
+    validate.refuse(
+        "data", str(file), f"it is not {reading.encoding} text: give its encoding, such as --encoding latin-1 or cp1252"
+    )
 
 
 def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
@@ -251,10 +253,10 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
 def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
     """The names in the header line, each of them once; no other line is looked at."""
     header = _header(file, reading)
-    validate.check(bool(header.strip()), "data", str(file), "its first line must name the columns")
+    validate.check(bool(header.strip()), "data", str(file), "its first line must hold the names of the columns")
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))]
     twice = sorted({name for name in names if name and names.count(name) > 1})
-    validate.check(not twice, "data", str(file), f"the columns {twice} occur twice: rename them")
+    validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
     return names
 
 

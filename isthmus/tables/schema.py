@@ -222,7 +222,7 @@ class Schema:
         try:
             return Schema.from_dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            validate.refuse(where, text.strip()[:40], f"it is not TOML ({error})")
+            validate.refuse(where, text.strip()[:40], f"it is not valid TOML ({error})")
 
     @staticmethod
     def load(path: str | Path) -> Schema:

@@ -208,7 +208,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         told = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        validate.refuse("config", str(file), f"it is not TOML ({error})")
+        validate.refuse("config", str(file), f"it is not valid TOML ({error})")
     for name in PATHS:
         if isinstance(told.get(name), str):
             told[name] = str(file.parent / told[name])

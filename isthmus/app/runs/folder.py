@@ -58,7 +58,12 @@ class RunFolder:
         secret: str | None = None,
     ) -> RunFolder:
         """A new folder with its settings, schema, plan and secret: all of them or none."""
-        validate.check(not path.exists(), "out", str(path), "it exists: give another folder, or go on with --resume")
+        validate.check(
+            not path.exists(),
+            "out",
+            str(path),
+            "it exists already: give another folder, or continue that run with --resume",
+        )
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             partial.mkdir(parents=True)
@@ -73,7 +78,7 @@ class RunFolder:
             partial.rename(path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            validate.refuse("out", str(path), f"a run cannot be kept there ({error.strerror or error})")
+            validate.refuse("out", str(path), f"no run can be written there ({error.strerror or error})")
         storage.sync(path.parent)
         return RunFolder(path, dict(settings))
 
@@ -141,7 +146,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 validate.refuse(
-                    "run", str(self.path), "another process is at work on it: wait for it, or stop it first"
+                    "run",
+                    str(self.path),
+                    "another process is working on it: wait until it has finished, or stop it first",
                 )
             yield
 
