@@ -8,7 +8,7 @@ from itertools import count
 import dp_accounting as dpa
 from dp_accounting.pld import PLDAccountant
 
-from isthmus.bench.cases import Comparison, Facts, Work, need
+from isthmus.bench.cases import Contest, Facts, Work, need
 from isthmus.privacy import epsilon, noise_multiplier
 
 DIRECT, PRV = "dp_accounting (PLD)", "Opacus (PRV)"
@@ -55,7 +55,7 @@ def build(way: str, quick: bool, rate: float, steps: int) -> Work:
 
 
 BENCHMARKS = tuple(
-    Comparison(
+    Contest(
         f"calibrate-{name}",
         f"the noise multiplier of (2, 1e-5), {words}",
         partial(build, rate=rate, steps=steps),

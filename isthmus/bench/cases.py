@@ -46,7 +46,7 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Contest:
     """The same work done in several ways, ours and those of peers, timed in turn.
 
     name      the family, a dash and what it is about
@@ -120,7 +120,7 @@ class Growth:
         return self.build(int(way))
 
 
-Benchmark = Comparison | Growth
+Benchmark = Contest | Growth
 
 
 def need(package: str, where: str = "") -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.bench.cases import Comparison, Facts, Goal, Work
+from isthmus.bench.cases import Contest, Facts, Goal, Work
 from isthmus.codecs import QSGD, VQSGD, BFloat16, Codec, Float16, Int8, Natural, PackedBits, RandomK, TernGrad
 
 CODECS: dict[str, Codec] = {
@@ -73,7 +73,7 @@ def decode(way: str, quick: bool) -> Work:
 
 
 BENCHMARKS = (
-    Comparison(
+    Contest(
         "codec-encode",
         "10^6 normal float32 numbers to bytes",
         encode,
@@ -83,7 +83,7 @@ BENCHMARKS = (
         only=ONLY,
         rounds=7,
     ),
-    Comparison(
+    Contest(
         "codec-decode",
         "10^6 float32 numbers from the bytes of a normal vector",
         decode,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus.bench.cases import Comparison, Goal, Work, need
+from isthmus.bench.cases import Contest, Goal, Work, need
 from isthmus.bench.models import Gpt, wide
 from isthmus.bench.steps import GHOST, NONE, PLAIN, our_parts
 from isthmus.geometry.sketches import Kronecker
@@ -149,7 +149,7 @@ def _gpt_goals(plain: tuple[float, float, float]) -> tuple[Goal, ...]:
 
 
 BENCHMARKS = (
-    Comparison(
+    Contest(
         "device-mlp",
         "a private step of an MLP 1024-8192-8192-8192-8192-10 (d = 210 million), batch 4096, TF32",
         mlp,
@@ -163,7 +163,7 @@ BENCHMARKS = (
         device=True,
     ),
     *(
-        Comparison(
+        Contest(
             f"device-gpt-{precision}",
             f"a private step of a GPT (12 layers, 768 wide, 50,257 words, 512 tokens, batch 16), {words}",
             partial(gpt, precision=precision),
@@ -178,7 +178,7 @@ BENCHMARKS = (
             ("bf16", "bfloat16 autocast", (1.7, 1.25, 1.05)),
         )
     ),
-    Comparison(
+    Contest(
         "device-noise",
         "normal noise added to 10^8 float32 numbers",
         noise,

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.linear_model import SGDClassifier
 
 from isthmus.app import datasets
-from isthmus.bench.cases import Comparison, Facts, Growth, Skipped, Work
+from isthmus.bench.cases import Contest, Facts, Growth, Skipped, Work
 from isthmus.estimators import PrivateClassifier
 
 SGD = "scikit-learn SGDClassifier"
@@ -62,7 +62,7 @@ def grown(n: int) -> Work:
 
 BENCHMARKS = (
     *(
-        Comparison(
+        Contest(
             f"fit-{kind}",
             f"a fit of {words}, 20 passes; ours at epsilon 1",
             partial(build, kind=kind),

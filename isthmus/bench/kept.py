@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.bench.cases import EXPONENT, Comparison, Goal
+from isthmus.bench.cases import EXPONENT, Contest, Goal
 from isthmus.bench.measure import FORM
 from isthmus.bench.registry import BENCHMARKS
 
@@ -18,7 +18,7 @@ Spread3 = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Source:
+class KeptRun:
     """One kept file: the machine that it was measured on, and its rows."""
 
     label: str
@@ -42,7 +42,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GoalCheck:
     """A goal with what was measured; `told` names both."""
 
     name: str
@@ -56,14 +56,14 @@ class Verdict:
         return self.figure <= self.goal.at_most
 
 
-def load(path: Path) -> Source:
+def load(path: Path) -> KeptRun:
     """A report of `isthmus bench`, or a list of rows {name, ours_ms, peers: {peer: ms}, goal, note}."""
     found = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(found, list):
-        return Source(path.stem, "", {}, [whole(row) for row in found])
+        return KeptRun(path.stem, "", {}, [whole(row) for row in found])
     validate.check(found.get("form") == FORM, "form", found.get("form"), f"this version reads form {FORM}")
     rows = [whole(row) for row in found["rows"]]
-    return Source(path.stem, found.get("when", ""), found.get("machine", {}), rows, bool(found.get("quick")))
+    return KeptRun(path.stem, found.get("when", ""), found.get("machine", {}), rows, bool(found.get("quick")))
 
 
 def whole(row: dict[str, Any]) -> dict[str, Any]:
@@ -108,15 +108,15 @@ def _three(values: list[float]) -> Spread3:
     return values[0], values[1], values[2]
 
 
-def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[Verdict]:
-    """The goals of all rows that have a figure."""
+def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[GoalCheck]:
+    """The goals of all rows that have a figure; those of a quick run say nothing about it."""
     for row in rows:
-        for goal in _goals(row):
+        for goal in () if row.get("quick") else _goals(row):
             figure = _figure(row, goal)
             if figure is not None:
                 words = goal.against if "points" in row else f"{row['ours']} / {goal.against}"
                 words = words if goal.against in row["peers"] else words.replace(" / ", ", ")
-                yield Verdict(row["name"], f"{row['name']}: {words}", goal, figure)
+                yield GoalCheck(row["name"], f"{row['name']}: {words}", goal, figure)
 
 
 def _goals(row: dict[str, Any]) -> list[Goal]:
@@ -141,7 +141,7 @@ def _figure(row: dict[str, Any], goal: Goal) -> float | None:
     return None if found is None or "ours_ms" not in row else float(found)
 
 
-def skipped(sources: Iterable[Source]) -> dict[str, list[str]]:
+def skipped(sources: Iterable[KeptRun]) -> dict[str, list[str]]:
     """Why something was not measured, with what that was: 'benchmark: way'; rows measured elsewhere are left out."""
     sources = list(sources)
     there = {row["name"] for source in sources for row in source.rows if "ours_ms" in row or row.get("points")}
@@ -149,7 +149,7 @@ def skipped(sources: Iterable[Source]) -> dict[str, list[str]]:
     for source in sources:
         for row in source.rows:
             case = BENCHMARKS.get(row["name"])
-            if isinstance(case, Comparison) and case.device and row["name"] in there:
+            if isinstance(case, Contest) and case.device and row["name"] in there:
                 continue
             own = row["ours"] in row["skipped"]
             for way, why in row["skipped"].items():

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linprog
 from sklearn.linear_model import orthogonal_mp
 
-from isthmus.bench.cases import Comparison, Facts, Growth, Work, need
+from isthmus.bench.cases import Contest, Facts, Growth, Work, need
 from isthmus.geometry.lifts import basis_pursuit, cosamp, solve_lift
 from isthmus.geometry.sets import ConvexSet, L1Ball, Simplex
 from isthmus.geometry.sketches import CountSketch, GaussianSketch, Sketch
@@ -133,7 +133,7 @@ def grown(d: int) -> Work:
 
 BENCHMARKS = (
     *(
-        Comparison(
+        Contest(
             f"lift-{kind}-{family.lower()}",
             f"project_and_lift, {'l1 ball' if kind == 'l1' else kind}, {family}, d = 2000, m = 200, to 1e-6",
             partial(lifted, kind=kind, family=family),
@@ -145,7 +145,7 @@ BENCHMARKS = (
         for kind in ("l1", "simplex")
         for family in ("CountSketch", "Gaussian")
     ),
-    Comparison(
+    Contest(
         "lift-basis-pursuit",
         "basis pursuit (the lift of least gauge on an l1 ball), d = 2000, m = 400, 40 non-zeros",
         pursuit,
@@ -153,7 +153,7 @@ BENCHMARKS = (
         (HIGHS, CLARABEL),
         rounds=7,
     ),
-    Comparison(
+    Contest(
         "lift-cosamp",
         "a 50-sparse vector of 10,000 numbers from 1,000 Gaussian ones",
         greedy,

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from isthmus.bench.cases import Benchmark, Comparison, Growth
+from isthmus.bench.cases import Benchmark, Contest, Growth
 from isthmus.bench.registry import HOMES
 
 FORM = 1
+SMALL = "a quick run: smaller sizes"
 NO_DEVICE = "there is no CUDA device"
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "opacus", "cvxpy", "clarabel", "dp-accounting")
 
@@ -77,10 +78,11 @@ class Worker:
 
 def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
     """The rows of one benchmark."""
-    return _compare(benchmark, quick) if isinstance(benchmark, Comparison) else [_grow(benchmark, quick)]
+    rows = _compare(benchmark, quick) if isinstance(benchmark, Contest) else [_grow(benchmark, quick)]
+    return [row | {"quick": True, "title": f"{row['title']} ({SMALL})"} for row in rows] if quick else rows
 
 
-def _compare(case: Comparison, quick: bool) -> list[dict[str, Any]]:
+def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
     """One row for each of our ways."""
     ways = case.ways(quick)
     if case.device and not torch.cuda.is_available():
@@ -121,7 +123,7 @@ def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[s
     return found
 
 
-def _row(case: Comparison, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
+def _row(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
     """Ours beside every peer."""
     row: dict[str, Any] = {"name": case.name, "title": case.title, "ours": own, "threads": case.threads}
     row["skipped"] = {way: why for way, why in skipped.items() if way == own or way in case.beside(own)}

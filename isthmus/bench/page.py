@@ -12,7 +12,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.bench.cases import Growth
-from isthmus.bench.kept import Source, Verdict, comparisons, load, skipped, verdicts, whole
+from isthmus.bench.kept import GoalCheck, KeptRun, comparisons, load, skipped, verdicts, whole
 from isthmus.bench.registry import BENCHMARKS
 
 FAMILIES = {
@@ -56,7 +56,7 @@ processes of its own.
 BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
 
 
-def sources(root: Path) -> list[Source]:
+def sources(root: Path) -> list[KeptRun]:
     """The kept results of a checkout: those of processors first."""
     found = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
     remedy = "there is no benchmarks/results/*.json: isthmus bench --json benchmarks/results/cpu.json writes one"
@@ -85,7 +85,7 @@ def texts(root: Path) -> dict[Path, str]:
     return found
 
 
-def filled(text: str, kept: list[Source]) -> str:
+def filled(text: str, kept: list[KeptRun]) -> str:
     """A text with its blocks written anew."""
     rows = [row for source in kept for row in source.rows]
 
@@ -93,12 +93,12 @@ def filled(text: str, kept: list[Source]) -> str:
         name = match.group(1)
         validate.one_of((*BLOCKS, *FAMILIES), block=name)
         body = BLOCKS[name](rows) if name in BLOCKS else _family(rows, name)
-        return f"{match.group(0)}{body}\n{END}"
+        return f"<!-- bench:begin {name} -->\n{body}\n{END}"
 
     return re.sub(BEGIN.pattern + ".*?" + re.escape(END), block, text, flags=re.DOTALL)
 
 
-def page(kept: list[Source]) -> str:
+def page(kept: list[KeptRun]) -> str:
     """docs/benchmarks.md."""
     parts = [INTRO]
     for source in kept:
@@ -115,12 +115,12 @@ def page(kept: list[Source]) -> str:
     return "\n".join(parts)
 
 
-def _heading(source: Source) -> str:
+def _heading(source: KeptRun) -> str:
     device = source.machine.get("device")
     return device or {"cpu": "On a processor"}.get(source.label, source.label.upper())
 
 
-def _machine(source: Source) -> str:
+def _machine(source: KeptRun) -> str:
     told = source.machine
     if not told:
         return "Median milliseconds."
@@ -205,7 +205,7 @@ def _power(size: int) -> str:
     return f"10^{len(digits) - 1}" if digits.strip("0") == "1" and size >= 1000 else digits
 
 
-def _goals(found: list[Verdict]) -> str:
+def _goals(found: list[GoalCheck]) -> str:
     """What was asked for: missed goals with their causes first."""
     missed = [each for each in found if not each.met]
     lines = [f"{len(found) - len(missed)} of {len(found)} goals were met."]
@@ -219,7 +219,7 @@ def _goals(found: list[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def _skipped(kept: list[Source]) -> str:
+def _skipped(kept: list[KeptRun]) -> str:
     found = skipped(kept)
     lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in found.items()]
     return "\n".join(lines) or "Nothing was left out."
@@ -227,6 +227,7 @@ def _skipped(kept: list[Source]) -> str:
 
 def headline(rows: Iterable[dict[str, Any]]) -> str:
     """README's table: one line for each headline, with all its peers."""
+    rows = list(rows)
     by = {(row["name"], row["ours"]): row for row in rows if "ours_ms" in row}
     lines = ["| | ours | ms | ratio of times to peers (below 1: ours is faster) |", "|---|---|---|---|"]
     for key in HEADLINES:
@@ -235,8 +236,12 @@ def headline(rows: Iterable[dict[str, Any]]) -> str:
             ratios = ", ".join(f"{number(each['ratio'][0])} {peer}" for peer, each in row["peers"].items())
             lines.append(f"| {row['title']} | {row['ours']} | {number(row['ours_ms'][0])} | {ratios} |")
     missed = [each for each in verdicts(by.values()) if not each.met]
-    words = f"{len(missed)} of {len(list(verdicts(by.values())))} goals were missed" if missed else "All goals were met"
-    return "\n".join(lines) + f"\n\n{words}; with quartiles, causes, peers that were left out and exponents of growth: "
+    words = f"{len(missed)} of {len(list(verdicts(by.values())))} goals were missed." if missed else ""
+    quick = (
+        "A quick run: small sizes and two rounds, for the form alone." if any("quick" in row for row in rows) else ""
+    )
+    told = "Quartiles, goals, causes, peers that were left out and how time grows are in"
+    return "\n".join(lines) + "\n\n" + " ".join(filter(None, (quick, words, told))) + " "
 
 
 def codecs(rows: Iterable[dict[str, Any]]) -> str:
@@ -278,7 +283,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row.get("points"):
             slopes = " ".join(f"{words} {number(row[key])}" for words, key in SLOPES if key in row)
             lines.append(f"{row['name'][:22]:22} in {row['variable']}: {slopes}")
-    for why, what in skipped([Source("", "", {}, rows)]).items():
+    for why, what in skipped([KeptRun("", "", {}, rows)]).items():
         lines.append(f"skipped, {why}: {', '.join(what)}")
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from isthmus.bench.cases import Comparison, Facts, Growth, Work, need_memory
+from isthmus.bench.cases import Contest, Facts, Growth, Work, need_memory
 from isthmus.geometry.sets import ConvexSet, L1Ball, Simplex
 
 SORT = "NumPy sort"
@@ -55,10 +55,10 @@ def grown(d: int) -> Work:
 
 
 BENCHMARKS = (
-    Comparison(
+    Contest(
         "project-l1", "10^6 normal numbers onto an l1 ball of radius 100", partial(build, kind="l1"), ("ours",), (SORT,)
     ),
-    Comparison(
+    Contest(
         "project-simplex",
         "10^6 normal numbers onto a simplex of size 100",
         partial(build, kind="simplex"),

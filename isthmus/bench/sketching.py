@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.random_projection import GaussianRandomProjection, SparseRandomProjection
 
-from isthmus.bench.cases import Comparison, Growth, Work, need_memory
+from isthmus.bench.cases import Contest, Growth, Work, need_memory
 from isthmus.geometry.sketches import SRHT, CountSketch, GaussianSketch, SparseJL
 from isthmus.gradients.base import Dense
 
@@ -54,7 +54,7 @@ def grown(d: int, kind: str) -> Work:
 
 SIZES = tuple(10**k for k in range(3, 9))
 BENCHMARKS = (
-    Comparison(
+    Contest(
         "sketch-forward",
         "the code of 10^7 float32 numbers, m = 10^5, all threads",
         partial(long_vector, back=False),
@@ -62,7 +62,7 @@ BENCHMARKS = (
         (COPY,),
         threads=0,
     ),
-    Comparison(
+    Contest(
         "sketch-adjoint",
         "10^7 float32 numbers from a code, m = 10^5, all threads",
         partial(long_vector, back=True),
@@ -70,14 +70,14 @@ BENCHMARKS = (
         (COPY,),
         threads=0,
     ),
-    Comparison(
+    Contest(
         "sketch-rows-sparse",
         "codes of 1,000 dense rows of 10,000 numbers, m = 500: maps with few non-zeros",
         partial(many_rows, sparse=True),
         ("CountSketch", "SparseJL(s=8)"),
         ("scikit-learn SparseRandomProjection",),
     ),
-    Comparison(
+    Contest(
         "sketch-rows-dense",
         "codes of 1,000 dense rows of 10,000 numbers, m = 500: Gaussian maps",
         partial(many_rows, sparse=False),

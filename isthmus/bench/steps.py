@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from isthmus.bench.cases import Comparison, Goal, Growth, Work, need
+from isthmus.bench.cases import Contest, Goal, Growth, Work, need
 from isthmus.bench.models import BATCH, MODELS, batch
 from isthmus.engine import PrivacyEngine
 from isthmus.geometry.sketches import CountSketch, Kronecker, KroneckerSubspace, PublicSubspace
@@ -114,7 +114,7 @@ def _goals(model: str) -> tuple[Goal, ...]:
     kronecker = Goal(
         PLAIN, 1.0, KRONECKER, "the products of the codes are short, and the rounds that renew a sketch are counted in"
     )
-    return (ghost, kronecker) if model == "mlp" else (ghost,)
+    return {"mlp": (ghost, kronecker), "embedding": ()}.get(model, (ghost,))
 
 
 TITLES = {
@@ -131,7 +131,7 @@ OURS = {
 }
 BENCHMARKS = (
     *(
-        Comparison(
+        Contest(
             f"step-{model}",
             title,
             partial(build, model=model),

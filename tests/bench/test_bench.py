@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from isthmus.app.cli import main
 from isthmus.bench import kept, measure, page
-from isthmus.bench.cases import EXPONENT, Comparison, Growth, Skipped, Work
+from isthmus.bench.cases import EXPONENT, Contest, Growth, Skipped, Work
 from isthmus.bench.registry import BENCHMARKS
 from isthmus.bench.worker import Works
 
@@ -65,14 +65,14 @@ def test_rows_of_other_machines_may_be_short(tmp_path: Path) -> None:
 def test_what_cannot_run_is_skipped_with_the_reason() -> None:
     (row,) = measure.run(BENCHMARKS["device-noise"], quick=True)
     assert set(row["skipped"].values()) == {measure.NO_DEVICE}
-    assert kept.skipped([kept.Source("", "", {}, [kept.whole(row)])]) == {measure.NO_DEVICE: ["device-noise"]}
+    assert kept.skipped([kept.KeptRun("", "", {}, [kept.whole(row)])]) == {measure.NO_DEVICE: ["device-noise"]}
 
     def build(way: str, quick: bool) -> Work:
         if way == "absent":
             import opacus_that_is_not_there  # noqa: F401
         raise Skipped("for a reason")
 
-    works = Works(Comparison("x-y", "", build, ("ours",), ("absent",)), quick=True)
+    works = Works(Contest("x-y", "", build, ("ours",), ("absent",)), quick=True)
     assert works.make("absent") == {"skipped": "opacus_that_is_not_there is not installed"}
     assert works.make("ours") == {"skipped": "for a reason"}
 
