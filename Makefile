@@ -12,7 +12,7 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := frank_wolfe slopes coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs clean
+.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -26,8 +26,12 @@ lint: $(VENV)/.installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=benchmarks/results/cpu.json keeps the figures that
+# `isthmus bench --pages` writes into README and docs.
+JSON ?= bench.json
 bench: $(VENV)/.installed-dev
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
+	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON)
 
 # The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
 SCALE ?= small
@@ -49,6 +53,17 @@ MINUTES ?= 20
 attack: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m attack --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
+# The site goes to build/site; warnings are errors. docs-test runs the slow snippets of the pages too.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+docs-test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 ISTHMUS_SLOW=1 $(PY) -m pytest -q -n 2 tests/docs
+
 # A coverage-guided search for inputs that end in anything but a result or a documented error.
 fuzz: $(VENV)/.installed-fuzz
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m fuzz --minutes $(MINUTES) $(if $(REPLAY),--replay "$(REPLAY)")
@@ -56,9 +71,6 @@ fuzz: $(VENV)/.installed-fuzz
 # Kills, full disks, clocks and neighbours: is anything that was released uncounted, or any file corrupt?
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m chaos
-
-docs:
-	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
@@ -73,6 +85,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[test,lint]"
 	$(PIP) -e ".[$(ENGINES)]" || echo "tests of these are left out, they could not be installed: $(ENGINES)" >&2
+	$(PIP) -e ".[docs]" || echo "the site is not built, its tools could not be installed: docs" >&2
 	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from isthmus.app import datasets
 from isthmus.app.reproduce import bands, figures, runner
 from isthmus.app.reproduce.experiment import Experiment, Judgement, Results
+from isthmus.base.progress import bar as progress_bar
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ class Finished:
     checked: list[bands.Checked] | None
     seconds: float
     """Of all its runs together, on one thread each."""
+    machines: list[dict[str, Any]]
+    """Where they ran, each once."""
 
     @property
     def outside(self) -> list[bands.Checked]:
@@ -65,7 +66,7 @@ def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) 
     lines: dict[str, list[Any]] = {name: [] for name in todo}
     finished: dict[str, Finished] = {}
     every = [job for jobs in todo.values() for job in jobs]
-    with tqdm(total=len(every), unit="run", disable=not progress or None) as bar:
+    with progress_bar(len(every), None if progress else False, unit="run") as bar:
         for job, line in runner.run(every, plan.out / plan.scale, plan.workers):
             bar.update()
             lines[job.name].append((job, line))
@@ -80,7 +81,9 @@ def finish(experiment: Experiment, plan: Request, lines: list[Any]) -> Finished:
     """Judge, check, draw and write one experiment."""
     results = runner.results_of(sorted(lines, key=lambda pair: _place(experiment, plan, pair[0])))
     checked = bands.check(experiment, results, plan.scale)
-    done = Finished(experiment, results, experiment.verdict(results), checked, sum(line["took"] for _, line in lines))
+    seconds, machines = sum(line["took"] for _, line in lines), [line["machine"] for _, line in lines]
+    each = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+    done = Finished(experiment, results, experiment.verdict(results), checked, seconds, each)
     folder = plan.out / plan.scale
     figures.draw(experiment, results, folder / f"{experiment.name}.svg")
     (folder / f"{experiment.name}.json").write_text(json.dumps(record(done, plan), indent=1) + "\n", encoding="utf-8")
@@ -95,7 +98,7 @@ def record(done: Finished, plan: Request) -> dict[str, Any]:
         "scale": plan.scale,
         "seeds": list(plan.seeds),
         "config": {key: str(value) for key, value in experiment.config(plan.scale).items()},
-        "machine": runner.machine(plan.device),
+        "machines": done.machines,
         "cpu_seconds": done.seconds,
         "verdict": {"kind": done.judgement.kind, "why": done.judgement.why},
         "metrics": bands.summary(experiment, done.results),
