@@ -195,10 +195,14 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 
 def _kind(file: Path) -> str:
     name = file.name.lower()
+    try:
+        is_folder = file.is_dir()
+    except OSError as error:  # a name that is too long for any file
+        validate.refuse("data", str(file), f"there is no such file ({error.strerror})")
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     if plain.endswith(TEXT):
         return "text"
-    if name.endswith((".parquet", ".pq")) or file.is_dir():
+    if name.endswith((".parquet", ".pq")) or is_folder:
         return "parquet"
     if name.endswith(".npz"):
         return "npz"
