@@ -107,7 +107,7 @@ def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, t
     whole = minimize(problem, recipe, cone, steps=20, ledger=ledger, resume=State.load(tmp_path / "state"))
     assert ledger.rounds() == {"main": 20} and ledger.spent() == pytest.approx(1.0, rel=1e-3)
     words = whole.privacy.words()
-    assert "20 x Gaussian noise of" in words and "rounded to a grid" in words
+    assert "20 times   Gaussian noise of" in words and "rounded to a grid" in words
     assert PrivacyStatement.from_json(whole.privacy.to_json()) == whole.privacy
 
 
@@ -179,7 +179,7 @@ def test_a_file_imports_nothing_by_itself(parts: Any, table: Any, tmp_path: Path
     assert address.encode() in data
     parts.Orthant.__qualname__ = "Gone"
     try:
-        with pytest.raises(isthmus.InvalidInput, match="import it first"):
+        with pytest.raises(isthmus.InvalidInput, match="import the module that defines this"):
             estimators.load(tmp_path / "model.safetensors")
     finally:
         parts.Orthant.__qualname__ = "Orthant"

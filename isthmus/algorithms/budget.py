@@ -15,7 +15,7 @@ from isthmus.round.pipeline import Promise
 
 ASSUMPTIONS = (
     "one record belongs to one person",
-    "nothing about the data was published but what is stated here: step, clip, set, number of rounds and the sketch "
+    "nothing about the data was published except what is stated here: step, clip, set, number of rounds and the sketch "
     "are public choices",
 )
 

@@ -33,7 +33,7 @@ class ArrowTable:
         self.dataset = dataset
         names = [str(name) for name in dataset.schema.names]
         twice = sorted({name for name in names if names.count(name) > 1})
-        validate.check(not twice, "X", f"columns {twice}", "they occur twice: rename them")
+        validate.check(not twice, "X", f"columns {twice}", "these names occur twice: rename the columns")
         self.names = names
         groups = [(piece, group) for piece in dataset.get_fragments() for group in _groups(piece)]
         self.groups = [(piece, group.id, group.num_rows) for piece, group in groups if group.num_rows > 0]

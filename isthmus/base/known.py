@@ -49,6 +49,6 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
     found = [
         each for each in (kind, *subclasses(kind)) if where in (address(each), f"{each.__module__}:{each.__qualname__}")
     ]
-    remedy = f"import it first: this process knows no such {kind.__name__}, and a file imports nothing itself"
+    remedy = f"import the module that defines this {kind.__name__} first: reading a file never imports code"
     validate.check(bool(found), "path", where, remedy)
     return found[-1]  # a class that was defined again replaces its elder

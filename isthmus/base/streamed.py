@@ -221,7 +221,7 @@ class ChosenRows(Streamed):
 
     def __init__(self, source: Streamed, index: Tensor) -> None:
         rising = len(index) < 2 or bool((index[1:] > index[:-1]).all())
-        validate.check(rising, "index", "(not rising)", "give positions in rising order, each once")
+        validate.require(rising, "index does not rise: give positions in rising order, each of them once")
         self.source, self.index, self.dtype, self.names = source, index, source.dtype, source.names
         self.shape, self._finite = (len(index), source.shape[1]), source._finite
 

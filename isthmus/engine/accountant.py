@@ -23,7 +23,10 @@ class Accountant:
 
     def __init__(self, ledger: Ledger, kind: str = "pld") -> None:
         validate.check(
-            kind != "gdp", "accountant", kind, 'its central limit is no upper bound and under-reports: take "pld"'
+            kind != "gdp",
+            "accountant",
+            kind,
+            'its central limit theorem is not an upper bound and reports too little: use "pld"',
         )
         validate.one_of(ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind = ledger, kind

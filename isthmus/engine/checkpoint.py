@@ -80,7 +80,7 @@ def load(
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
     tree = FORMAT.read(path, dict)
-    validate.check(tree["terms"] == agreed, "path", str(path), f"it was written on other terms: {tree['terms']}")
+    validate.check(tree["terms"] == agreed, "path", str(path), f"it was written under other settings: {tree['terms']}")
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
     charge_again(ledger, tree["spent"])

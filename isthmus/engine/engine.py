@@ -484,7 +484,7 @@ class PrivacyEngine:
 
     def _require_driver(self) -> TorchDriver:
         if self.driver is None:
-            raise RuntimeError("nothing was made private yet: call make_private or make_private_with_epsilon first")
+            raise RuntimeError("nothing is private yet: call make_private or make_private_with_epsilon first")
         return self.driver
 
 

@@ -41,7 +41,7 @@ class Unnoised(Mechanism):
     """
 
     multiplier: ClassVar[float] = 0.0
-    source = "no noise at all (noise_multiplier=0, to look for mistakes with)"
+    source = "nowhere, for none was added (noise_multiplier=0, to look for mistakes with)"
     guarantee = "nothing: no noise was added (noise_multiplier=0)"
 
     def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:

@@ -213,7 +213,9 @@ def check_physical(physical: int | None, micro: int) -> None:
 def check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
-    validate.check(not isinstance(loader, PrivateLoader), "data_loader", loader, "it is private already: give yours")
+    validate.check(
+        not isinstance(loader, PrivateLoader), "data_loader", loader, "this loader is private already: give your own"
+    )
     validate.check(
         not isinstance(loader.dataset, IterableDataset),
         "data_loader",
@@ -224,7 +226,7 @@ def check_loader(loader: Any) -> tuple[int, int]:
     validate.check(n > 0, "data_loader.dataset", n, "give a map-style dataset with at least one record")
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
     if size is None:
-        validate.refuse("data_loader.batch_size", size, "give a loader with a batch size: it sets the sampling rate")
+        validate.refuse("data_loader.batch_size", size, "give a loader with a batch_size, which sets the sampling rate")
     validate.positive_int(**{"data_loader.batch_size": size})
     validate.at_most(n, "the number of records", batch_size=size)
     _check_sampler(loader, n)

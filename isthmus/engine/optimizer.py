@@ -112,7 +112,7 @@ def restore_steps(optimizer: torch.optim.Optimizer) -> None:
 
 def check_fresh(module: Any, optimizer: Any) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
-    remedy = "it is private already: call detach() of its engine first"
+    remedy = "it is private already: call detach() on its engine first"
     hooks = getattr(module, "_forward_pre_hooks", {}).values()
     private = any(getattr(hook, "driver", None) is not None and hook.driver.module is module for hook in hooks)
     validate.check(not private, "module", type(module).__name__, remedy)
@@ -192,7 +192,7 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
         not isinstance(optimizer, torch.optim.LBFGS),
         "optimizer",
         "LBFGS",
-        "it asks for the loss several times a step, and every answer would be a release: take SGD or Adam",
+        "it evaluates the loss several times in a step, and every value would be a release: use SGD or Adam",
     )
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in layers.parameters()}

@@ -65,7 +65,7 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
     found = {}
     for name, value in more.items():
         if name not in ADAPTIVE:
-            validate.refuse(name, value, REFUSED.get(name, "there is no such option"))
+            validate.refuse(name, value, REFUSED.get(name, "make_private has no such option: check its name"))
         validate.check(clipping == "adaptive", name, value, 'it belongs to clipping="adaptive"')
         found[ADAPTIVE[name]] = value
     return found

@@ -52,7 +52,7 @@ from isthmus.round.state import State
 from isthmus.tables.encoder import check_numbers_only
 from isthmus.tables.frames import is_frame
 
-DECLARED = "what was declared of the data (its columns, classes, bounds, norms, ranges) is public, not read off it"
+DECLARED = "what was declared about the data (its columns, classes, bounds, norms, ranges) is public knowledge"
 PUBLIC = "the rows given as public are public, and none of the private records is among them"
 STARTED = "the labels of the public rows were used: the fit starts at a model of these rows alone, which costs nothing"
 PUBLIC_ROWS = 1000
@@ -113,8 +113,8 @@ class PrivateLinear(Parameters):
             state = None if first else self._partial_state
             done, calls = 0 if first else self._calls, self.partial_calls
             run, charged = self._run_of_calls(first)
-            remedy = f"partial_calls={calls} calls share the budget and all were made: fit anew, or plan more"
-            validate.check(done < calls, "partial_fit", f"call {done + 1}", remedy)
+            remedy = f"partial_calls={calls} share the budget, and all of them were made: fit again, or plan more"
+            validate.require(done < calls, f"call {done + 1} of partial_fit is one too many: {remedy}")
             counted = bool(charged) or not self._private
             claim = None if counted else partial(turns.take, run, done)
             self._train(X, y, sample_weight, calls=calls, state=state, done=done, claim=claim)
@@ -211,7 +211,9 @@ class PrivateLinear(Parameters):
             told = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
             most = self._delta(self._records(binding.n))
             kept = told is not None and (published or told[0] <= self.epsilon and told[1] <= most)
-            remedy = f"it promises {told}, not the budget it was given: pass epsilon and delta on to its Budget"
+            remedy = (
+                f"it promises {told}, which is not the budget it was given: pass epsilon and delta on to its Budget"
+            )
             validate.check(kept, "algorithm", recipe.name, remedy)
             return pipe
 

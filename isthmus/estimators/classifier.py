@@ -127,13 +127,18 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
             if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
-                validate.refuse("y", "(a label)", f"labels must be among classes={self.classes_.tolist()}")
+                known = self.classes_.tolist()
+                text = f"y holds a label that is not among classes={known}: declare all labels, or leave those rows out"
+                validate.require(False, text)
             return ()
         if hasattr(self, "_calls"):  # what the first call read is in its state
             return ()
         self.classes_ = self._crew.labels(y)
         validate.check(
-            len(self.classes_) > 1, "y", self.classes_.tolist(), "it holds one class only: declare all with classes="
+            len(self.classes_) > 1,
+            "y",
+            self.classes_.tolist(),
+            "it holds a single class: declare all classes with classes=",
         )
         return (leak(*CLASSES_READ),) if self._private else ()
 

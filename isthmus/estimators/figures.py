@@ -137,7 +137,7 @@ def too_few(noise: float, need: str) -> str:
     'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would do'
     """
     size = f" of s.d. {noise:.2g}" if math.isfinite(noise) and noise > 0 else ""
-    return f"too few rows: noise{size} would hide it; {need} test rows would do"
+    return f"too few rows: noise{size} would hide it; {need} test rows would be enough"
 
 
 def rows_needed(rows: int, noise: float, least: float = TELLS) -> str:
@@ -249,7 +249,7 @@ def _ratio(name: str, hit: float, missed: float, noise: float, base: float | Non
     whole = float(hit + missed)
     if whole <= max(3 * noise * math.sqrt(1 + cells), 0.0):
         hidden = noise * math.sqrt(1 + cells) / max(whole, noise, 1.0)
-        return Figure(name, None, "", hidden, note="" if noise else "no row is of that kind")
+        return Figure(name, None, "", hidden, note="" if noise else "no row belongs to it")
     share = float(np.clip(hit / whole, 0, 1))
     deviation = noise * math.hypot(1 - share, share * math.sqrt(cells)) / whole
     kept = None if base is None else float(np.clip(base, 0, 1))
@@ -370,7 +370,7 @@ class Scale:
     def words(self) -> str:
         """What was clipped."""
         low, high = self.centre - self.width, self.centre + self.width
-        return f"errors beyond {self.error:.4g} count as that, and so do targets outside {low:.4g} to {high:.4g}"
+        return f"errors are cut at {self.error:.4g}, and targets at {low:.4g} and {high:.4g}"
 
 
 def _digits(value: float | None) -> str:

@@ -121,7 +121,12 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
 def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     """The point, noisy X'X and the public number of records; refused where the fit did not release them."""
     name = type(model).__name__
-    validate.check(model.privacy_ is not None, "epsilon", math.inf, "this fit is not private: use ordinary intervals")
+    validate.check(
+        model.privacy_ is not None,
+        "epsilon",
+        math.inf,
+        "this fit is not private: compute ordinary confidence intervals",
+    )
     remedy = "a model that was read from a file has no intervals: compute them where it was fitted"
     validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
     result = model.result_

@@ -170,5 +170,6 @@ class Parameters(BaseEstimator):
         if weight is None:
             return None
         values = _check_sample_weight(weight, np.empty((n, 1)), dtype=np.float64)
-        validate.check(bool((values >= 0).all()), "sample_weight", "(a negative number)", "give weights >= 0")
+        good = bool((values >= 0).all())
+        validate.require(good, "sample_weight holds a negative number: give weights of 0 or more")
         return np.minimum(values, self.max_weight) / self.max_weight

@@ -192,10 +192,12 @@ def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
         known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
-        validate.check(bool(known), "y", "(a label)", f"labels must be among {np.asarray(model.classes_).tolist()}")
+        classes = np.asarray(model.classes_).tolist()
+        validate.require(bool(known), f"y holds a label that the model does not know: its labels are {classes}")
         return y
     y = y.astype(float)
-    validate.check(bool(np.isfinite(y).all()), "y", "(a target)", "give finite numbers: leave rows without one out")
+    good = bool(np.isfinite(y).all())
+    validate.require(good, "y holds targets that are NaN or infinite: leave those rows out")
     return y
 
 

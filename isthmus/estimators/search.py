@@ -184,10 +184,14 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
             value = getattr(self.estimator, name)
             validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
         found = list(ParameterGrid(self.param_grid))
-        validate.check(len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: one needs none")
+        validate.check(
+            len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: a single one needs no search"
+        )
         for params in found:
             taken = sorted(set(params) & FIXED)
-            validate.check(not taken, "param_grid", taken, "candidates share these: set them on search or estimator")
+            validate.check(
+                not taken, "param_grid", taken, "all candidates share these: set them on the search or on the estimator"
+            )
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
             validate.check(not published, "as_published", True, "a search takes sound mechanisms only")
@@ -354,7 +358,7 @@ class Split:
     ) -> Split:
         """The split of a budget and of n records, a public number."""
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
-        remedy = f"{candidates} candidates leave {records} records for each and {checks} to choose by: try fewer"
+        remedy = f"{candidates} candidates leave only {records} records for each and {checks} to choose by: try fewer"
         validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
         first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))

@@ -99,7 +99,7 @@ class Summary:
             lines += ["", *_lines(column)]
         for why in dict.fromkeys(self.left_out.values()):
             names = [name for name, reason in self.left_out.items() if reason == why]
-            lines += ["", f"left out, for {why}: {', '.join(names)}"]
+            lines += ["", f"left out because {why}: {', '.join(names)}"]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -331,5 +331,5 @@ def _lines(column: ColumnSummary) -> list[str]:
         bar = "#" * round(24 * max(count, 0.0) / max(most, 1e-9))
         lines.append(f"  {label:{wide}}  {max(count, 0.0):>10,.0f}  {bar}".rstrip())
     hidden = len(column.cells) + 1 - len(shown)
-    lines += [f"  {hidden} further cells hold no more than the noise may"] if hidden else []
+    lines += [f"  {hidden} further cells are not shown: what they hold may be noise"] if hidden else []
     return lines

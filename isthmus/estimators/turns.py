@@ -38,15 +38,15 @@ def take(run: str | None, done: int) -> None:
     >>> take(name, 0)
     >>> take(name, 0)
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: partial_fit='call 1' is not allowed: it was begun before, by another copy ...
+    isthmus.base.validate.InvalidInput: call 1 of partial_fit was begun before, by another copy ...
     """
-    call = f"call {done + 1}"
+    call = f"call {done + 1} of partial_fit"
     with _LOCK:
         made = None if run is None else _MADE.get(run)
-        remedy = f"this copy comes from another process, where the rest of its budget may be spent: {LEDGER}"
-        validate.check(made is not None, "partial_fit", call, remedy)
-        remedy = f"it was begun before, by another copy or until an interruption: go on there, or {LEDGER}"
-        validate.check(made == done, "partial_fit", call, remedy)
+        elsewhere = "comes in another process than the first, where the rest of the budget may be spent"
+        validate.require(made is not None, f"{call} {elsewhere}: {LEDGER}")
+        before = "was begun before, by another copy or before an interruption"
+        validate.require(made == done, f"{call} {before}: continue there, or {LEDGER}")
         assert run is not None
         _MADE[run] = done + 1
 

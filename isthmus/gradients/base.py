@@ -20,7 +20,7 @@ from isthmus.base.matrix import Total, exact_products
 from isthmus.base.space import Space
 from isthmus.geometry.sketches.base import Mate, Sketch
 from isthmus.geometry.sketches.forms import OuterForm, TableForm
-from isthmus.gradients import adding, rounding
+from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.rounding import CHUNK_BYTES, Bounds
 
 KINDS: dict[str, Callable[..., Rows]] = {}
@@ -90,6 +90,10 @@ class Rows(ABC):
     def masked(self, keep: Tensor) -> Rows:
         """Zero in place of every row that is not kept, whatever it holds: no 0 times infinity."""
         return self._chunkwise(lambda lo, hi: _kept(self.part(lo, hi).dense(), keep[lo:hi]))
+
+    def without(self, weights: Tensor) -> Rows:
+        """The rows for a sum with these weights, in which those of weight 0 count as zero, whatever they hold."""
+        return self.masked(weights > 0)
 
     @property
     def small(self) -> bool:
@@ -289,15 +293,15 @@ class Rows(ABC):
 
 
 class Dense(Rows):
-    """Rows held as an n x d tensor.
+    """Rows held as an n x d tensor; `blank` ones of weight 0 count as zero in a sum, whatever they hold.
 
     >>> Dense(torch.tensor([[3.0, 4.0]])).norms()
     tensor([5.0000])
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, blank: bool = False) -> None:
         validate.check(values.ndim == 2, "values.shape", tuple(values.shape), "give an n x d tensor")
-        self.values = values.detach()
+        self.values, self._blank = values.detach(), blank
         self.n, self.d = values.shape
         self.dtype, self.device = rounding.working(values.dtype), values.device
 
@@ -310,10 +314,22 @@ class Dense(Rows):
         with exact_products(self.device):
             return self._into(out, self._weights(weights) @ self.dense())
 
+    def norm_upper(self, ord: float = 2) -> Tensor:
+        quick = self.values.is_cuda and ord == 2
+        return rounding.device_upper(self.values, ord) if quick else super().norm_upper(ord)
+
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room = self._room(rho, out)
-        adding.outer_sum(self.values, self._weights(weights)[:, None], rho, room.view(1, -1))
+        room, c = self._room(rho, out), self._weights(weights)
+        within = room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        if within and fused.few(self.values):
+            fused.weighted_sum_of(self.values[:, None], c, room.view(1, -1))
+            return room
+        values = _kept(self.values, c > 0) if self._blank else self.values
+        adding.outer_sum(values, c[:, None], rho, room.view(1, -1))
         return room
+
+    def without(self, weights: Tensor) -> Dense:
+        return Dense(self.values, blank=True) if fused.few(self.values) else self.masked(weights > 0)
 
     def part(self, lo: int, hi: int) -> Dense:
         return Dense(self.values[lo:hi])
@@ -439,7 +455,7 @@ class Lazy(Rows):
 
 
 def _kept(values: Tensor, keep: Tensor) -> Tensor:
-    return torch.where(keep[:, None], values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return torch.where(keep[:, None], values, 0.0)
 
 
 def Difference(a: Rows, b: Rows) -> Rows:

@@ -5,7 +5,8 @@ longer than C, not that it is an exact derivative.  So the row of a record is ta
 batched product of its factors gives, in TF32, in bfloat16 with float32 sums, or in float32, and
 
   * its norm is measured on that matrix itself, a slab of rows of it at a time: no bound of the product's own rounding
-    is needed, however much its terms cancel, only that of adding squares (gamma_p / 2, relative);
+    is needed, however much its terms cancel, only that of adding squares (gamma_p / 2,
+    relative; gamma_512 / 2 where kernels of our own add them);
   * its share of the sum is that matrix again, times a weight: n terms, added as `isthmus.gradients.adding` adds rows.
 
 Slabs cut the output q, never the examples or the terms, so both passes run the same product on the same numbers and
@@ -76,8 +77,10 @@ class Computed(Rows):
         self._bias: Tensor | None = None
         self._out: Tensor | None = None
         """Which rows are zero, whatever their factors hold."""
-        self._sound: Tensor | None = None
-        """Which rows had finite norms when they were measured."""
+        self._blank = False
+        """Whether rows of weight 0 count as zero in a sum, whatever they hold."""
+        self._upper: Tensor | None = None
+        """The norms as they were measured."""
         self._seen: Tensor | None = None
         """A few rows of all matrices as their norms were measured."""
 
@@ -119,24 +122,33 @@ class Computed(Rows):
     def norm_upper(self, ord: float = 2) -> Tensor:
         if ord != 2:
             return self.plain().norm_upper(ord)
-        upper = self._gram_upper() if self._by_gram() else self._measured_upper()
-        self._sound = torch.isfinite(upper)
-        return upper
+        self._upper = self._gram_upper() if self._by_gram() else self._measured_upper()
+        return self._upper
 
     def _measured_upper(self) -> Tensor:
         """The norms of the matrices themselves."""
-        sizes = [self.bias()] if self.ones else []
+        sizes = []
         with self._as_trained():
             for lo, hi in self.slabs():
                 g = self.slab(lo, hi)
-                sizes.append(torch.linalg.vector_norm(g, dim=2))
+                sizes.append(fused.square_sums(g) if self._skips else torch.linalg.vector_norm(g, dim=2))
                 if self.hold and hi - lo == self.q:
                     self._held = g
                 elif lo == 0 and self.watched:
                     self._seen = g[:, :PROBE].clone()
+        scale = abs(self.factor) * (1 + 2 * rounding.gamma(self._terms, self.dtype))
+        faint = FAINT * abs(self.factor) * self.d**0.5
+        if self._skips:
+            squares = sizes[0] if len(sizes) == 1 else torch.cat(sizes, 1)
+            return fused.lengths(squares, self.bias() if self.ones else None, scale, faint)
+        sizes += [self.bias()] if self.ones else []
         lengths: Tensor = torch.linalg.vector_norm(torch.cat(sizes, 1), dim=1, dtype=torch.float64)
-        lengths *= abs(self.factor) * (1 + 2 * rounding.gamma(self.width + 8, self.dtype))
-        return lengths.add_(FAINT * abs(self.factor) * self.d**0.5)
+        return lengths.mul_(scale).add_(faint)
+
+    @property
+    def _terms(self) -> int:
+        """Squares that are added up in the working dtype, and a few roundings more."""
+        return (fused.SQUARES if self._skips else self.width) + 8
 
     def _by_gram(self) -> bool:
         """Whether norms come from T x T products of the factors: on the host, where these are much fewer.
@@ -170,7 +182,7 @@ class Computed(Rows):
         if self._by_gram():
             return self.plain().norm_bounds(ord)[0] * (1 - 2.0**-12), self.norm_upper(ord)
         upper = self.norm_upper(ord)
-        slack = 5 * rounding.gamma(self.width + 8, self.dtype)
+        slack = 5 * rounding.gamma(self._terms, self.dtype)
         return (upper * (1 - slack) - 2 * FAINT * abs(self.factor) * self.d**0.5).clamp_min(0), upper
 
     def sum(self, weights: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -179,28 +191,34 @@ class Computed(Rows):
         return self._into(out, total.to(self.dtype))
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
-        room = self._room(rho, out)
-        matrix, c = room.view(self.q, -1), self._weights(weights)[:, None]
-        c = c if self.factor == 1.0 else rounding.times(c, self.factor)
-        skips = self._skips and room.dtype == self.dtype and self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        room, c = self._room(rho, out), self._weights(weights)
+        few = self.n <= adding.roundings(rho, self.dtype) - adding.SPARE
+        skips = self._skips and room.dtype == self.dtype and few
+        if self._blank and not skips:
+            return self.masked(c > 0).sum_to(c, rho, room)
+        matrix, kept = room.view(self.q, -1), c if self._out is None else torch.where(self._out, 0.0, c)
+        gone = (c == 0) if self._blank and self._seen is not None else self._out
         for lo, hi in self.slabs():
             g = self._slab_again(lo, hi, skips)
-            same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE])
-            place = matrix[lo:hi, : self.width]
-            if skips:  # rows that count as zero are never read
-                fused.weighted_sum_of(g, self._kept_of(c), place)
-            else:
-                flat = place.view(1, -1) if not self.ones else room.new_empty(1, place.numel())
-                adding.outer_sum(g.flatten(1), c, rho, flat)
-                if self.ones:
-                    place.copy_(flat.view(place.shape))
+            same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE], gone)
+            self._add_up(g, kept, rho, matrix[lo:hi, : self.width], skips)
             if same is not None:
-                place[:1] += torch.where(same, 0.0, torch.nan)
+                matrix[lo : lo + 1, : self.width] += torch.where(same, 0.0, torch.nan)
         if self.ones:
-            column = room.new_empty(1, self.q)
-            adding.outer_sum(self.bias(), c, rho, column)
-            matrix[:, -1] = column[0]
+            self._add_up(self.bias()[:, :, None], kept, rho, matrix[:, -1:], skips)
         return room
+
+    def _add_up(self, g: Tensor, c: Tensor, rho: float, place: Tensor, skips: bool) -> None:
+        """place = sum_i c_i g_i, times the factor; rows of weight 0 are not read where the sum `skips` them."""
+        if skips:
+            fused.weighted_sum_of(g, c, place, self.factor)
+            return
+        c = c if self.factor == 1.0 else rounding.times(c, self.factor)
+        whole = place.is_contiguous()
+        flat = place.view(1, -1) if whole else place.new_empty(1, place.numel())
+        adding.outer_sum(g.flatten(1), c[:, None], rho, flat)
+        if not whole:
+            place.copy_(flat.view(place.shape))
 
     def _slab_again(self, lo: int, hi: int, skips: bool) -> Tensor:
         """The matrices as they were measured: kept since, or computed by the same call."""
@@ -210,15 +228,11 @@ class Computed(Rows):
         with self._as_trained():
             return self.slab(lo, hi, masked=not skips)
 
-    def _as_seen(self, g: Tensor) -> Tensor:
+    def _as_seen(self, g: Tensor, gone: Tensor | None) -> Tensor:
         """Whether the first rows of all matrices that count are what they were when their norms were measured."""
         assert self._seen is not None
         same: Tensor = g == self._seen
-        return (same if self._out is None else same | self._out[:, None, None]).all()
-
-    def _kept_of(self, c: Tensor) -> Tensor:
-        """The weights (n,), 0 for what counts as zero."""
-        return c[:, 0] if self._out is None else torch.where(self._out, 0.0, c[:, 0])
+        return (same if gone is None else same | gone[:, None, None]).all()
 
     @property
     def _skips(self) -> bool:
@@ -232,14 +246,16 @@ class Computed(Rows):
     def masked(self, keep: Tensor) -> Computed:
         """The matrices are blanked when they have been computed, if at all: factors are not copied."""
         bias = None if self._bias is None else self._bias.masked_fill(~keep[:, None], 0.0)
-        return self._but(_out=~keep if self._out is None else self._out | ~keep, _bias=bias, _sound=None)
+        out = ~keep if self._out is None else self._out | ~keep
+        return self._but(_out=out, _bias=bias, _upper=None, _blank=False)
+
+    def without(self, weights: Tensor) -> Computed:
+        """As they are, where the sum does not read them."""
+        return self._but(_blank=True) if self._skips and self._out is None else self.masked(weights > 0)
 
     def sound(self) -> Tensor:
         """Of the matrices as they are added: other products of the same factors may overflow elsewhere."""
-        if self._sound is None:
-            self.norm_upper()
-        assert self._sound is not None
-        return self._sound
+        return torch.isfinite(self.norm_upper() if self._upper is None else self._upper)
 
     def scaled(self, factor: float) -> Computed:
         return self._but(factor=self.factor * factor)
@@ -337,10 +353,13 @@ def _bytes(piece: Outer | Lookup) -> int:
 
 def _product(piece: Outer, lo: int, hi: int, dtype: torch.dtype) -> Tensor:
     """sum_t b_t[lo:hi] a_t' of every example, with sums in `dtype`."""
-    a, b = piece.a, piece.b if (lo, hi) == (0, piece.q) else piece.b[..., lo:hi]
+    a, b, part = piece.a, piece.b, (lo, hi) != (0, piece.q)
     assert isinstance(a, Tensor)
-    if b.is_cuda and b.stride(1) * b.element_size() % 16:  # rows that begin nowhere in particular are slow to read
-        b = b.contiguous() if b.shape[2] < piece.q else torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
+    odd = b.is_cuda and b.stride(1) * b.element_size() % 16  # rows that begin nowhere in particular are slow to read
+    if part:
+        b = fused.columns(b, lo, hi) if odd else b[..., lo:hi]
+    elif odd:
+        b = torch.nn.functional.pad(b, (0, -piece.q % 16))[..., : piece.q]
     b = b.mT
     if a.dtype == b.dtype and a.dtype.itemsize < 4 and a.is_cuda:
         return torch.bmm(b, a, out_dtype=dtype)

@@ -1,41 +1,173 @@
-"""The weighted sum of matrices in one kernel, which never reads those of weight 0 (a GPU with Triton)."""
+"""What a clip asks of many small tensors, in one kernel each (a GPU with Triton): rows of weight 0 are never read.
+
+A leaf of a network is clipped by a dozen small steps, each of which takes a device as long to begin as to do.  Here
+
+    squares of a slab -> lengths -> shares -> weighted sum
+
+are four kernels.  Numbers that a kernel gets from the host arrive as float32: those that must not be below (above)
+what they stand for are rounded up (down) to it first.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # the kernel is never called then: see `can_sum`
+except ImportError:  # the kernels are never called then: see `can_sum`
     triton = tl = None
 
 BLOCK = 1024
+SQUARES = 512
+"""Squares that are added up in float32 before float64 takes over."""
+SUMS = 4
+"""Sums of squares that one program makes."""
+LENGTHS = 4096
+"""Sums of squares that one program looks at together."""
+FEW = 64
+"""Rows of a matrix that are added one after the other."""
+WIDEST = 8192
+"""Channels of a norm layer that one program holds."""
+PLACES = 16
+"""Places of a norm layer that one program adds up."""
 
 
 def _slab_sum(
     g: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, size: tl.tensor, width: tl.tensor, stride: tl.tensor,
-    block: tl.constexpr,
+    factor: tl.tensor, block: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
     total = tl.zeros([block], dtype=tl.float32)
     at = g + place
     for i in range(n):
-        weight = tl.load(c + i)
+        weight = tl.load(c + i) * factor
+        weight = tl.where(tl.abs(weight) >= 1.1754943508222875e-38, weight, 0.0)  # 0 below the normal numbers
         total += weight * tl.load(at, mask=inside & (weight != 0), other=0.0)
         at += size
     tl.store(out + (place // width) * stride + place % width, total, mask=inside)
 
 
-_compiled: Any = None if triton is None else triton.jit(_slab_sum, do_not_specialize=["n"])
+def _square_sums(
+    g: tl.tensor, out: tl.tensor, size: tl.tensor, parts: tl.tensor, sums: tl.constexpr, block: tl.constexpr
+) -> tl.tensor:
+    part, i = tl.program_id(0) * sums + tl.arange(0, sums), tl.program_id(1).to(tl.int64)
+    place = part.to(tl.int64)[:, None] * block + tl.arange(0, block)[None, :]
+    x = tl.load(g + i * size + place, mask=place < size, other=0.0)
+    tl.store(out + i * parts + part, tl.sum(x * x, axis=1), mask=part < parts)
+
+
+def _lengths(
+    squares: tl.tensor, more: tl.tensor, out: tl.tensor, k: tl.tensor, q: tl.tensor, scale: tl.tensor,
+    faint: tl.tensor, block: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([block], dtype=tl.float64)
+    for lo in range(0, k, block):
+        place = lo + tl.arange(0, block)
+        total += tl.load(squares + i * k + place, mask=place < k, other=0.0).to(tl.float64)
+    for lo in range(0, q, block):
+        place = lo + tl.arange(0, block)
+        x = tl.load(more + i * q + place, mask=place < q, other=0.0).to(tl.float64)
+        total += x * x
+    tl.store(out + i, tl.sqrt(tl.sum(total, axis=0)) * scale + faint)
+
+
+def _shares(upper: tl.tensor, out: tl.tensor, n: tl.tensor, room: tl.tensor, block: tl.constexpr) -> tl.tensor:
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    share = room / tl.load(upper + place, mask=place < n, other=1.0)
+    share = tl.where(share < 1.0, share, tl.where(share >= 1.0, 1.0, 0.0))  # what is no number is 0
+    made = share.to(tl.float32)
+    tl.store(out + place, tl.where(made >= 1.1754943508222875e-38, made, 0.0), mask=place < n)
+
+
+def _norm_sums(
+    x: tl.tensor, b: tl.tensor, out: tl.tensor, t: tl.tensor, width: tl.tensor, parts: tl.tensor, eps: tl.tensor,
+    places: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    part, i = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, block)
+    scale, shift = tl.zeros([block], dtype=tl.float32), tl.zeros([block], dtype=tl.float32)
+    for lo in range(0, places, tile):
+        row = part * places + lo + tl.arange(0, tile)
+        inside = (row < t)[:, None] & (column < width)[None, :]
+        at = (i * t + row.to(tl.int64))[:, None] * width + column[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.sum(value, axis=1) / width
+        value = tl.where(inside, value - mean[:, None], 0.0)
+        root = tl.sqrt(tl.sum(value * value, axis=1) / width + eps)
+        told = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
+        scale += tl.sum(told * (value / root[:, None]), axis=0)
+        shift += tl.sum(told, axis=0)
+    at = out + (i * parts + part) * width * 2 + column * 2
+    tl.store(at, scale, mask=column < width)
+    tl.store(at + 1, shift, mask=column < width)
+
+
+def _columns(
+    x: tl.tensor, out: tl.tensor, rows: tl.tensor, lo: tl.tensor, width: tl.tensor, stride: tl.tensor,
+    tall: tl.constexpr, wide: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    row = (tl.program_id(0) * tall + tl.arange(0, tall)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * wide + tl.arange(0, wide))[None, :]
+    inside = (row < rows) & (column < width)
+    tl.store(out + row * width + column, tl.load(x + row * stride + lo + column, mask=inside), mask=inside)
+
+
+def _digits(
+    x: tl.tensor, scale: tl.tensor, high: tl.tensor, low: tl.tensor, n: tl.tensor, k: tl.tensor, stride: tl.tensor,
+    tall: tl.tensor, cells: tl.constexpr, side: tl.constexpr, wide: tl.constexpr, deep: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    row, column = tl.program_id(0) * deep + tl.arange(0, deep), tl.program_id(1) * wide + tl.arange(0, wide)
+    inside = (row < n)[:, None] & (column < k)[None, :]
+    value = tl.load(x + row.to(tl.int64)[:, None] * k + column[None, :], mask=inside, other=0.0)
+    value = value * tl.load(scale + row, mask=row < n, other=0.0)[:, None] * cells
+    value = tl.where(value == value, value, 0.0)
+    whole = tl.minimum(tl.maximum(value, -cells), cells).to(tl.int32)  # towards zero
+    first = whole // side
+    there = column.to(tl.int64)[:, None] * stride + row[None, :]
+    room = (column < tall)[:, None] & (row < stride)[None, :]
+    tl.store(high + there, tl.trans(first).to(tl.int8), mask=room)
+    tl.store(low + there, tl.trans(whole - first * side).to(tl.int8), mask=room)
+
+
+def _joined(
+    high: tl.tensor, mixed: tl.tensor, low: tl.tensor, out: tl.tensor, rows: tl.tensor, width: tl.tensor,
+    stride: tl.tensor, step: tl.tensor, scale: tl.tensor, side: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    row = (tl.program_id(0) * tall + tl.arange(0, tall)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * wide + tl.arange(0, wide))[None, :]
+    inside = (row < rows) & (column < width)
+    at = row * stride + column
+    total = tl.load(high + at, mask=inside, other=0).to(tl.float64) * (side * side)  # whole numbers below 2^53
+    total += tl.load(mixed + at, mask=inside, other=0).to(tl.float64) * side
+    total += tl.load(low + at, mask=inside, other=0).to(tl.float64)
+    tl.store(out + row * step + column, (total * scale).to(tl.float32), mask=inside)
+
+
+def _compiled(kernel: Any, *changing: str) -> Any:
+    """A function for the GPU, compiled when it is first called there, once for all values of what changes."""
+    return None if triton is None else triton.jit(kernel, do_not_specialize=list(changing))
+
+
+_slab_sum_there = _compiled(_slab_sum, "n")
+_square_sums_there = _compiled(_square_sums)
+_lengths_there = _compiled(_lengths)
+_shares_there = _compiled(_shares, "n")
+_norm_sums_there = _compiled(_norm_sums)
+_columns_there = _compiled(_columns, "lo")
+_digits_there = _compiled(_digits)
+_joined_there = _compiled(_joined)
 
 
 def can_sum(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `weighted_sum_of` works there.
+    """Whether these kernels work there.
 
     >>> can_sum(torch.device("cpu"), torch.float32)
     False
@@ -43,15 +175,134 @@ def can_sum(device: torch.device, dtype: torch.dtype) -> bool:
     return triton is not None and device.type == "cuda" and dtype == torch.float32
 
 
-def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor) -> None:
-    """out = sum_i c_i g_i over the i with c_i != 0, for float32 g (n, q, p), c (n,) and out (q, p) with whole rows.
+def few(values: Tensor) -> bool:
+    """Whether the rows of a matrix are so few that `weighted_sum_of` adds them up, and reads none of weight 0.
 
-    n products are added one after the other in float32: off by at most gamma_n sum_i c_i |g_i| in every entry.  What
-    g_i holds where c_i is 0 is never read.
+    >>> few(torch.zeros(3, 2))
+    False
+    """
+    return len(values) <= FEW and can_sum(values.device, values.dtype)
+
+
+def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> None:
+    """out = sum_i factor c_i g_i over the i with c_i != 0, for float32 g (n, q, p), c (n,), out (q, p) of whole rows.
+
+    n products are added one after the other in float32: off by at most gamma_n sum_i |factor| c_i |g_i| in every entry.
+    What g_i holds where c_i is 0 is never read; a weight below the normal numbers is 0 (see `rounding.times`).
     """
     size, g = out.numel(), g.contiguous()
     if size == 0:
         return
     with torch.cuda.device_of(g):
         blocks = (triton.cdiv(size, BLOCK),)
-        _compiled[blocks](g, c.contiguous(), out, len(g), size, out.shape[1], out.stride(0), block=BLOCK)
+        width, stride = out.shape[1], out.stride(0)
+        _slab_sum_there[blocks](g, c.contiguous(), out, len(g), size, width, stride, float(factor), block=BLOCK)
+
+
+def square_sums(g: Tensor) -> Tensor:
+    """(n, k): sums of the squares of float32 g_i, at most `SQUARES` to a sum, added in float32.
+
+    Each is off by at most gamma_SQUARES, relative, and by the squares that are below the normal numbers.
+    """
+    g, size = g.contiguous(), g[0:1].numel()
+    parts = triton.cdiv(size, SQUARES)
+    made = torch.empty(len(g), parts, dtype=torch.float32, device=g.device)
+    if made.numel():
+        with torch.cuda.device_of(g):
+            blocks = (triton.cdiv(parts, SUMS), len(g))
+            _square_sums_there[blocks](g, made, size, parts, sums=SUMS, block=SQUARES)
+    return made
+
+
+def lengths(squares: Tensor, more: Tensor | None, scale: float, faint: float) -> Tensor:
+    """(n,) float64: scale times the root of all squares of a row and of those of the numbers `more`, plus `faint`.
+
+    Added in float64; scale and faint are rounded up.
+    """
+    n, k = squares.shape
+    made = torch.empty(n, dtype=torch.float64, device=squares.device)
+    if n:
+        more, q = (squares, 0) if more is None else (more.contiguous(), more.shape[1])
+        with torch.cuda.device_of(squares):
+            known = squares.contiguous(), more, made, k, q, _up(scale), _up(faint)
+            _lengths_there[(n,)](*known, block=LENGTHS, num_warps=8)
+    return made
+
+
+def shares(upper: Tensor, room: float) -> Tensor:
+    """min(1, room / upper) as float32, room rounded down; 0 below the normal numbers and where there is no number.
+
+    A norm of 0 has the share 1, an infinite one or NaN 0, as `isthmus.privacy.clips` says.
+    """
+    made = torch.empty(upper.shape, dtype=torch.float32, device=upper.device)
+    if len(upper):
+        with torch.cuda.device_of(upper):
+            blocks = (triton.cdiv(len(upper), BLOCK),)
+            _shares_there[blocks](upper.to(torch.float64).contiguous(), made, len(upper), -_up(-room), block=BLOCK)
+    return made
+
+
+def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
+    """(n, 2 C): sum_t b_t x^_t and sum_t b_t, side by side channel by channel; x^ is x (n, T, C) normalised over C.
+
+    In float32; None where there is nothing to add or a row is too wide.
+    """
+    n, t, width = x.shape
+    if not x.numel() or width > WIDEST:
+        return None
+    block = triton.next_power_of_2(width)
+    tile, parts = max(1, min(PLACES, WIDEST // block)), triton.cdiv(t, PLACES)
+    made = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
+    with torch.cuda.device_of(x):
+        _norm_sums_there[(parts, n)](
+            x.contiguous(), b.contiguous(), made, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
+            num_warps=8,
+        )  # fmt: skip
+    return made[:, 0] if parts == 1 else made.sum(1)
+
+
+def columns(x: Tensor, lo: int, hi: int) -> Tensor:
+    """x[..., lo:hi] in memory of its own; torch copies columns of odd rows number by number."""
+    if triton is None or not x.is_cuda or not x.is_contiguous() or not x.numel():
+        return x[..., lo:hi].contiguous()
+    made = torch.empty(*x.shape[:-1], hi - lo, dtype=x.dtype, device=x.device)
+    rows = x.numel() // x.shape[-1]
+    if made.numel():
+        with torch.cuda.device_of(x):
+            blocks = (triton.cdiv(rows, 8), triton.cdiv(hi - lo, 512))
+            _columns_there[blocks](x, made, rows, lo, hi - lo, x.shape[-1], tall=8, wide=512, num_warps=8)
+    return made
+
+
+def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Tensor]:
+    """trunc(cells scale_i x_i) = side h + l of float32 rows, transposed and filled up with zeros."""
+    n, k = x.shape
+    tall, stride = k + -k % 32, n + -n % 32
+    high, low = (torch.empty(tall, stride, dtype=torch.int8, device=x.device) for _ in range(2))
+    with torch.cuda.device_of(x):
+        blocks = (triton.cdiv(stride, 128), triton.cdiv(tall, 64))
+        known = x.contiguous(), scale.contiguous(), high, low, n, k, stride, tall
+        _digits_there[blocks](*known, cells=float(cells), side=side, wide=64, deep=128, num_warps=8)
+    return high, low
+
+
+def joined(high: Tensor, mixed: Tensor, low: Tensor, side: int, scale: float, out: Tensor) -> None:
+    """out = scale (side^2 high + side mixed + low) of whole numbers whose rows may be longer than those of out."""
+    rows, width = out.shape
+    if not out.numel():
+        return
+    with torch.cuda.device_of(out):
+        blocks = (triton.cdiv(rows, 4), triton.cdiv(width, 512))
+        _joined_there[blocks](
+            high, mixed, low, out, rows, width, high.stride(0), out.stride(0), float(scale), side=side, tall=4,
+            wide=512, num_warps=8,
+        )  # fmt: skip
+
+
+def _up(x: float) -> float:
+    """A float32 number that is not below x.
+
+    >>> _up(0.1) >= 0.1, _up(-0.1) >= -0.1
+    (True, True)
+    """
+    return float(np.nextafter(np.float32(x), np.float32(math.inf)))

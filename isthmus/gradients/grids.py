@@ -21,7 +21,7 @@ from torch import Tensor
 
 from isthmus.geometry.sketches.base import Sketch
 from isthmus.geometry.sketches.forms import OuterForm
-from isthmus.gradients import adding, rounding
+from isthmus.gradients import adding, fused, rounding
 from isthmus.gradients.base import Rows
 from isthmus.gradients.outer import Outer
 from isthmus.gradients.rounding import Bounds
@@ -121,21 +121,29 @@ def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> N
     one, two = (torch.linalg.vector_norm(x, dim=1) * (1 + 2 * rounding.gamma(x.shape[1], x.dtype)) for x in (a, b))
     share = (c * one * two / bound).clamp_max(1.0).sqrt()
     alive = (one > 0) & (two > 0)
-    (ah, al), (bh, bl) = (_digits(x * torch.where(alive, share / y, 0.0)[:, None]) for x, y in ((a, one), (b, two)))
+    (ah, al), (bh, bl) = (_digits(x, torch.where(alive, share / y, 0.0)) for x, y in ((a, one), (b, two)))
     middle = torch.cat([al, ah], 1)
     for lo in range(0, len(bh), MOST // 8):
         rows = slice(lo, lo + MOST // 8)
-        place = out[rows]
-        total = torch._int_mm(bh[rows], ah.T)[: len(place), : a.shape[1]].to(out.dtype).mul_(float(SIDE**2))
         mixed = torch._int_mm(torch.cat([bh[rows], bl[rows]], 1), middle.T)
-        total.add_(mixed[: len(place), : a.shape[1]], alpha=SIDE)
-        total.add_(torch._int_mm(bl[rows], al.T)[: len(place), : a.shape[1]])
-        place.copy_(total.mul_(bound / GRID**2))
+        _join(torch._int_mm(bh[rows], ah.T), mixed, torch._int_mm(bl[rows], al.T), bound / GRID**2, out[rows])
 
 
-def _digits(x: Tensor) -> tuple[Tensor, Tensor]:
-    """trunc(N x) = 128 h + l by its digits, transposed and filled up with zeros to multiples of 32: int8 (k, n)."""
-    whole = (x * GRID).trunc_().clamp_(-GRID, GRID)
+def _join(high: Tensor, mixed: Tensor, low: Tensor, scale: float, place: Tensor) -> None:
+    """place = scale (128^2 high + 128 mixed + low), without the zeros that rows and columns were filled up with."""
+    if fused.can_sum(place.device, place.dtype):
+        fused.joined(high, mixed, low, SIDE, scale, place)
+        return
+    high, mixed, low = (x[: len(place), : place.shape[1]] for x in (high, mixed, low))
+    total = high.to(place.dtype).mul_(float(SIDE**2)).add_(mixed, alpha=SIDE).add_(low)
+    place.copy_(total.mul_(scale))
+
+
+def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """trunc(N scale_i x_i) = 128 h + l by its digits, transposed and filled up with zeros to multiples of 32: int8."""
+    if fused.can_sum(x.device, x.dtype):
+        return fused.digits(x, scale, GRID, SIDE)
+    whole = (x * scale[:, None] * GRID).trunc_().clamp_(-GRID, GRID)
     high = (whole / SIDE).trunc_()
     low = whole.sub_(high, alpha=SIDE)
     n, k = x.shape

@@ -120,7 +120,20 @@ class Stack(Rows):
         return all(piece.small for piece, _ in self._pieces)
 
     def masked(self, keep: Tensor) -> Stack:
-        pieces, found = [(piece.masked(keep), places) for piece, places in self._pieces], dict[int, Rows]()
+        return self._blanked([(piece.masked(keep), places) for piece, places in self._pieces])
+
+    def without(self, weights: Tensor) -> Stack:
+        keep = weights > 0
+        return self._blanked(
+            [
+                (piece.without(weights) if len(places) == 1 else piece.masked(keep), places)
+                for piece, places in self._pieces
+            ]
+        )
+
+    def _blanked(self, pieces: list[tuple[Rows, list[tuple[int, int]]]]) -> Stack:
+        """Other rows in the places of these."""
+        found = dict[int, Rows]()
         for piece, places in pieces:
             if len(places) == 1:
                 found[places[0][0]] = piece

@@ -127,7 +127,7 @@ def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:
     if isinstance(made, Refusal):
         return made
     if facts.max_dims is not None and made.dims > facts.max_dims:
-        return Refusal(f"{made.dims:,} numbers leave in a round, more than max_dims = {facts.max_dims:,}")
+        return Refusal(f"it releases {made.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
     if facts.max_passes is not None and made.passes > facts.max_passes * (1 + 1e-9):
         return Refusal(f"it takes {made.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
     return made

@@ -19,8 +19,8 @@ def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
     whole = best.of is not None and best.of.direct and not best.of.needs
     if whole and len({choice.algorithm for choice in choices}) > 1:
         notes.append(
-            "compression does not help here: noise in directions that no row has never reaches a margin, so a narrow "
-            "release is not quieter where it counts, and it sees less of each gradient"
+            "compression does not help here: noise counts only in the directions that rows have, so a compressed "
+            "release is no quieter where it counts, and it loses a part of each gradient"
         )
     start = facts.public is not None and facts.public.labelled
     if start:
@@ -28,8 +28,9 @@ def notes_of(facts: Facts, choices: Sequence[Choice]) -> tuple[str, ...]:
     if (expect := _expectation(facts)) is not None:
         than = "the model of the public rows" if start and whole else _trivial(facts)
         notes.append(
-            f"n mu = {facts.b:.3g} is very small for {facts.d:,} columns: expect {expect} than {than}; more records, a "
-            "larger epsilon, fewer columns or labelled public rows help, another algorithm does not"
+            f"for {facts.d:,} columns there are too few records at this epsilon (n mu = {facts.b:.3g}): expect results "
+            f"{expect} than {than}; more records, a larger epsilon, fewer columns or labelled public rows would help, "
+            "another algorithm would not"
         )
     if best.research:
         notes.append(f"{best.name} is for research: no case is known in which it is the best choice")
@@ -44,8 +45,10 @@ def _trivial(facts: Facts) -> str:
 def _labelled(facts: Facts, best: Choice, whole: bool) -> str:
     """What becomes of labelled public rows."""
     assert facts.public is not None
-    used = "the run starts at a model of them, and private steps go on from there as far as the budget pays"
-    unused = f"{best.name} has no place for a start, so compare it with a model of them alone (no private row)"
+    used = "the run starts from a model of these rows, and private steps improve on it as far as the budget allows"
+    unused = (
+        f"{best.name} cannot start from a model: compare it with one trained on these rows alone, at no privacy cost"
+    )
     return f"{facts.public.rows:,} public rows have labels: {used if whole else unused}"
 
 

@@ -100,14 +100,14 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: facts.narrow and _narrow_set(facts),
         _sketch,
         "the set has few dimensions: a sketch that keeps them loses nothing",
-        "Theorem 2.3 (001); experiments/synthetic.py: 3.0e-5 memoryless on a 10-dimensional subspace, SGD 3.8e-5",
+        "Theorem 2.3 (001); isthmus reproduce 001-figure-5ab: memoryless as good as SGD on a 10-dimensional subspace",
     ),
     Ranking(
         "public directions",
         "max_dims < parameters; public rows whose top k <= max_dims directions hold 80 % of the hold-out energy",
         lambda facts: facts.narrow and _public_directions(facts),
         lambda facts: ("pdp_sgd", *_sketch(facts)),
-        "public gradients live in few directions, and only few numbers may leave",
+        "public gradients lie in few directions, and only a few numbers may be released",
         "Theorem 6 (004); docs/planner.md, low rank",
     ),
     Ranking(
@@ -123,7 +123,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "max_dims < parameters",
         lambda facts: facts.narrow,
         _sketch,
-        "only few numbers may leave: a fresh sketch every round sees all columns in the end",
+        "only a few numbers may be released: a new sketch in every round sees all columns in the end",
         "experiments/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
     ),
     Ranking(
@@ -131,7 +131,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "an l1 ball, simplex or hull with radius * |x_ij| <= 5 where the bound of DP-FW is below half of DP-GD's",
         _small_polytope,
         _always("dp_fw"),
-        "the set is small and has corners: choosing one costs ln d, noise in all of R^d costs sqrt(d)",
+        "the set is small and has corners: choosing one costs ln d, noise in every direction costs sqrt(d)",
         "2 h (2r)^2 / (T + 2) + C r ln(2d) sqrt(T) / (n mu) < C R sqrt(d) / (2 n mu); docs/planner.md, l1 ball",
     ),
     Ranking(
@@ -139,7 +139,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "sparsity is given, no polytope, n mu < 2 d; n mu < 10 d where at most d / 20 coefficients matter",
         _few_coefficients,
         _always("compressive_dp_sgd (selection)"),
-        "few coefficients matter: choosing them costs ln d, noise in all of R^d costs sqrt(d)",
+        "few coefficients matter: choosing them costs ln d, noise on all of them costs sqrt(d)",
         "docs/planner.md, sparse truth",
     ),
     Ranking(
@@ -155,7 +155,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         "max_passes < 10 (moments or X'X bought), < 50 (else)",
         _few_passes,
         lambda facts: (f"dp_gd ({preferred(facts)})", "dp_sgd") if "statistics" in preferred(facts) else ("dp_sgd",),
-        "few passes are allowed: batches take a hundred steps in each",
+        "only a few passes are allowed: with batches, each pass makes a hundred steps",
         "docs/planner.md, few passes: a9a .840 in one pass, all records .764",
     ),
     Ranking(
@@ -174,15 +174,15 @@ FREE_RULES: tuple[Ranking, ...] = (
         "max_dims < parameters",
         lambda facts: facts.narrow,
         lambda facts: ("comp_sgd", "comp_gd") if facts.max_passes is not None else ("comp_gd", "comp_sgd"),
-        "only few numbers may leave, and what a sketch loses is sent later",
-        "experiments/imdb_l1.py: .8700 with a tenth of the numbers, SGD .8712, memoryless .8539",
+        "only a few numbers may be sent, and what a sketch loses is sent later",
+        "isthmus reproduce 001-figure-1d-3c-3d: .873 with a twentieth of the numbers, SGD .874, memoryless .857",
     ),
     Ranking(
         "few passes",
         "max_passes < 50",
         lambda facts: facts.max_passes is not None and facts.max_passes < CONSTANTS.few_passes_unscaled,
         _always("sgd", "comp_sgd"),
-        "few passes are allowed: batches take many steps in each",
+        "only a few passes are allowed: with batches, each pass makes many steps",
         "docs/planner.md, few passes",
     ),
     Ranking(
@@ -198,8 +198,8 @@ FREE_RULES: tuple[Ranking, ...] = (
         "else",
         lambda facts: True,
         _always("gd", "sgd", "comp_sgd"),
-        "nothing is hidden: the plain method",
-        "experiments/synthetic.py",
+        "no privacy was asked for, so the plain method is best",
+        "isthmus reproduce 001-figure-1a",
     ),
 )
 

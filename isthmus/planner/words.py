@@ -49,23 +49,23 @@ def words(plan: Plan) -> str:
     lines = [
         f"{facts.n:,} records, {facts.d:,} columns, {facts.loss_name} loss, {budget}.",
         f"Use {best.name}: {best.why}.",
-        f"It runs {best.rounds:,} rounds ({_short(best.passes)} passes over the data), about {_time(best.seconds)} on "
-        f"one core, and {_bytes(best.memory)} beside the data (estimates).",
+        f"It needs {best.rounds:,} rounds ({_short(best.passes)} passes over the data): about {_time(best.seconds)} on "
+        f"one core, and {_bytes(best.memory)} of memory besides the data (estimates).",
     ]
     if best.private and best.noise_multiplier is not None:
         lines.append(_noise(best))
-    lines.append(f"Behind it: {best.evidence}.")
+    lines.append(f"Evidence: {best.evidence}.")
     lines += [f"Note: {note}." for note in plan.notes]
-    lines += [f"Not used: {name}: {reason}." for name, reason in plan.refused.items()]
+    lines += [f"Not used: {name}, because {reason}." for name, reason in plan.refused.items()]
     return "\n".join(lines)
 
 
 def _noise(best: Choice) -> str:
     told = f"Noise multiplier {_short(best.noise_multiplier)}"
     if best.noise_norm is not None:
-        told += f", noise of norm {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
+        told += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
     if best.margin_noise is not None:
-        told += f", at most {_short(best.margin_noise)} in the margin of a row of norm 1 in the end"
+        told += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
     return told + "."
 
 

@@ -51,7 +51,7 @@ class MemoryBook:
     def locked(self) -> Iterator[None]:
         """One thread of the process that made it."""
         if os.getpid() != self._pid:
-            refuse("ledger", "in memory of another process", "share a ledger between processes through a path")
+            refuse("ledger", "in the memory of another process", "share a ledger between processes through a path")
         with self._lock:
             yield
 
@@ -74,7 +74,9 @@ class FileBook:
 
     def __init__(self, store: FileStore, given: Agreed) -> None:
         self.tally, self._store = Tally(), store
-        self._chain = Chain(store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name))
+        self._chain = Chain(
+            store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name), self.tally.clear
+        )
 
     @property
     def identity(self) -> str:

@@ -166,7 +166,7 @@ def weighted_sum(
     assert isinstance(bound, float)
     if weights.is_cuda:  # never look at the sum; whether somebody is left out is all the host waits for
         blind = rows.small or not (wait or recording_now())
-        rows = rows.masked(weights > 0) if blind or is_set((weights == 0).any()) else rows
+        rows = rows.without(weights) if blind or is_set((weights == 0).any()) else rows
     weights, rho = _shortened(rows, weights, bound, kappa / 2 * bound, ord)
     total = rows.sum_to(weights, rho)
     if weights.is_cuda or math.isfinite(float(total.sum())):  # one pass: anything not finite spoils it

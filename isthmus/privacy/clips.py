@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.gradients import Rows, rounding
+from isthmus.gradients import Rows, fused, rounding
 
 SPAN = 1e6
 """An adaptive bound stays within this factor of its start."""
@@ -226,7 +226,10 @@ def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
     A weight is at most C / norm less `RESERVE` + 4 roundings; a norm of 0 gives 1, one that is not finite 0.
     """
     steps = 1 + (rounding.RESERVE + 4) * rounding.unit(rows.dtype)
-    room = bound - (rows.lost if type(rows).underflow is Rows.underflow else rows.underflow())
+    alike = type(rows).underflow is Rows.underflow
+    if alike and fused.can_sum(rows.device, rows.dtype):
+        return fused.shares(rows.norm_upper(ord), (bound - rows.lost) / steps)
+    room = bound - (rows.lost if alike else rows.underflow())
     shares = (room / steps / rows.norm_upper(ord)).nan_to_num_(0.0, 1.0, 0.0).clamp_(0.0, 1.0).to(rows.dtype)
     return torch.where(shares >= torch.finfo(rows.dtype).tiny, shares, 0.0)
 

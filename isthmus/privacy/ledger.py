@@ -486,9 +486,9 @@ class RunLedger:
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
-            refuse("process", os.getpid(), f"this run belongs to process {self._pid}: begin another one here")
+            refuse("process", os.getpid(), f"this run belongs to process {self._pid}: begin a new run here")
         if self._closed:
-            refuse("run", self.id, "it is closed: begin another one")
+            refuse("run", self.id, "it is closed: begin a new run")
 
     def __enter__(self) -> RunLedger:
         return self

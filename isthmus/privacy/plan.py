@@ -53,7 +53,12 @@ class Charge:
         known = isinstance(self.sampler, tuple(_SAMPLERS.values()))
         validate.check(known, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
         made = self.template
-        validate.check(made.private, "mechanism", made, "it adds no noise: nothing of a budget is spent on it")
+        validate.check(
+            made.private,
+            "mechanism",
+            made,
+            "it adds no noise, so no budget can be spent on it: give a private mechanism",
+        )
         validate.check(type(made).__hash__ is not None, "mechanism", made, "make it a frozen dataclass")
         self.mechanism_at(made.number)
 
@@ -196,7 +201,11 @@ class PrivacyPlan:
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
         """The plan from its text; its items are accounted again, so a text that under-reports is refused."""
-        record = json.loads(text)
+        with validate.reading("text", text, "give what PrivacyPlan.to_json wrote"):
+            return cls._from(json.loads(text))
+
+    @classmethod
+    def _from(cls, record: dict[str, Any]) -> PrivacyPlan:
         items = []
         for entry in record["items"]:
             sampler, mechanism = dict(entry.pop("sampler")), _read(entry.pop("mechanism"))
@@ -314,9 +323,7 @@ def _delta(delta: float | None, n_public: int | None) -> float:
     if n_public is not None:
         validate.positive_int(n_public=n_public)
     if delta is None:
-        validate.check(
-            n_public is not None, "delta", delta, "give it, or n_public where the number of records is public"
-        )
+        validate.check(n_public is not None, "delta", delta, "give it, or n_public if the number of records is public")
         assert n_public is not None
         delta = default_delta(n_public)
     validate.open_unit(delta=delta)

@@ -232,7 +232,12 @@ def _terms(spending: Spending | None, pipe: Pipeline, resume: State | None, roun
 def _on_terms(state: State, terms: dict[str, Any], d: int) -> State:
     """The state that a run goes on from; one of other terms, or of another dimension, is refused."""
     same = same_terms(state.parts.get("terms"), terms.get("terms"))
-    validate.check(same, "resume", f"round {state.t}", "go on with the recipe and number of rounds it was begun with")
+    validate.check(
+        same,
+        "resume",
+        f"round {state.t}",
+        "continue with the recipe and the number of rounds that the run was begun with",
+    )
     validate.check(state.w.shape == (d,), "resume", tuple(state.w.shape), f"give a state of dimension {d}")
     validate.non_negative_int(**{"resume.t": state.t})
     return state.replace(parts={**state.parts, **terms})
@@ -265,7 +270,7 @@ class _Look:
         self.function, self.used, self.closed = function, False, False
 
     def __call__(self, w: Tensor) -> Any:
-        remedy = "a private pipeline may not look at loss or gradient without noise: leave it to the releases"
+        remedy = "a private pipeline may not read the loss or a gradient without noise: use what it releases"
         validate.check(not self.closed, "recipe", "a look at the objective", remedy)
         self.used = True
         return self.function(w)
@@ -273,7 +278,7 @@ class _Look:
     def close(self, recipe: Any) -> None:
         """No look from now on; one that was taken while the recipe was bound is refused."""
         name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
-        remedy = "it claims to be private and looked at loss or gradient while it was bound: use public facts"
+        remedy = "it claims to be private, and read the loss or a gradient while it was set up: use public facts only"
         validate.check(not self.used, "recipe", name, remedy)
 
 

@@ -44,7 +44,7 @@ PLACES |= {"query": 8, "values": 9, "minimize": 10, "fit": 11, "score": 12}
 do not hang or abort in collectives of different lengths."""
 
 
-LOST = "a rank was lost or took too long: what was charged stays charged; start all ranks again"
+LOST = "a rank was lost or took too long; what was charged stays charged. Start all ranks again"
 
 
 class RankFailed(RuntimeError):
@@ -202,7 +202,7 @@ class Ranks:
             data = self.broadcast(said, failed[0])
             raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
         where = [next(name for name, code in PLACES.items() if code == each[1]) for each in told]
-        remedy = "the ranks are at different places of the program: let all of them take the same steps"
+        remedy = "the ranks are at different places in the program: let all of them make the same calls"
         try:
             validate.check(len(set(where)) == 1, "ranks", where, remedy)
             told = [each[2:] for each in told]

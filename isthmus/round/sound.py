@@ -50,7 +50,7 @@ def _check_claim(pipe: Pipeline) -> None:
     promise = pipe.promise
     private = [stage.name for stage in pipe.stages if stage.private]
     validate.check(
-        bool(private), "promise", promise, "nothing adds noise: give a private mechanism, or promise nothing"
+        bool(private), "promise", promise, "nothing adds noise: give a private mechanism, or leave the promise out"
     )
     if promise is None:
         validate.refuse("promise", None, f"stage {private[0]!r} adds noise: state epsilon, delta and adjacency")
@@ -60,7 +60,7 @@ def _check_claim(pipe: Pipeline) -> None:
         for release in stage.releases
         if not release.mechanism.private
     ]
-    remedy = "these leave the data without noise, and the pipeline claims to be private: give each its own mechanism"
+    remedy = "these are released without noise, and the pipeline claims to be private: give each of them a mechanism"
     validate.check(not bare, "mechanism", bare, remedy)
     for stage in pipe.stages:
         for release in stage.releases:

@@ -22,7 +22,7 @@ from isthmus.round.sound import assumed
 from isthmus.round.step import Setting, look
 from isthmus.round.wire import Keys
 
-GONE = "nobody saw what an interrupted run released after the round it was resumed from"
+GONE = "nobody has seen what the interrupted run released after the round it was resumed from"
 
 
 class Spending:
@@ -170,7 +170,7 @@ def stopped(planned: int, done: int) -> list[str]:
     if done >= planned:
         return []
     return [
-        f"{done} of {planned} planned rounds were made, and all planned ones are counted: what was released may have "
+        f"{done} of {planned} planned rounds were made, and all planned rounds are counted: earlier results may have "
         "decided when to stop"
     ]
 

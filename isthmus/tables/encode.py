@@ -58,7 +58,7 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
     have = ", ".join(map(repr, list(frame.columns)[:20]))
     validate.check(not missing, "columns", missing, f"the table has no such columns; it has {have}")
     size = 8 * len(frame) * len(schema.features)
-    remedy = "the encoded table would not fit: hash into fewer buckets, drop columns, or give a CSR npz"
+    remedy = "the encoded table exceeds the memory: hash into fewer buckets, drop columns, or give sparse rows as npz"
     validate.check(size <= MOST_BYTES, "encoded bytes", size, remedy)
     out = np.zeros((len(frame), len(schema.features)))
     at = 0

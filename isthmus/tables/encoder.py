@@ -88,7 +88,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         open_ones = [name for name, column in found.items() if column is None]
         validate.check(not open_ones, "columns", open_ones, _what_to_declare(frame, open_ones))
         schema = Schema(tuple(column for column in found.values() if column is not None))
-        validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
+        validate.check(
+            bool(schema.features),
+            "columns",
+            schema.names,
+            "no column is left to learn from: declare at least one as a number, words, a date or bool",
+        )
         self.schema_, self.bounds_ = schema, bounds_of(schema)
         self.fields_ = schema.fields
         self.feature_names_in_ = np.array(frame.columns, dtype=object)

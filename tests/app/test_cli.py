@@ -140,7 +140,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     )
     assert (made["epsilon"], made["delta"], made["spent"], made["left"]) == (2.0, 1e-6, 0.0, 2.0)
     assert made["dataset"] == "census" and made["runs"] == [] and made["adjacency"] == "add-remove"
-    assert "no run has charged it yet" in invoke("budget", path).output
+    assert "no run has used this budget yet" in invoke("budget", path).output
     assert (
         "this ledger was opened with (2.0, 1e-06)"
         in invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2).output

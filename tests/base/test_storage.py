@@ -147,7 +147,7 @@ def test_a_file_names_only_classes_that_are_there() -> None:
     )
     assert known.imported(ConvexSet, known.address(Halfline)) is Halfline
     for name in ("os:system", "builtins:print", "Format", "this.module:Imports", f"{__name__}:Colour"):
-        with pytest.raises(InvalidInput, match="import it first"):
+        with pytest.raises(InvalidInput, match="import the module that defines this"):
             known.imported(ConvexSet, name)
     for tree in ({"@set": "os:system", "fields": {}}, {"@other": {}}):
         with pytest.raises(InvalidInput, match="path="):

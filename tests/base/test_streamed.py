@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"a": [1.0, None], "c": [0, 1]}), tmp_path / "t.parquet")
     with pytest.raises(InvalidInput, match="X holds 1 NaN"):
         Logistic(tmp_path / "t.parquet", "c")
-    with pytest.raises(InvalidInput, match="File not found"):
+    with pytest.raises(InvalidInput, match="File or folder not found"):
         opened(tmp_path / "none.parquet", "c")
     with pytest.raises(InvalidInput, match="len\\(y\\)"):
         PrivateClassifier(classes=[0, 1]).fit(np.load(file, mmap_mode="r")[:100], y)

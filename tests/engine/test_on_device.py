@@ -117,8 +117,21 @@ def summed(name: str, device: str, dtype: torch.dtype, options: dict[str, Any], 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_device_sums_what_the_cpu_sums(name: str, options: dict[str, Any]) -> None:
     here, there = (summed(name, device, torch.float64, options, slice(None)) for device in ("cpu", "cuda"))
+    near = {"rtol": 1e-6, "atol": 1e-7} if "sketch" in options else {"rtol": 1e-9, "atol": 1e-10}
+    for release, bounded in here.items():  # a device draws its maps in float32
+        torch.testing.assert_close(there[release].value.cpu().double(), bounded.value.double(), **near)
+
+
+@pytest.mark.parametrize("options", [{}, {"clipping": "per_layer"}], ids=str)
+@pytest.mark.parametrize("name", MODULES)
+def test_the_kernels_of_a_device_sum_what_the_cpu_sums(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    here, there = (summed(name, device, torch.float32, options, slice(None)) for device in ("cpu", "cuda"))
     for release, bounded in here.items():
-        torch.testing.assert_close(there[release].value.cpu().double(), bounded.value.double(), rtol=1e-9, atol=1e-10)
+        assert there[release].bound == bounded.bound
+        torch.testing.assert_close(there[release].value.cpu().double(), bounded.value.double(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("tf32", [False, True])

@@ -225,7 +225,7 @@ LOADERS: dict[str, tuple[Any, str]] = {
     "sized stream": (lambda: DataLoader(SizedStream(), batch_size=4), "map-style"),
     "empty": (lambda: DataLoader(Empty(torch.ones(1)), batch_size=4), "at least one record"),
     "too large": (lambda: loader(data(), N + 1), "number of records"),
-    "no batch size": (lambda: DataLoader(data(), batch_size=None), "batch size"),
+    "no batch size": (lambda: DataLoader(data(), batch_size=None), "batch_size"),
     "subset": (lambda: loader(data(), sampler=SubsetRandomSampler(range(9))), "Subset"),
     "weights": (lambda: loader(data(), sampler=WeightedRandomSampler(WEIGHTS, N)), "whole dataset"),
     "replacement": (lambda: loader(data(), sampler=RandomSampler(data(), replacement=True)), "whole dataset"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -37,6 +38,8 @@ def trained(
     options: dict[str, Any], recorded: bool, spoilt: int | None = None, low: bool = False
 ) -> tuple[Any, Tensor]:
     """The engine and the weights after some steps of one batch, in step `spoilt` with a record of no finite loss."""
+    gc.collect()  # what other tests left would be freed in the middle, and memory come to other places
+    torch.cuda.empty_cache()
     torch.manual_seed(0)
     module = Text().cuda()
     x, y = (torch.randint(0, WORDS, (N, TOKENS), device="cuda") for _ in range(2))
@@ -47,15 +50,19 @@ def trained(
         noise_generator=torch.Generator().manual_seed(3), **options,
     )  # fmt: skip
     engine.driver.arrivals.replay.on = engine.driver._take.replay.on = recorded
-    for step in range(STEPS):
+
+    def step(number: int) -> None:  # what it computes is gone when it ends, and memory comes back to its places
         engine.driver.begin(Ticket(N))
         sgd.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=low):
             out = module(x)
         scale = torch.ones(N, 1, 1, device="cuda")
-        scale[0] = torch.inf if step == spoilt else 1.0
+        scale[0] = torch.inf if number == spoilt else 1.0
         F.cross_entropy((out * scale).flatten(0, 1).float(), y.flatten()).backward()
         sgd.step()
+
+    for number in range(STEPS):
+        step(number)
     return engine, torch.cat([p.detach().flatten() for p in module.parameters()])
 
 

@@ -27,7 +27,8 @@ def test_it_says_not_private_whatever_was_asked() -> None:
     statement = engine.statement(DELTA)
     assert not statement.private and statement.epsilon == statement.nominal == math.inf
     words = statement.words()
-    assert "NOT private" in words and "noise_multiplier=0" in words and "secret" not in words.split("Noise:")[1][:60]
+    assert "NOT private" in words and "noise_multiplier=0" in words
+    assert "secret" not in words.split("Where the noise comes from:")[1][:60]
     assert engine.ledger.rounds() == {"main": 4} and engine.accountant.history == [(0.0, 1.0, 4)]
 
 
@@ -54,7 +55,7 @@ def test_its_checkpoint_does_not_become_private_training(tmp_path: Any) -> None:
     run = train(private(mlp(), data(), noise_multiplier=0.0), 1)
     run.engine.save_checkpoint(path=tmp_path / "one", module=run.module, optimizer=run.optimizer)
     other = private(mlp(), data(), noise_generator=None)
-    with pytest.raises(InvalidInput, match="other terms"):
+    with pytest.raises(InvalidInput, match="other settings"):
         other.engine.load_checkpoint(path=tmp_path / "one", module=other.module)
 
 

@@ -36,7 +36,7 @@ def test_partial_fits_share_one_budget(made: Any, bounds: Any) -> None:
     for later in maps[1:]:  # what the first call bought is what the others go on with
         for one, other in zip(maps[0].maps, later.maps, strict=True):
             assert one.limit == other.limit and (one.weight is None or bool((one.weight == other.weight).all()))
-    with pytest.raises(InvalidInput, match="all were made"):
+    with pytest.raises(InvalidInput, match="all of them were made"):
         model.partial_fit(X[:10], y[:10])
 
 

@@ -60,7 +60,7 @@ def test_the_second_half_is_spent_once(how: str, first: str, made: Any, tmp_path
 def test_copies_of_a_finished_model_have_nothing_left(tmp_path: Path) -> None:
     model = half().partial_fit(X, Y)
     for how in COPIES.values():
-        with pytest.raises(InvalidInput, match="all were made"):
+        with pytest.raises(InvalidInput, match="all of them were made"):
             how(model, tmp_path).partial_fit(X, Y)
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_call_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(X, Y)
     monkeypatch.setattr(watching.Watcher, "__call__", watch)
-    with pytest.raises(InvalidInput, match="until an interruption"):
+    with pytest.raises(InvalidInput, match="before an interruption"):
         model.partial_fit(X, Y)
 
 
@@ -124,7 +124,7 @@ def in_another_process(path: Path, file: bool, given: str = "") -> str:
 def test_a_copy_in_another_process_needs_a_ledger(file: bool, tmp_path: Path) -> None:
     model, path, ledger = half(), tmp_path / "m", tmp_path / "l"
     model.save(path) if file else path.write_bytes(pickle.dumps(model))
-    assert "this copy comes from another process" in in_another_process(path, file)
+    assert "in another process than the first" in in_another_process(path, file)
     model = half(ledger=str(ledger))
     model.save(path) if file else path.write_bytes(pickle.dumps(model))
     given = f".set_params(ledger={str(ledger)!r})"

@@ -169,7 +169,7 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("label", "InvalidInput", "labels must be among"),
+        ("label", "InvalidInput", "a label that is not among"),
         ("columns", "InvalidInput", "the ranks' rows differ"),
         ("kind", "InvalidInput", "the ranks' rows differ"),
         ("epsilon", "InvalidInput", "give all ranks the same budget"),

@@ -135,7 +135,7 @@ def test_errors_do_not_quote_private_values() -> None:
     X, y = data()
     y = np.where(y == 1, 77, y)
     for fit in (lambda: model().fit(X, y), lambda: Logistic(X, y, classes=(0, 1))):
-        with pytest.raises(InvalidInput, match="labels must be among") as error:
+        with pytest.raises(InvalidInput, match="a label that is not among") as error:
             fit()
         assert "77" not in str(error.value)
     with pytest.raises(InvalidInput, match="sample_weight") as error:

@@ -96,7 +96,7 @@ def test_the_noise_of_errors_is_what_it_says(rng: np.random.Generator) -> None:
         said = np.mean([scores[name].noise for scores in found])
         assert abs(values.mean() - true) < 4 * said / math.sqrt(60) + 0.01 * abs(true), name
         assert 0.7 < values.std() / said < 1.4, name
-        assert "count as that" in found[0][name].note
+        assert "are cut at" in found[0][name].note
 
 
 def test_wide_bounds_do_not_drown_the_errors(rng: np.random.Generator) -> None:
@@ -192,7 +192,7 @@ def test_models_without_probabilities_have_the_figures_that_they_can(rng: np.ran
     [
         ({"epsilon": 0.0}, "epsilon=0.0 is not allowed"),
         ({"adjacency": "both"}, "adjacency='both' is not allowed"),
-        ({"y": np.full(50, 7)}, r"labels must be among \[0, 1\]"),
+        ({"y": np.full(50, 7)}, r"does not know: its labels are \[0, 1\]"),
         ({"y": np.zeros((50, 2))}, "give one target for each row"),
     ],
 )

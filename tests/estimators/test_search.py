@@ -358,7 +358,7 @@ def test_wrong_names_and_rows() -> None:
         PrivateSearch(classifier(), {"gamma": [1, 2]}).fit(X, y)
     with pytest.raises(ValueError, match="NaN"):
         PrivateSearch(classifier(), GRID).fit(np.where(X > 1.9, math.nan, X), y)
-    with pytest.raises(InvalidInput, match="labels must be among"):
+    with pytest.raises(InvalidInput, match="a label that is not among"):
         PrivateSearch(classifier(), GRID).fit(X, y + 1)
 
 

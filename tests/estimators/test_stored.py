@@ -109,7 +109,7 @@ def test_partial_fits_go_on_where_they_were(made: Any, tmp_path: Path) -> None:
     model.save(tmp_path / "model")
     again = load(tmp_path / "model").partial_fit(X, y)
     assert spent == again.privacy_.epsilon <= 0.8 and again.n_iter_ == 12
-    with pytest.raises(InvalidInput, match="all were made"):
+    with pytest.raises(InvalidInput, match="all of them were made"):
         again.partial_fit(X, y)
 
 

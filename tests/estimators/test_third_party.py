@@ -357,7 +357,7 @@ def test_a_file_imports_nothing(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "for name in ('loss', 'algorithm', 'constraint'):\n"
         f"    try:\n        load({str(tmp_path)!r} + '/' + name)\n"
-        "    except ValueError as error:\n        assert 'import it first' in str(error), error\n"
+        "    except ValueError as error:\n        assert 'import the module' in str(error), error\n"
         "    else:\n        raise SystemExit(1)\n"
         "assert 'test_third_party' not in sys.modules\n"
     )

@@ -1,10 +1,12 @@
-"""The sum of matrices in one kernel against an obvious one; skipped where there is no GPU."""
+"""Sums, norms and weights in one kernel each, against obvious ones; skipped where there is no GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from isthmus.gradients import Dense, fused, grids, rounding
 from isthmus.gradients.fused import can_sum, weighted_sum_of
 
 pytestmark = pytest.mark.skipif(
@@ -12,17 +14,84 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.parametrize("factor", [1.0, 3.0, 2.0**-20])
 @pytest.mark.parametrize(
-    "n, q, p, wide", [(1, 1, 1, 0), (5, 3, 7, 1), (16, 33, 129, 1), (64, 100, 768, 0), (300, 2, 5, 3)]
+    "n, q, p, wide", [(1, 1, 1, 0), (5, 3, 7, 1), (16, 33, 129, 1), (64, 100, 768, 0), (300, 2, 5, 3), (16, 70, 1, 9)]
 )
-def test_the_kernel_adds_what_a_sum_adds(n: int, q: int, p: int, wide: int) -> None:
+def test_the_kernel_adds_what_a_sum_adds(n: int, q: int, p: int, wide: int, factor: float) -> None:
     torch.manual_seed(n)
     g, c = torch.randn(n, q, p, device="cuda"), torch.rand(n, device="cuda")
     c[::3] = 0.0
     g[::3] = torch.nan
     whole = torch.full((q, p + wide), 7.0, device="cuda")
-    weighted_sum_of(g, c, whole[:, :p])
-    wanted = torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0))
-    size = torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0).abs())
-    assert bool(((whole[:, :p].double() - wanted).abs() <= 2.0**-23 * (n + 2) * size).all())
+    weighted_sum_of(g, c, whole[:, :p], factor)
+    wanted = factor * torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0))
+    size = factor * torch.einsum("n,nqp->qp", c.double(), g.double().nan_to_num(0.0).abs())
+    assert bool(((whole[:, :p].double() - wanted).abs() <= 2.0**-23 * (n + 3) * size).all())
     assert bool((whole[:, p:] == 7.0).all())
+
+
+@pytest.mark.parametrize("n, q, p", [(1, 1, 1), (3, 5, 7), (16, 40, 129), (4, 3000, 768)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_lengths_are_never_too_short(n: int, q: int, p: int, bias: bool) -> None:
+    torch.manual_seed(p)
+    g, more = torch.randn(n, q, p, device="cuda"), torch.randn(n, q, device="cuda") if bias else None
+    scale, faint = 1 + 2 * rounding.gamma(fused.SQUARES + 8, torch.float32), 1e-12
+    found = fused.lengths(fused.square_sums(g), more, 3.0 * scale, faint)
+    everything = g.flatten(1) if more is None else torch.cat([g.flatten(1), more], 1)
+    true = 3.0 * torch.linalg.vector_norm(everything, dim=1, dtype=torch.float64)
+    assert bool((found >= true).all()) and bool((found <= true * (1 + 1e-3) + 2 * faint).all())
+
+
+def test_lengths_of_what_is_not_finite_are_not_finite() -> None:
+    g = torch.ones(3, 2, 5, device="cuda")
+    g[0, 0, 0], g[1, 1, 4] = torch.nan, torch.inf
+    found = fused.lengths(fused.square_sums(g), None, 1.0, 1e-12)
+    assert found.isfinite().tolist() == [False, False, True]
+
+
+def test_shares_are_those_of_a_clip() -> None:
+    upper = torch.tensor([0.0, torch.inf, torch.nan, 1e-3, 4.0, 1e60, 1e-300], dtype=torch.float64, device="cuda")
+    found = fused.shares(upper, 0.7)
+    assert found.tolist()[:4] == [1.0, 0.0, 0.0, 1.0] and found.tolist()[5:] == [0.0, 1.0]
+    assert 0.1749999 < float(found[4]) <= 0.7 / 4
+
+
+def test_a_few_rows_are_added_without_those_of_weight_zero() -> None:
+    values, c = torch.randn(5, 100, device="cuda"), torch.tensor([0.5, 0.0, 1.0, 0.0, 0.25], device="cuda")
+    values[1] = torch.nan
+    for rho in (1e-3, 1e-9):  # in float32, and in float64 where float32 cannot hold the sum
+        found = Dense(values).without(c).sum_to(c, rho)
+        torch.testing.assert_close(found.double(), c.double() @ values.double().nan_to_num(0.0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n, t, width", [(1, 1, 3), (3, 5, 24), (4, 40, 768), (2, 33, 5000)])
+def test_norm_layers_are_summed_as_torch_normalises(n: int, t: int, width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    x, b = (3 * torch.randn(n, t, width, device="cuda") + 1).to(dtype), torch.randn(n, t, width, device="cuda")
+    found = fused.norm_sums(x, b, 1e-5)
+    assert found is not None
+    scale = (b * F.layer_norm(x.float(), (width,), None, None, 1e-5)).sum(1)
+    torch.testing.assert_close(found, torch.stack([scale, b.sum(1)], 2).flatten(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_are_copied_as_they_are(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 37, 1201, device="cuda").to(dtype)
+    for lo, hi in ((0, 1201), (0, 16), (16, 1040), (1200, 1201)):
+        assert torch.equal(fused.columns(x, lo, hi), x[..., lo:hi])
+
+
+@pytest.mark.parametrize("n, p, q", [(45, 70, 130), (300, 33, 31), (128, 64, 9000)])
+def test_sums_in_whole_numbers_are_those_of_the_host(n: int, p: int, q: int) -> None:
+    torch.manual_seed(n)
+    a, b, c = torch.randn(n, p), torch.randn(n, q), torch.rand(n)
+    a[3] = 0.0
+    bound, sums = float((c * a.norm(dim=1) * b.norm(dim=1)).max()), []
+    for device in ("cpu", "cuda"):
+        out = torch.full((q, p + 1), 7.0, device=device)
+        grids.integer_sum(a.to(device), b.to(device), c.to(device), bound, out[:, :p])
+        assert bool((out[:, p] == 7.0).all())
+        sums.append(out[:, :p].cpu())
+    torch.testing.assert_close(sums[1], sums[0], rtol=1e-4, atol=1e-3 * float(sums[0].abs().max()))

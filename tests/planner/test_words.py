@@ -44,7 +44,7 @@ def test_words_say_what_why_and_what_not() -> None:
         "epsilon 1",
         "one core",
         "estimates",
-        "Behind it: measured",
+        "Evidence: measured",
         "dp_fw",
     ):
         assert part in text, part
@@ -56,12 +56,12 @@ def test_notes_on_public_labels_and_tiny_budgets() -> None:
     x = rows(40, 6)
     found = plan(n=300, d=6, epsilon=0.1, public=(x, targets(x, "logistic")), exact=False)
     notes = " ".join(found.notes)
-    assert "40 public rows have labels: the run starts at a model of them" in notes
-    assert "very small" in notes and "expect no better than the model of the public rows" in notes
+    assert "40 public rows have labels: the run starts from a model of these rows" in notes
+    assert "too few records" in notes and "expect results no better than the model of the public rows" in notes
     few = plan(n=3000, d=60, epsilon=1.0, max_dims=5, public=(rows(40, 60), np.arange(40) % 2), exact=False)
-    assert "has no place for a start" in " ".join(few.notes)
+    assert "cannot start from a model" in " ".join(few.notes)
     quiet = " ".join(plan(n=30_000, d=6, epsilon=1.0, public=x, exact=False).notes)
-    assert "labels" not in quiet and "very small" not in quiet
+    assert "labels" not in quiet and "too few records" not in quiet
     named = plan(n=300, d=6, epsilon=1.0, algorithms=["rpdp_sgd"], exact=False)
     assert named.best.research and "research" in " ".join(named.notes)
 
@@ -69,10 +69,10 @@ def test_notes_on_public_labels_and_tiny_budgets() -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"n": 1000, "d": 6, "epsilon": 0.1}, "expect no better than the majority class"),
-        ({"n": 1000, "d": 6, "epsilon": 0.1, "loss": "squared"}, "expect no better than the mean"),
-        ({"n": 4000, "d": 200, "epsilon": 0.1}, "expect no better than the majority class"),
-        ({"n": 4000, "d": 60, "epsilon": 0.1}, "expect little better than the majority class"),
+        ({"n": 1000, "d": 6, "epsilon": 0.1}, "expect results no better than the majority class"),
+        ({"n": 1000, "d": 6, "epsilon": 0.1, "loss": "squared"}, "expect results no better than the mean"),
+        ({"n": 4000, "d": 200, "epsilon": 0.1}, "expect results no better than the majority class"),
+        ({"n": 4000, "d": 60, "epsilon": 0.1}, "expect results little better than the majority class"),
         ({"n": 4000, "d": 20, "epsilon": 0.1}, None),
         ({"n": 25_000, "d": 10_000, "epsilon": 0.1, "sparse": True}, None),
     ],

@@ -93,7 +93,7 @@ def test_a_closed_run_is_over(path: Path | None) -> None:
     run.close()
     assert ledger.rounds() == {"main": 3}
     for act in (lambda: run.charge("main"), run.note):
-        with pytest.raises(InvalidInput, match="it is closed: begin another one"):
+        with pytest.raises(InvalidInput, match="it is closed: begin a new run"):
             act()
 
 
@@ -414,14 +414,14 @@ def test_places_where_no_ledger_can_be_kept(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for place in (tmp_path / "missing" / "l", tmp_path / "file" / "l", tmp_path / "folder"):
-        with pytest.raises(InvalidInput, match="a ledger cannot be kept there"):
+        with pytest.raises(InvalidInput, match="no ledger can be written there"):
             Ledger.open(place)
 
     def denied(*arguments: Any, **options: Any) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", denied)
-    with pytest.raises(InvalidInput, match=r"a ledger cannot be kept there \(Permission denied\)"):
+    with pytest.raises(InvalidInput, match=r"no ledger can be written there \(Permission denied\)"):
         Ledger.open(tmp_path / "l")
 
 

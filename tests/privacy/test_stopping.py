@@ -101,7 +101,7 @@ def test_a_run_is_not_prolonged_after_a_look() -> None:
         promise=Promise(1.0, 1e-5),
     )
     first = minimize(problem(), pipe, steps=5)
-    with pytest.raises(InvalidInput, match="number of rounds it was begun with"):
+    with pytest.raises(InvalidInput, match="number of rounds that the run was begun with"):
         minimize(problem(), pipe, steps=10, resume=first.state)
 
 

@@ -106,7 +106,7 @@ def test_a_schema_survives_toml() -> None:
         ('[target]\nname = "y"\ndecimal = ""', "target.decimal='' is not allowed: give one character"),
         ('[columns.a]\nthousands = ".."', "columns.a.thousands='..' is not allowed: give one character"),
         ("[colums]\na = 1", "did you mean 'columns'"),
-        ("a = [", "it is not TOML"),
+        ("a = [", "it is not valid TOML"),
     ],
 )
 def test_wrong_schemas_are_refused_with_their_place(text: str, words: str) -> None:

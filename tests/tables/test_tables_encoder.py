@@ -224,7 +224,7 @@ def test_tables_that_are_none_are_refused() -> None:
         with pytest.raises(InvalidInput, match=words):
             TableEncoder().fit(table)
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
-    with pytest.raises(InvalidInput, match="two columns have one name"):
+    with pytest.raises(InvalidInput, match="two columns have the same name"):
         as_frame(twice)
     with pytest.raises(InvalidInput, match=r"columns=\['b'\] .* the table has no such columns"):
         TableEncoder().fit({"a": [1], "b": [2]}).transform({"a": [1]})

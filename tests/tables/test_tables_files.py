@@ -63,7 +63,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_other_encodings_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("Größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(InvalidInput, match="it is not utf-8 text: give --encoding, such as latin-1"):
+    with pytest.raises(InvalidInput, match="it is not utf-8 text: give its encoding, such as --encoding latin-1"):
         read(path)
     assert columns_of(path, Reading(encoding="latin-1")) == ["Größe", "y"]
     path.write_bytes(b"a,y\n1,2\n" + "ö,3\n".encode("latin-1"))
@@ -74,8 +74,8 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,b,a\n1,2,3\n", r"the columns \['a'\] occur twice"),
-        ("\n1,2\n", "first line must name the columns"),
+        ("a,b,a\n1,2,3\n", r"the names \['a'\] occur twice"),
+        ("\n1,2\n", "first line must hold the names"),
         ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
         ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw more\)"),
         ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),

@@ -34,8 +34,8 @@ NO_CHECKOUT = (
 @click.option("--sparse", is_flag=True, help="The data is CSR.")
 @click.option("--density", type=float, help="Share of entries that are not 0.")
 @click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
-@click.option("--max-passes", type=float, help="At most so many passes over the data.")
-@click.option("--max-dims", type=int, help="At most so many numbers of a gradient may leave the data in a round.")
+@click.option("--max-passes", type=float, help="The largest number of passes over the data.")
+@click.option("--max-dims", type=int, help="The most numbers of a gradient that may be released in a round.")
 @click.option("--scale", default="auto", show_default=True, help="auto, none, columns, moments or shapes.")
 @click.option("--penalty", is_flag=True, help="An l1 or l2 penalty is part of the objective.")
 @output_options
@@ -61,10 +61,12 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--epsilon", type=float, help="Create it: epsilon that all runs together must not exceed.")
-@click.option("--delta", type=float, help="Create it: delta, such as 1e-6; well below one over the number of records.")
-@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="Create it: who is protected.")
-@click.option("--dataset", help="Create it: a public name of the data.")
+@click.option("--epsilon", type=float, help="To create it: the epsilon that all runs together must not exceed.")
+@click.option(
+    "--delta", type=float, help="To create it: delta, such as 1e-6; well below one over the number of records."
+)
+@click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="To create it: who is protected.")
+@click.option("--dataset", help="To create it: a public name for the data.")
 @output_options
 def budget(
     file: str,
@@ -110,8 +112,12 @@ def budget(
         f"left     {data['left']:.4f}",
         *(f"  {run.label:24} epsilon {run.epsilon:.4f} alone, {run.began[:19]}" for run in runs),
     ]
-    lines += ["NOT PRIVATE: some of the noise came from a seed and can be subtracted"] if data["seeded"] else []
-    lines += [] if runs else ["no run has charged it yet"]
+    lines += (
+        ["NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise"]
+        if data["seeded"]
+        else []
+    )
+    lines += [] if runs else ["no run has used this budget yet"]
     Out(as_json, quiet).result(data, "\n".join(lines))
 
 
@@ -142,7 +148,9 @@ def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
     parts.validate.check(not stopped, "run", run, remedy)
     path = parts.report.write(parts.report.Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
-    Out(as_json, quiet).result({"report": str(path), "bytes": size}, f"report: {path} ({size / 1000:.0f} kB)")
+    Out(as_json, quiet).result(
+        {"report": str(path), "bytes": size}, f"wrote the report to {path} ({size / 1000:.0f} kB)"
+    )
 
 
 @click.command()

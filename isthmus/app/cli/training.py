@@ -54,15 +54,25 @@ def _words(text: str | None, what: str = "--classes") -> list[str] | None:
 
 
 READING_OPTIONS = [
-    click.option("--separator", metavar="CHAR", help="Of a csv; else the most frequent in its header."),
-    click.option("--encoding", help="Of a csv.  [default: utf-8]"),
-    click.option("--decimal", metavar="CHAR", help="Decimal sign of a csv: . or ,  [default: .]"),
+    click.option(
+        "--separator",
+        metavar="CHAR",
+        help="The separator of a csv file; otherwise the most frequent one in its header.",
+    ),
+    click.option("--encoding", help="The encoding of a csv file.  [default: utf-8]"),
+    click.option("--decimal", metavar="CHAR", help="The decimal sign of a csv file: . or ,  [default: .]"),
 ]
 TABLE_OPTIONS = [
     click.option("--target", "-y", metavar="COLUMN", help="The column to predict (npz and libsvm have their own)."),
-    click.option("--task", type=click.Choice(["classification", "regression"]), help="Else guessed, with a warning."),
-    click.option("--classes", metavar="A,B,..", help="All labels; else read from the data, with a warning."),
-    click.option("--target-bounds", metavar="LOW,HIGH", help="Public range of the target; else bought."),
+    click.option(
+        "--task",
+        type=click.Choice(["classification", "regression"]),
+        help="The kind of target; otherwise guessed, with a warning.",
+    ),
+    click.option("--classes", metavar="A,B,..", help="All labels; otherwise read from the data, with a warning."),
+    click.option(
+        "--target-bounds", metavar="LOW,HIGH", help="The public range of the target; otherwise bought from the budget."
+    ),
     click.option(
         "--categories", multiple=True, metavar="COL=A,B,..", help='The public words of a column; "A, B" holds a comma.'
     ),
@@ -74,7 +84,10 @@ TABLE_OPTIONS = [
     ),
     click.option("--hash", "hashed", multiple=True, metavar="COL=BUCKETS", help="Hash a column's words."),
     click.option(
-        "--date-format", multiple=True, metavar="COL=FORMAT", help="How a column writes dates, as %d/%m/%Y; else ISO."
+        "--date-format",
+        multiple=True,
+        metavar="COL=FORMAT",
+        help="How a column writes dates, such as %d/%m/%Y; otherwise ISO.",
     ),
     click.option("--id", "ids", multiple=True, metavar="COL", help="Never a feature; predictions carry it along."),
     click.option("--drop", multiple=True, metavar="COL", help="Leave a column out."),
@@ -94,14 +107,20 @@ PRIVACY_OPTIONS = [
         "--adjacency", type=click.Choice(["add-remove", "replace-one"]), help="Who is protected.  [default: add-remove]"
     ),
     click.option(
-        "-n", "--rows", "n", type=int, help="A public estimate of the number of rows; else the true one is public."
+        "-n",
+        "--rows",
+        "n",
+        type=int,
+        help="A public estimate of the number of rows; otherwise the true number is public.",
     ),
     click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget)."),
     click.option("--test", type=_DATA, help="Test rows that are public: exact figures."),
     click.option(
-        "--test-fraction", type=float, metavar="SHARE", help="Keep so many rows out of training, and measure on them."
+        "--test-fraction", type=float, metavar="SHARE", help="The share of rows to keep out of training and measure on."
     ),
-    click.option("--test-epsilon", type=float, help="Buy noisy figures of private test rows for this, out of epsilon."),
+    click.option(
+        "--test-epsilon", type=float, help="The part of epsilon that buys noisy figures of private test rows."
+    ),
     click.option(
         "--release-test-metrics", is_flag=True, default=None, help="Publish figures of held-out rows without noise."
     ),
@@ -112,16 +131,18 @@ MODEL_OPTIONS = [
     click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex."),
     click.option("--l1", type=float, help="Strength of an l1 penalty."),
     click.option("--l2", type=float, help="Strength of an l2 penalty."),
-    click.option("--clip", type=float, help="Bound of a record's gradient."),
+    click.option("--clip", type=float, help="The bound on the length of a record's gradient."),
     click.option("--step", type=float, help="Step size."),
     click.option("--max-iter", type=int, help="Rounds."),
     click.option("--batch-size", type=int, help="Expected records in a round."),
     click.option("--scale", help="auto, none, columns, moments, shapes or public."),
     click.option(
-        "--shape", type=click.Choice(["auto", "linear", "smooth"]), help="Straight lines, or curves a column."
+        "--shape",
+        type=click.Choice(["auto", "linear", "smooth"]),
+        help="Fit straight lines, or a curve for each column.",
     ),
-    click.option("--data-norm", type=float, help="A public bound of the rows' length."),
-    click.option("--no-intercept", is_flag=True, help="Without an intercept."),
+    click.option("--data-norm", type=float, help="A public bound on the length of a row."),
+    click.option("--no-intercept", is_flag=True, help="Fit without an intercept."),
 ]
 
 
@@ -145,7 +166,7 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @click.option("--title", help="Title of the report.")
 @click.option("--purpose", help="What the model is for: a sentence of the report.")
 @click.option("--owner", help="Who answers for it: a person or a team, in the report.")
-@click.option("--resume", type=click.Path(), metavar="RUN", help="Go on with a run that was stopped.")
+@click.option("--resume", type=click.Path(), metavar="RUN", help="Continue a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="Print schema and plan; spend nothing, write nothing.")
 @click.option("--write-schema", type=_FILE, metavar="FILE", help="With --dry-run: write the schema to review there.")
 @output_options
@@ -177,7 +198,7 @@ def train(
         told = [name for name, value in given.items() if value not in (None, (), False)]
         if told or dry_run:
             raise click.UsageError(
-                f"--resume goes on with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
+                f"--resume continues with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
             )
         _together(out, lambda crew, **how: parts.train.resume(resume, crew=crew, **how))
         return
@@ -276,7 +297,7 @@ def finish(out: Out, outcome: Any) -> None:
     lines += [f"expect     {little}"] if little else []
     lines += figure_lines(outcome.figures)
     if not outcome.figures:
-        lines.append("test       nothing was measured (--test-fraction keeps rows for it)")
+        lines.append("test       nothing was measured; --test-fraction 0.2 keeps rows back for that")
     if not out.quiet:
         lines += ["", f"isthmus predict {outcome.folder} DATA -o predictions.csv", f"isthmus report {outcome.folder}"]
     out.result(outcome.to_dict(), str(outcome.folder) if out.quiet else "\n".join(lines))
@@ -352,7 +373,7 @@ def predict(
     parts.tables.write(output, columns)
     rows = len(columns["prediction"])
     Out(as_json, quiet).result(
-        {"output": str(Path(output)), "rows": rows, "columns": list(columns)}, f"{rows} predictions: {output}"
+        {"output": str(Path(output)), "rows": rows, "columns": list(columns)}, f"wrote {rows} predictions to {output}"
     )
 
 

@@ -58,7 +58,12 @@ class RunFolder:
         secret: str | None = None,
     ) -> RunFolder:
         """A new folder with its settings, schema, plan and secret: all of them or none."""
-        validate.check(not path.exists(), "out", str(path), "it exists: give another folder, or go on with --resume")
+        validate.check(
+            not path.exists(),
+            "out",
+            str(path),
+            "it exists already: give another folder, or continue that run with --resume",
+        )
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             partial.mkdir(parents=True)
@@ -73,7 +78,7 @@ class RunFolder:
             partial.rename(path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            validate.refuse("out", str(path), f"a run cannot be kept there ({error.strerror or error})")
+            validate.refuse("out", str(path), f"no run can be written there ({error.strerror or error})")
         storage.sync(path.parent)
         return RunFolder(path, dict(settings))
 
@@ -85,8 +90,11 @@ class RunFolder:
         if not (folder.path / SETTINGS).exists():
             raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
         sealed = folder.read_sealed(SETTINGS)
-        folder.settings = sealed["settings"]
-        if digest(folder.read(SCHEMA)) != sealed["schema_sha256"]:
+        settings = sealed.get("settings")
+        if not isinstance(settings, dict):
+            raise FolderDamaged(f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
+        folder.settings = settings
+        if digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"):
             raise FolderDamaged(
                 f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
                 "changed copy as its --schema"
@@ -116,7 +124,7 @@ class RunFolder:
         try:
             data = json.loads(self.read(name))
             stated = data.pop("sha256")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}") from None
         if stated != digest(_json(data)):
             raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")
@@ -141,7 +149,9 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 validate.refuse(
-                    "run", str(self.path), "another process is at work on it: wait for it, or stop it first"
+                    "run",
+                    str(self.path),
+                    "another process is working on it: wait until it has finished, or stop it first",
                 )
             yield
 

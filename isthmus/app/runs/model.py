@@ -76,7 +76,9 @@ def save(folder: RunFolder, estimator: Any) -> None:
 def load(folder: RunFolder) -> Model:
     """The model of a run; a cut or altered one is refused."""
     path = folder.path / MODEL
-    validate.check(path.exists(), "run", str(folder.path), "it has no model yet: go on with train --resume")
+    validate.check(
+        path.exists(), "run", str(folder.path), "it has no model yet: continue it with isthmus train --resume"
+    )
     try:
         estimator = estimators.load(path)
     except validate.InvalidInput as error:

@@ -110,7 +110,9 @@ def prepare(
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
-    validate.check(crew.count(len(y)) > 0, "target", target.name, "no row has a target")
+    validate.check(
+        crew.count(len(y)) > 0, "target", target.name, "no row has a target: check the name of the target column"
+    )
     test = None
     if settings.test is not None:
         rows = _filled("test", settings.test, settings, part="test")
@@ -224,7 +226,12 @@ def _complete(
     if refused:
         _refuse_all(refused)
     schema = Schema(tuple(columns))
-    validate.check(bool(schema.features), "columns", schema.names, "no column is left to learn from")
+    validate.check(
+        bool(schema.features),
+        "columns",
+        schema.names,
+        "no column is left to learn from: declare at least one as a number, words, a date or bool",
+    )
     return schema, _leaks_of(guessed), notes + _notes_of(schema)
 
 
@@ -234,7 +241,7 @@ def _notes_of(schema: Schema) -> list[str]:
     hashed = [column.name for column in schema.columns if column.type == "hash" and column.source == "data"]
     if hashed:
         notes.append(
-            f"the words of {_listed(hashed)} were not declared, and are never read off private rows: they go into "
+            f"the words of {_listed(hashed)} were not declared, and are never read from private rows: they go into "
             f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
             f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"'
         )

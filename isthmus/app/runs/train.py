@@ -96,7 +96,7 @@ def start(
         if not _begun(run):  # nothing was spent: leave nothing behind
             shutil.rmtree(run.path)
             if isinstance(error, Interrupted):
-                raise Interrupted("stopped before anything was spent: begin again") from None
+                raise Interrupted("stopped before anything was spent: start it again") from None
         raise
 
 
@@ -113,14 +113,14 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
         _follow(settings, problem, crew)
         return None
     shared = None if settings.budget is None else open_shared(settings.budget)
-    say(f"going on with {run.path}")
+    say(f"resuming {run.path}")
     return _carry(run, settings, problem, shared, warn=warn, progress=progress, crew=crew)
 
 
 def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     """What ranks need of a run folder that rank 0 can read."""
     begun, now = run.settings.get("ranks", 1), crew.place[1]
-    remedy = f"it was begun by {begun}: go on with as many, so that every rank has its own rows again"
+    remedy = f"it was begun by {begun}: continue with as many, so that every rank has its own rows again"
     validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
     settings = run.settings["settings"]
     salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()
@@ -130,7 +130,7 @@ def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
 
 def _done(run: RunFolder, settings: Settings, say: Say) -> Outcome:
     """What a run that is done left behind."""
-    say(f"{run.path} is done: there is nothing left to do")
+    say(f"{run.path} is finished: there is nothing left to do")
     record.tidy(run)
     return record.outcome(run, settings, None if not settings.private else Ledger(run.path / files.LEDGER))
 
@@ -357,7 +357,7 @@ def _resumable(run: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; what was released is in the ledger. Go on with: isthmus train --resume {run.path}"
+            f"Stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
         ) from None
     finally:
         if main:

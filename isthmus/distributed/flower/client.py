@@ -134,7 +134,7 @@ def contribution(
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         found = [str(each[0]) for each in getattr(problem, "read_off", ())]
-        remedy = "it was read off private records, and no budget pays for it: give it to the objective"
+        remedy = "it was read from private records, and no budget pays for that: give it to the objective"
         validate.check(not found, "data", found, remedy)
         check_linear(plan, problem)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)

@@ -114,7 +114,7 @@ class PRVAccountant(IAccountant):
 
 
 GaussianAccountant = refused(
-    "GaussianAccountant", 'its central limit is no upper bound and under-reports: take "prv" or "rdp"'
+    "GaussianAccountant", 'its central limit theorem is not an upper bound and reports too little: use "prv" or "rdp"'
 )
 
 

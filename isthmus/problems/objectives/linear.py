@@ -127,7 +127,8 @@ class LinearModel(Objective):
         if weights is not None:
             self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
             validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
-            validate.check(bool((self.weights >= 0).all()), "weights", "(a negative number)", "give numbers >= 0")
+            good = bool((self.weights >= 0).all())
+            validate.require(good, "weights holds a negative number: give weights of 0 or more")
 
     @classmethod
     def labelled(cls) -> bool:

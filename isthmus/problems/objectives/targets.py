@@ -97,7 +97,9 @@ class ClassLabels(Targets):
         labels = _labels(y)
         known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
         if self.classes is None:
-            validate.check(len(known.classes) > 1, "y", known.classes, "one class only: declare all with classes=")
+            validate.check(
+                len(known.classes) > 1, "y", known.classes, "it holds a single class: declare all classes with classes="
+            )
         return known, torch.from_numpy(_positions(labels, known.classes))
 
     def predict(self, z: Tensor) -> Labels:
@@ -144,7 +146,7 @@ class CountTargets(Targets):
         counts = _numbers(y)
         if counts.numel():
             low = float(counts.min())
-            validate.check(low >= 0, "y", "(a negative number)", "give counts >= 0")
+            validate.require(low >= 0, "y holds a negative number: give counts, which are 0 or more")
         return self, counts
 
     def predict(self, z: Tensor) -> Tensor:
@@ -202,5 +204,6 @@ def _positions(labels: Labels, classes: Sequence[object]) -> NDArray[np.int64]:
     for position, label in enumerate(classes):
         found[labels == label] = position
     if (found < 0).any():
-        validate.refuse("y", "(a label)", f"labels must be among classes={list(classes)}")  # whose it is stays unsaid
+        text = f"y holds a label that is not among classes={list(classes)}: declare all labels, or leave those rows out"
+        validate.require(False, text)  # whose it is stays unsaid
     return found

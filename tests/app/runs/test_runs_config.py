@@ -98,7 +98,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="File not found"):
         load(path, {})
     path.write_text("epsilon = ")
-    with pytest.raises(InvalidInput, match="it is not TOML"):
+    with pytest.raises(InvalidInput, match="it is not valid TOML"):
         load(path, {})
     path.write_text("epsilom = 1")
     with pytest.raises(InvalidInput, match=r"config.epsilom=1 is not allowed: did you mean 'epsilon'\?"):

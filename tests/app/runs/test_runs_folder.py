@@ -32,7 +32,9 @@ def test_nothing_but_whole_files_is_left(run: RunFolder) -> None:
 
 
 def test_an_existing_folder_is_not_taken(run: RunFolder) -> None:
-    with pytest.raises(InvalidInput, match="it exists: give another folder, or go on with --resume"):
+    with pytest.raises(
+        InvalidInput, match="it exists already: give another folder, or continue that run with --resume"
+    ):
         RunFolder.create(run.path, {}, schema="", plan=None)
 
 
@@ -69,7 +71,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(run: RunFolder) -> None:
     with run.locked():
-        with pytest.raises(InvalidInput, match="another process is at work on it"):
+        with pytest.raises(InvalidInput, match="another process is working on it"):
             with RunFolder.open(run.path).locked():
                 pass
     with RunFolder.open(run.path).locked():

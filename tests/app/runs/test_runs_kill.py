@@ -42,7 +42,7 @@ def test_each_stop_leaves_its_code(stops: Stops) -> None:
     codes = {"SIGKILL": -9, "SIGTERM": 4, "SIGINT": 4}
     assert [line["code"] for line in lines] == [*(codes[name] for name in SIGNALS), 0]
     assert [line["done"] for line in lines] == [False] * len(SIGNALS) + [True]
-    assert (folder / "log").read_text().count(f"Go on with: isthmus train --resume {folder / 'run'}") == 2
+    assert (folder / "log").read_text().count(f"Continue with: isthmus train --resume {folder / 'run'}") == 2
 
 
 def test_epsilon_is_never_lower_and_higher_by_the_rounds_in_flight(stops: Stops) -> None:

@@ -110,7 +110,10 @@ def test_one_range_for_all_numbers(people: Path) -> None:
         ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has none"),
         ({"columns": DECLARED, "task": "classification", "target_bounds": [0, 1]}, "classes have no range"),
         ({"columns": DECLARED, "target": "comment"}, "classes='400 labels' .* give --task regression, or --classes"),
-        ({"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]}, "no column is left to learn from"),
+        (
+            {"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]},
+            "no column is left to learn from: declare at least one as a number, words, a date or bool",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_to_do(people: Path, options: dict[str, Any], words: str) -> None:

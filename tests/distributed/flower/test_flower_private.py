@@ -223,7 +223,7 @@ def test_what_was_read_off_private_records_is_refused(draws: torch.Generator) ->
     undeclared = [Logistic(x[k::3], (x[k::3, 0] > 0).long()) for k in range(3)]
     plan = plan_of(algorithms.dp_gd(**BUDGET))
     strategy = SketchStrategy(plan, wait=0.0, patience=1)
-    with pytest.raises(RuntimeError, match="read off private records"):
+    with pytest.raises(RuntimeError, match="read from private records"):
         strategy.start(grid_of(plan, undeclared))
 
 

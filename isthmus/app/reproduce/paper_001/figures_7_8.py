@@ -6,25 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
 from isthmus.algorithms import comp_dist_sgd
-from isthmus.app import datasets
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish, line
 from isthmus.app.reproduce.measures import thinned
+from isthmus.app.reproduce.paper_001.networks import Accuracies, problem, tenth
+from isthmus.app.reproduce.paper_001.splits import splits
 from isthmus.codecs import QSGD
-from isthmus.geometry.sets import L1Ball, Product
-from isthmus.geometry.sketches import CountSketch, Identity, PerLeaf
-from isthmus.problems.objectives.module import ModuleObjective
+from isthmus.geometry.sketches import Identity
 from isthmus.round.minimize import Recipe, minimize
 
-STEP, BATCH, HIDDEN = 0.1, 32, 50
+STEP, BATCH = 0.1, 32
 PLAIN, SGD, COMP = "SGD, not quantised", "SGD, quantised", "CompDistSGD, quantised"
 FEEDBACK = "CompDistSGD, quantised, error feedback"
-Split = tuple[Tensor, Tensor]
 
 
 def cells(config: Mapping[str, Any]) -> Sequence[Cell]:
@@ -38,77 +34,25 @@ def recipe_of(method: str) -> Recipe:
     common["codec"] = None if method == PLAIN else QSGD(coding="fixed")
     if method in (PLAIN, SGD):
         return comp_dist_sgd(m=1.0, sketch=lambda m: Identity(), **common)
-    return comp_dist_sgd(m=0.1, sketch=lambda m: PerLeaf(CountSketch(0.1)), **common)
-
-
-def splits(config: Mapping[str, Any]) -> tuple[Split, Split, int]:
-    """The first rows of each part, drawn once and for all; of texts the words that occur in most of the rows."""
-    data = datasets.load(config["data"])
-    assert data.y_test is not None
-    labels = np.unique(data.y_train)
-    choose = np.random.default_rng(0)
-    rows = choose.permutation(len(data.y_train))[: config["rows"]]
-    tests = choose.permutation(len(data.y_test))[: config["test rows"]]
-    train, test = data.x_train[rows], data.x_test[tests]
-    if hasattr(train, "toarray"):
-        seen = np.asarray((train != 0).sum(0)).ravel()
-        words = np.sort(np.argsort(-seen, kind="stable")[: config["words"]])
-        train, test = train[:, words].toarray(), test[:, words].toarray()
-    return _tensors(train, data.y_train[rows], labels), _tensors(test, data.y_test[tests], labels), len(labels)
-
-
-def _tensors(x: Any, y: np.ndarray, labels: np.ndarray) -> Split:
-    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)).flatten(1)
-    return inputs, torch.from_numpy(np.searchsorted(labels, y))
-
-
-def problem(train: Split, classes: int, setting: RunSetting) -> tuple[ModuleObjective, Product]:
-    """In x 50, 50 x 50, 50 x classes, each layer in the l1 ball that has its start on the boundary."""
-    width = train[0].shape[1]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(setting.seed)
-        first, second, third = nn.Linear(width, HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, classes)
-    module = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third).to(setting.device)
-    inputs, labels = (each.to(setting.device) for each in train)
-    objective = ModuleObjective(module, nn.functional.cross_entropy, (inputs, labels))
-    sizes = {str(2 * i): sum(float(p.detach().abs().sum()) for p in layer.parameters())
-             for i, layer in enumerate((first, second, third))}  # fmt: skip
-    balls = [(L1Ball(sizes[leaf.name]), leaf.size) for leaf in objective.space.leaves]
-    return objective, Product(balls)
-
-
-class Accuracies:
-    """A callback: training and test accuracy at each record."""
-
-    def __init__(self, objective: ModuleObjective, parts: dict[str, Split]) -> None:
-        self.objective, self.parts = objective, parts
-        self.found: dict[str, list[float]] = {"step": [], **{name: [] for name in parts}}
-
-    @torch.no_grad()
-    def __call__(self, record: dict[str, Any], state: Any) -> None:
-        """Measure at the state's point."""
-        self.objective.layers.unpack(state.w)
-        self.found["step"].append(float(record["t"]))
-        for name, (x, y) in self.parts.items():
-            hits = self.objective.layers.module(x).argmax(1) == y
-            self.found[name].append(float(hits.double().mean()))
+    return comp_dist_sgd(m=0.1, sketch=tenth, **common)
 
 
 def run(cell: Cell, setting: RunSetting) -> Observed:
     """One training run; its accuracies are means of the last three records."""
     config = setting.config
-    train, test, classes = splits(config)
-    objective, balls = problem(train, classes, setting)
+    data = splits(config)
+    train, test = data.dense(setting.device)
+    objective, balls = problem(train, data.classes, setting.seed)
     seen = config["test rows"]
     parts = {"train": (train[0][:seen], train[1][:seen]), "test": test}
-    watch = Accuracies(objective, {k: (x.to(setting.device), y.to(setting.device)) for k, (x, y) in parts.items()})
+    watch = Accuracies(objective, parts, by="t")
     found = minimize(objective, recipe_of(cell["method"]), balls, steps=config["steps"], seed=setting.seed,
                      x0=balls.project(objective.start()), clients=[objective], callbacks=[watch],
                      record=max(1, config["steps"] // 20), progress=False)  # fmt: skip
     last = {name: float(np.mean(watch.found[name][-3:])) for name in parts}
     metrics = {f"{name} accuracy": value for name, value in last.items()}
     metrics["bytes a step"] = found.bytes / found.state.t
-    curves = {name: thinned(watch.found["step"], watch.found[name]) for name in parts}
+    curves = {name: thinned(watch.at, watch.found[name]) for name in parts}
     return Observed(metrics, curves)
 
 

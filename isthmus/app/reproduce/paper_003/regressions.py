@@ -113,7 +113,7 @@ def table_verdict(results: Results) -> Judgement:
     told, wins = [], 0
     for table in TABLES:
         values = {cell["method"]: results.mean(R2, **cell) for cell in results.cells if cell["table"] == table}
-        mine, other = (max(names, key=lambda m, v=values: v[m]) for names in (OURS, (CD, SGD, SVRG)))  # type: ignore[misc]
+        mine, other = (max(names, key=lambda m, v=values: v[m]) for names in (OURS, (CD, SGD, SVRG)))
         wins += values[mine] > values[other]
         rest = ", ".join(f"{m} {values[m]:.3f}" for m in (CD, SGD, SVRG))
         told.append(f"{table}: the best of the paper's samplings is {mine} with R2 {values[mine]:.3f}; {rest}.")
@@ -166,7 +166,8 @@ def uneven_run(cell: Cell, setting: RunSetting) -> Observed:
     bounds = np.geomspace(1, 0.01, d)
     x = bounds * rng.uniform(-1, 1, (config["n"], d))
     y = x @ (rng.choice([-1.0, 1.0], d) / bounds / math.sqrt(d)) + 0.1 * rng.standard_normal(config["n"])
-    train = LeastSquares(x / bounds if method == RESCALED else x, y)
+    x = x / bounds if method == RESCALED else x
+    train = LeastSquares(x, y)
     if method == SGD:  # clip and step were the best of a grid
         row, smooth = float(np.linalg.norm(bounds)), float((bounds**2).max() / 3)
         recipe, rounds = dp_gd(clip=0.3 * row, step=1.8 / smooth, **BUDGET), config["rounds"]
@@ -177,7 +178,7 @@ def uneven_run(cell: Cell, setting: RunSetting) -> Observed:
         public = Columns(bounds, bounds**2 / 3, blocks, 1.0, independent=True)
         recipe, rounds = public.recipe(method, config["passes"])
     w = fitted(train, recipe, rounds, setting.seed)
-    best = torch.from_numpy(np.linalg.lstsq(train.X.numpy(), y, rcond=None)[0])
+    best = torch.from_numpy(np.linalg.lstsq(x, y, rcond=None)[0])
     floor, start = train.loss(best), train.loss(torch.zeros_like(best))
     return Observed({LEFT: math.log10((train.loss(w) - floor) / (start - floor))})
 

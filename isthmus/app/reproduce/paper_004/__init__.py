@@ -3,5 +3,15 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_004 import accuracy, spectra
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    spectra.FIGURE_1,
+    spectra.FIGURE_2,
+    accuracy.MNIST,
+    accuracy.FASHION,
+    accuracy.DIMENSIONS,
+    accuracy.PUBLIC,
+    accuracy.REFRESH,
+    accuracy.RECORDS,
+)
