@@ -64,7 +64,7 @@ def panel(axes: Any, title: str, x: str, y: str, log: str = "") -> None:
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 
 
-def one_legend(figure: Figure) -> None:
+def one_legend(figure: Any) -> None:
     """The legend of the first panel above all of them, in place of one in each."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     for axes in figure.axes:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Kind, Observed, Results, RunSetting
 from isthmus.app.reproduce.paper_001 import figures_2_6, logistic
@@ -108,7 +107,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement(kind, why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Bars of ratios, the paper's beside ours."""
     axes, names = figure.subplots(), [cell["problem"] for cell in results.cells]
     rows = {

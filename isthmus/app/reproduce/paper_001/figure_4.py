@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish
 from isthmus.app.reproduce.measures import thinned
@@ -46,7 +44,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds" if largest <= LOW else "holds in part" if largest <= MODERATE else "fails", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Error bars of one deviation."""
     axes = figure.subplots()
     for cell in results.cells:

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish, line, one_legend
 from isthmus.app.reproduce.measures import thinned
@@ -94,7 +92,7 @@ def judge(results: Results, least: float) -> Judgement:
     return Judgement("holds in part" if test <= NEAR and fewer >= least else "fails", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Figure 1, Figure 3 and the dimensions."""
     test, seen, sizes = figure.subplots(1, 3)
     for cell in results.cells:
