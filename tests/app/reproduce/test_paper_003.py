@@ -13,7 +13,7 @@ needs_tables = pytest.mark.skipif(
 
 
 def test_table_1_and_its_verdict_turns_with_the_numbers():
-    config = {"d": 4, "n": 100, "epsilon": 1.0, "least": 0.3, "draws": 1}
+    config = {"d": 4, "n": 100, "epsilon": 1.0, "least": 0.3, "draws": 1, "batch": None}
     results = smoke(table_1.EXPERIMENT, config)
     assert judged(table_1.EXPERIMENT, changed(results, table_1.UTILITY, 9.0, method=common.FULL)) == "fails"
 
@@ -51,4 +51,5 @@ def test_uneven_columns():
 
 @needs_tables
 def test_real_tables():
-    smoke(regressions.REAL, {"rows": 300, "rounds": 4, "passes": {"california_housing": 1, "lending_club": 1}})
+    passes = {"california_housing": 1, "lending_club": 1}
+    smoke(regressions.REAL, {"rows": 300, "rounds": 4, "batch": None, "passes": passes})

@@ -120,6 +120,8 @@ class Method:
     task: Task
     n: int
     epsilon: float
+    batch: int | None = None
+    """Of DP-SVRG's differences; None: all records."""
 
     @cached_property
     def parts(self) -> list[list[int]]:
@@ -211,7 +213,7 @@ class Method:
         if self.name == SVRG:
             length = float(np.linalg.norm(self.task.columns))
             step, inner = 0.5 / float(self.smoothness.max()), max(2, self.loops.steps // 10)
-            return dp_svrg(clip=length, step=step, inner=inner, batch_size=self.n // 10, **common)
+            return dp_svrg(clip=length, step=step, inner=inner, batch_size=self.batch, **common)
         common |= {"smoothness": self.smoothness, "clip": self.task.columns, "schedule": self.loops}
         if self.name == NICE:
             return dp_skgd(sampling="nice", tau=self.tau, **common)

@@ -101,7 +101,7 @@ def table_run(cell: Cell, setting: RunSetting) -> Observed:
         recipe, rounds = dp_gd(clip=SLOPE, step=1.8, **BUDGET), config["rounds"]
     elif method == SVRG:
         rounds = config["rounds"]
-        recipe = dp_svrg(clip=SLOPE, step=1.0, inner=max(2, rounds // 10), batch_size=train.n // 10, **BUDGET)
+        recipe = dp_svrg(clip=SLOPE, step=1.0, inner=max(2, rounds // 10), batch_size=config["batch"], **BUDGET)
     else:
         recipe, rounds = public.recipe(method, config["passes"][name])
     w = fitted(train, recipe, rounds, setting.seed)
@@ -140,8 +140,8 @@ REAL = Experiment(
     run=table_run,
     verdict=table_verdict,
     plot=table_plot,
-    small={"rows": 10_000, "rounds": 200, "passes": {"california_housing": 60, "lending_club": 6}},
-    full={"rows": 40_000, "rounds": 1000, "passes": {"california_housing": 100, "lending_club": 20}},
+    small={"rows": 10_000, "rounds": 200, "batch": 1000, "passes": {"california_housing": 60, "lending_club": 6}},
+    full={"rows": 40_000, "rounds": 1000, "batch": 1000, "passes": {"california_housing": 100, "lending_club": 20}},
     data=TABLES,
     note="M from the second moments of 200 public rows without labels; small: at most 10,000 rows, 200 rounds of "
     "DP-SGD (on all "

@@ -103,7 +103,7 @@ def experiment(
     small, full = sizes
     return Experiment(
         name, item, title, claim, cells, run, verdict, plot,
-        small={"sizes": small, "n": 4000, "epsilon": 5.0, "draws": 3},
+        small={"sizes": small, "n": 4000, "epsilon": 5.0, "draws": 2},
         full={"sizes": full, "n": 20_000, "epsilon": 1.0, "draws": 20},
         unbanded=("seconds", PREDICTED, LEFT, "rounds"),
         note=f"{note} Logistic regression on independent columns, K of Theorem 4.2 with the true w*. Only n epsilon "
