@@ -99,6 +99,8 @@ def experiment(
         right.plot(sizes, measured, "o-", label="measured")
         right.plot(sizes, gains(results, PREDICTED)[1], "s--", label="Table 1")
         figures.panel(right, "gain", axis, "ratio of the two", "xy")
+        for axes in (left, right):
+            figures.few_ticks(axes, sizes)
 
     small, full = sizes
     return Experiment(
