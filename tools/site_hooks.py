@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -80,7 +81,7 @@ def public_names(module: str) -> list[str]:
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name in made + imported]
+            return [name for name in ast.literal_eval(node.value) if name in made + imported and not name.isupper()]
     return [name for name in made if not name.startswith("_")]
 
 
@@ -119,8 +120,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def formula(match: re.Match[str]) -> str:
     """MathML of one formula that arithmatex has marked."""
     tex = html.unescape(match[2])
-    block = match[1] == "div"
-    return f'<{match[1]} class="formula">{convert(tex, display="block" if block else "inline")}</{match[1]}>'
+    mathml = convert(tex, display="block" if match[1] == "div" else "inline")
+    if "\\" in mathml:
+        raise PluginError(f"a command in this formula is not known: {tex}")
+    return f'<{match[1]} class="formula">{mathml}</{match[1]}>'
 
 
 def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str:
