@@ -25,6 +25,8 @@ FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
+CONSTANTS = {"OPERATIONS", "CONSTANTS", "RULES"}
+"""Public tables that a page of the reference does not print."""
 API = re.compile(r"^<!-- api(\+inherited)?: ([\w.]+)((?: \w+)*) -->$", re.M)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
@@ -81,7 +83,7 @@ def public_names(module: str) -> list[str]:
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name in made + imported and not name.isupper()]
+            return [name for name in ast.literal_eval(node.value) if name in made + imported and name not in CONSTANTS]
     return [name for name in made if not name.startswith("_")]
 
 
