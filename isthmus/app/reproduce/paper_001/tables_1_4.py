@@ -18,6 +18,7 @@ from isthmus.app.reproduce.measures import first_below, log10
 from isthmus.app.reproduce.paper_001.nonconvex import robust_regression, stationarity
 from isthmus.geometry.sets import ConvexSet
 from isthmus.papers import mapping_samples, private_mapping_schedule, private_stationary_schedule, stationary_samples
+from isthmus.problems.objectives import LinearModel
 from isthmus.round.minimize import Recipe, minimize
 
 WIDE, NARROW = "DP-SGD", "PrivSGD"
@@ -76,9 +77,9 @@ def _recipe(cell: Cell, step: float) -> Recipe:
     return dp_gd(**common) if cell["method"] == WIDE else priv_sgd(m=cell["m"], **common)
 
 
-def mapping_norm(objective: Welsch, constraint: ConvexSet, w: Tensor) -> float:
-    """||w - P_C(w - grad F(w) / (2 mu))|| 2 mu, the gradient mapping."""
-    eta = 1 / (2 * objective.smoothness())
+def mapping_norm(objective: LinearModel, constraint: ConvexSet, w: Tensor) -> float:
+    """||w - P_C(w - eta grad F(w))|| / eta, the gradient mapping, at eta = d / 10: about 1/(2 mu) of unit rows."""
+    eta = objective.d / 10
     return float((w - constraint.project(w - eta * objective.gradient(w))).norm()) / eta
 
 
