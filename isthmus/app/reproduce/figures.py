@@ -64,6 +64,16 @@ def panel(axes: Any, title: str, x: str, y: str, log: str = "") -> None:
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 
 
+def one_legend(figure: Any) -> None:
+    """The legend of the first panel above all of them, in place of one in each."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    for axes in figure.axes:
+        if (own := axes.get_legend()) is not None:
+            own.remove()
+    figure.set_layout_engine("constrained")
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
+
+
 def bars(metric: str, y: str, label: Callable[[dict[str, Any]], str] = key_of) -> Any:
     """A plot with one bar a cell and one deviation between seeds."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from isthmus.app.reproduce.experiment import Cell, Judgement, Plot, Results
 from isthmus.app.reproduce.figures import finish, line
 from isthmus.app.reproduce.measures import log10
@@ -73,7 +71,7 @@ def judged(results: Results, against: str, own: str) -> Judgement:
 def plot_slopes(against: str) -> Plot:
     """Smooth on the left, nonsmooth on the right; the theorem's rates dotted."""
 
-    def plot(results: Results, figure: Figure) -> None:
+    def plot(results: Results, figure: Any) -> None:
         for axes, smooth in zip(figure.subplots(1, 2), (True, False), strict=True):
             _panel(axes, results, smooth)
             finish(axes, f"log10 {against}", "log10 of the error" if smooth else "")

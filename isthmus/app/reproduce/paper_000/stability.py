@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish, line
@@ -134,7 +133,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("fails" if len(broken) > len(told) / 2 else "holds in part", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """A panel a theorem."""
     numbers = list(dict.fromkeys(cell["theorem"] for cell in results.cells))
     columns = min(3, len(numbers))

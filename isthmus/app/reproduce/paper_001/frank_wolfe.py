@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from isthmus.algorithms import comp_fw
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
@@ -97,7 +96,7 @@ def convex_verdict(results: Results) -> Judgement:
     return Judgement("holds", why)
 
 
-def convex_plot(results: Results, figure: Figure) -> None:
+def convex_plot(results: Results, figure: Any) -> None:
     """A panel a set."""
     sets = list(dict.fromkeys(cell["set"] for cell in results.cells))
     for axes, kind in zip(figure.subplots(1, len(sets), sharey=True, squeeze=False)[0], sets, strict=True):
@@ -161,7 +160,7 @@ def nonconvex_verdict(results: Results) -> Judgement:
     return Judgement("holds", why)
 
 
-def nonconvex_plot(results: Results, figure: Figure) -> None:
+def nonconvex_plot(results: Results, figure: Any) -> None:
     """The true gap along each run, in units of alpha."""
     axes = figure.subplots()
     for cell in results.cells:

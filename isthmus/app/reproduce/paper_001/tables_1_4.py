@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from isthmus.algorithms import dp_gd, priv_sgd
@@ -121,7 +120,7 @@ def _needed(results: Results, m: Any) -> float | None:
     return None if found is None else math.exp(found)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """The formulas on the left, the runs on the right."""
     left, right = figure.subplots(1, 2)
     for kind in dict.fromkeys(cell["formula"] for cell in results.cells if "formula" in cell):

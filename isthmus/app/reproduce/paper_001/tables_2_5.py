@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from isthmus.algorithms import comp_dist_sgd
@@ -188,7 +187,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds in part", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """What must fall against the bits that were sent, a panel a row."""
     rows = list(dict.fromkeys(cell["row"] for cell in results.cells))
     columns = min(3, len(rows))
