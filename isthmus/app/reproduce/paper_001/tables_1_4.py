@@ -132,8 +132,8 @@ def plot(results: Results, figure: Any) -> None:
     for m in dict.fromkeys(cell["m"] for cell in results.cells if "m" in cell):
         rows = [cell for cell in results.cells if cell.get("m") == m]
         values, spread = ([f("share of the first", **cell) for cell in rows] for f in (results.mean, results.sd))
-        right.errorbar([cell["n"] for cell in rows], values, yerr=spread, label=f"m = {m}")
-    finish(right, "records", "gap, share of the first", "x")
+        right.errorbar([math.log10(cell["n"]) for cell in rows], values, yerr=spread, label=f"m = {m}")
+    finish(right, "log10 of the records", "gap or mapping, share of the first")
 
 
 def _experiment(name: str, item: str, guarantee: str, formulas: list[str], claim: str) -> Experiment:
