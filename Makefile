@@ -26,8 +26,12 @@ lint: $(VENV)/.installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=benchmarks/results/cpu.json keeps the figures that
+# `isthmus bench --pages` writes into README and docs.
+JSON ?= bench.json
 bench: $(VENV)/.installed-dev
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
+	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON)
 
 # The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
 SCALE ?= small

@@ -36,6 +36,7 @@ from isthmus.estimators.inputs import (
     threads_for,
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
+from isthmus.estimators.notebook import ShowsGuarantee
 from isthmus.estimators.parameters import Parameters
 from isthmus.estimators.watching import Watcher
 from isthmus.planner import Choice, Plan, plan
@@ -77,7 +78,7 @@ class Posed:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateLinear(Parameters):
+class PrivateLinear(ShowsGuarantee, Parameters):
     """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
 
     _calls: int = field(init=False)

@@ -38,6 +38,7 @@ from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
+from isthmus.estimators.notebook import ShowsGuarantee
 from isthmus.geometry.lifts import discard
 from isthmus.gradients import Dense
 from isthmus.privacy import (
@@ -88,7 +89,7 @@ def _has(name: str) -> Any:
     return lambda search: hasattr(getattr(search, "best_estimator_", search.estimator), name)
 
 
-class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
+class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
     Unlike a cross-validation, whose fits and scores each spend or leak, the whole search keeps one (epsilon, delta).

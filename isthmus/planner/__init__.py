@@ -104,8 +104,9 @@ def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]
         if not wanted:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
-            told = "it is not private" if facts.private else "it is private: give a finite epsilon"
-            refused[each if isinstance(each, str) else named.name] = f"epsilon={facts.epsilon:g}: {told}"
+            asked_for = f"epsilon={facts.epsilon:g} was asked for"
+            other = "it is not private" if facts.private else "it needs a finite epsilon"
+            refused[each if isinstance(each, str) else named.name] = f"{asked_for}, and {other}"
         else:
             yield from wanted
 

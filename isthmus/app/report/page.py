@@ -17,6 +17,7 @@ from isthmus.app.report import _words, svg
 from isthmus.app.report._card import card, expectation, fact
 from isthmus.app.report._verdict import RULE, verdict
 from isthmus.app.report.record import FORMAT, Record, rounded_up
+from isthmus.base.whole import replaced
 
 _HERE = Path(__file__).parent
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
@@ -60,7 +61,9 @@ def render(record: Record) -> str:
 def write(record: Record, path: str | os.PathLike[str]) -> Path:
     """Write the report of a record to a file; returns its path."""
     where = Path(path)
-    where.write_text(render(record), encoding="utf-8", newline="\n")
+    text = render(record)
+    with replaced(where) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
     return where
 
 

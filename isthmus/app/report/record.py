@@ -36,6 +36,7 @@ from isthmus.app.report._shape import (
     unlimited,
 )
 from isthmus.base.validate import present, refuse
+from isthmus.base.whole import replaced
 
 FORMAT = "isthmus-run-1"
 FILE = "run.json"
@@ -292,7 +293,8 @@ class Record:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
         where = where / FILE if where.is_dir() else where
-        where.write_text(self.to_json(), encoding="utf-8")
+        with replaced(where) as partial:
+            partial.write_text(self.to_json(), encoding="utf-8")
         return where
 
 

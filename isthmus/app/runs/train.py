@@ -31,6 +31,7 @@ from isthmus.app.runs.measure import Measured
 from isthmus.app.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.base import validate
+from isthmus.base.whole import CannotWrite
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.crew import Crew
@@ -355,6 +356,8 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
         yield
+    except CannotWrite as error:
+        raise Interrupted(f"stopped: {error}. Then go on with: isthmus train --resume {run.path}") from error
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
