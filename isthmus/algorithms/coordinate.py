@@ -251,7 +251,7 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
 
 
 @dp_cd.filling(
-    evidence="measured (coordinates): .014 of the loss left where scales differ by 100, DP-GD with one step .157",
+    evidence="measured (003-uneven-columns): .014 of the loss left where scales differ by 100, DP-GD .157",
     shortfall=(0.028, 0.18),
 )
 def _fill_single(facts: Facts) -> Choice | Refusal:
