@@ -201,17 +201,21 @@ class NaN:
 
 
 class Memory:
-    """Less memory than a batch needs from some round on, for one round."""
+    """A batch of one round that needs more memory than the process may have: the module's own layers run out of it."""
 
     def __init__(self, moments: random.Random) -> None:
-        self.at, self.kept = moments.randint(0, 3), resource.getrlimit(resource.RLIMIT_AS)
+        self.at, self.now = moments.randint(0, 3), False
 
     def __call__(self, t: int) -> None:
-        if t == self.at:
+        self.now = t == self.at
+        if self.now:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            least = pages * resource.getpagesize() + (1 << 20)
-            resource.setrlimit(resource.RLIMIT_AS, (least, self.kept[1]))
-            self.held = np.ones((1 << 31) // 8)  # the batch: it does not fit
+            least = pages * resource.getpagesize() + (64 << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (least, resource.RLIM_INFINITY))
+
+    def data(self, value: Any) -> Any:
+        """The rows, each a million times: a view, which costs nothing until a layer computes with it."""
+        return value.unsqueeze(1).expand(-1, 1 << 20, -1) if self.now else value
 
 
 def tmpfs_full(works: list[str], runs: int, moments: random.Random) -> Result | None:
@@ -306,7 +310,6 @@ ALL = list(WORK)
 
 def scenarios(runs: int, moments: random.Random) -> dict[str, Callable[[], Result | None]]:
     """Every scenario by its name."""
-    files = ["minimize", "estimator", "command"]
     return {
         "kill": lambda: stopped("kill -9 at any moment", signal.SIGKILL, ALL, runs, moments),
         "ctrl-c": lambda: stopped("Ctrl-C at any moment", signal.SIGINT, ALL, runs, moments),
@@ -318,6 +321,6 @@ def scenarios(runs: int, moments: random.Random) -> dict[str, Callable[[], Resul
         "neighbours": lambda: neighbours(["engine", "minimize", "estimator"], 1, moments),
         "nan": lambda: faulty("NaN mid-run", lambda m: lambda place: NaN(m), ["engine"], runs, moments),
         "memory": lambda: faulty(
-            "out of memory in a batch", lambda m: lambda place: Memory(m), files[:1] + ["engine"], runs, moments, True
+            "out of memory in a batch", lambda m: lambda place: Memory(m), ["engine"], 2 * runs, moments, True
         ),
     }
