@@ -2,7 +2,8 @@
 
 * A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with it.
 * CHANGELOG.md becomes a page; result pages are in the menu once they are generated.
-* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow.
+* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow;
+  `api+inherited` shows what a class has from its bases too.
 * Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
 """
 
@@ -23,7 +24,7 @@ FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
-API = re.compile(r"^<!-- api: ([\w.]+)((?: \w+)*) -->$", re.M)
+API = re.compile(r"^<!-- api(\+inherited)?: ([\w.]+)((?: \w+)*) -->$", re.M)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
@@ -85,8 +86,9 @@ def public_names(module: str) -> list[str]:
 
 def directives(match: re.Match[str]) -> str:
     """The directives of mkdocstrings that an `api` comment stands for."""
-    names = match[2].split() or public_names(match[1])
-    return "\n".join(f"::: {match[1]}.{name}\n" for name in names)
+    names = match[3].split() or public_names(match[2])
+    options = "    options:\n      inherited_members: true\n" if match[1] else ""
+    return "\n".join(f"::: {match[2]}.{name}\n{options}" for name in names)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

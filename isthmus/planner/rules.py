@@ -148,7 +148,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: (not facts.free or facts.scale == "none") and facts.smoothness is not None and _uneven(facts),
         _always("dp_cd"),
         "columns have very different scales and may not be rescaled: each gets a step of its own",
-        "experiments/coordinates.py: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns",
+        "003-uneven-columns: .014 of the loss left, DP-GD .157; docs/planner.md, uneven columns",
     ),
     Ranking(
         "few passes",
