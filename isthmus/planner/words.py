@@ -83,12 +83,12 @@ def words(plan: Plan) -> str:
 
 
 def _noise(best: Choice) -> str:
-    told = f"Noise multiplier {_short(best.noise_multiplier)}"
+    sentence = f"Noise multiplier {_short(best.noise_multiplier)}"
     if best.noise_norm is not None:
-        told += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
+        sentence += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
     if best.margin_noise is not None:
-        told += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
-    return told + "."
+        sentence += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
+    return sentence + "."
 
 
 def _short(value: Any) -> str:

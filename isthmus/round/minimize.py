@@ -433,7 +433,7 @@ def _aggregator(objective: Any, clients: Any) -> Aggregator:
     if clients is None:
         return Local(objective)
     if isinstance(clients, Aggregator):
-        return clients.holding([objective if each is None else each for each in clients.problems])
+        return clients.holding([objective if problem is None else problem for problem in clients.problems])
     remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
     validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
     return Clients(list(clients))

@@ -42,12 +42,12 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
     """
     out = Out(as_json, quiet)
     with uncollected():
-        shown = None
+        public_rows = None
         if public is not None:
             table = parts.tables.read(public)
             parts.validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
-            shown = table.x if table.y is None else (table.x, table.y)
-        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=shown, **facts)
+            public_rows = table.x if table.y is None else (table.x, table.y)
+        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=public_rows, **facts)
     warn_of_plan(out, found)
     out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
 

@@ -104,12 +104,12 @@ def start(
 def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
     run = RunFolder.open(path) if crew.leads else None
-    told = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
-    settings = Settings.from_dict(json.loads(told["settings"]))
-    if told["done"]:
+    stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    settings = Settings.from_dict(json.loads(stored["settings"]))
+    if stored["done"]:
         return None if run is None else _done(run, settings, say)
-    schema = Schema.from_toml(told["schema"], files.SCHEMA)
-    problem = prepare(settings, schema, salt=told["salt"], settled=True, crew=crew)
+    schema = Schema.from_toml(stored["schema"], files.SCHEMA)
+    problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
         _follow(settings, problem, crew)
         return None
