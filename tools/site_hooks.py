@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +25,8 @@ FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
+CONSTANTS = {"OPERATIONS", "CONSTANTS", "RULES"}
+"""Public tables that a page of the reference does not print."""
 API = re.compile(r"^<!-- api(\+inherited)?: ([\w.]+)((?: \w+)*) -->$", re.M)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
@@ -80,7 +83,7 @@ def public_names(module: str) -> list[str]:
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name in made + imported]
+            return [name for name in ast.literal_eval(node.value) if name in made + imported and name not in CONSTANTS]
     return [name for name in made if not name.startswith("_")]
 
 
@@ -119,8 +122,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def formula(match: re.Match[str]) -> str:
     """MathML of one formula that arithmatex has marked."""
     tex = html.unescape(match[2])
-    block = match[1] == "div"
-    return f'<{match[1]} class="formula">{convert(tex, display="block" if block else "inline")}</{match[1]}>'
+    mathml = convert(tex, display="block" if match[1] == "div" else "inline")
+    if "\\" in mathml:
+        raise PluginError(f"a command in this formula is not known: {tex}")
+    return f'<{match[1]} class="formula">{mathml}</{match[1]}>'
 
 
 def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str:

@@ -38,7 +38,7 @@ Adds = Callable[[Tensor, float, bytes], None]
 """Adds scale times the normals of a 32-byte key to a tensor, in place."""
 SECRET = "secret noise from the operating system's generator"
 FAST = (
-    "fast generators, which get new secret keys from the operating system again and again; they are cryptographic "
+    "fast generators, which get new keys from the operating system again and again; they are cryptographic "
     "(ChaCha20) on GPUs with Triton and not elsewhere, and they do not withstand attacks on floating-point rounding"
 )
 SEEDED = "seeded noise: not private"

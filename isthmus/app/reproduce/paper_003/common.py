@@ -83,6 +83,8 @@ class Task:
         for _ in range(50):
             slope = 1 / (1 + np.exp(sign * (self.x @ w)))
             gradient = -(self.x.T @ (sign * slope)) / len(self.y) + self.ridge * w
+            if np.abs(gradient).max() < 1e-13:
+                break
             hessian = (self.x.T * (slope * (1 - slope))) @ self.x / len(self.y) + self.ridge * np.eye(len(w))
             w = w - np.linalg.solve(hessian, gradient)
         return np.asarray(w)

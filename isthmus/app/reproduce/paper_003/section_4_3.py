@@ -106,7 +106,7 @@ def experiment(
     return Experiment(
         name, item, title, claim, cells, run, verdict, plot,
         small={"sizes": small, "n": 4000, "epsilon": 5.0, "draws": 2},
-        full={"sizes": full, "n": 20_000, "epsilon": 1.0, "draws": 20},
+        full={"sizes": full, "n": 20_000, "epsilon": 1.0, "draws": 5},
         unbanded=("seconds", PREDICTED, LEFT, "rounds"),
         note=f"{note} Logistic regression on independent columns, K of Theorem 4.2 with the true w*. Only n epsilon "
         "counts: small takes n = 4,000 at (5, 1e-5) for 20,000 at (1, 1e-5). The noise is what that needs.",

@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     plot=plot,
     small={"d": 20, "n": 5000, "epsilon": 1.0, "least": 0.05, "draws": 1, "batch": 500},
-    full={"d": 60, "n": 50_000, "epsilon": 1.0, "least": 0.01, "draws": 10, "batch": 5000},
+    full={"d": 60, "n": 20_000, "epsilon": 1.0, "least": 0.03, "draws": 3, "batch": 2000},
     unbanded=("seconds", PREDICTED, BOUND, ROUNDS, PRINTED),
     note="The paper has no experiments: logistic regression on independent columns with public bounds, K and T of "
     "Theorem 4.2 with "
