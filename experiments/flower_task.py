@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from mlp_mnist import RADII, network, tenth
 from torch import Tensor, nn
 
 from isthmus import CountSketch, Identity, L1Ball, Logistic, ModuleObjective, Product, SparseJL, algorithms, datasets
+from isthmus.app.reproduce.paper_001.networks import network, tenth
 from isthmus.distributed.flower import Federation
 
 CLIENTS, BATCH = 10, 32
 STEPS = {"imdb": 0.3, "mlp": 0.3}
+RADII = {"0": 600.0, "2": 150.0, "4": 60.0}
+"""Of each layer's l1 ball: loose enough for SGD to reach what it reaches without them."""
 
 
 def recipe(problem: str, way: str) -> Any:
@@ -48,7 +50,9 @@ def objective(problem: str, number: int, folder: str | None) -> Any:
     x, y = found.x_train[parts[number]], found.y_train[parts[number]]
     if problem == "imdb":
         return Logistic(x.astype(np.float32), y, classes=[0, 1])
-    return ModuleObjective(network(0), nn.functional.cross_entropy, (torch.from_numpy(x), torch.from_numpy(y)))
+    return ModuleObjective(
+        network(784, 10, seed=0), nn.functional.cross_entropy, (torch.from_numpy(x), torch.from_numpy(y))
+    )
 
 
 @lru_cache(maxsize=8)
@@ -68,7 +72,7 @@ def start(problem: str, plan: Federation, folder: str | None) -> Tensor | None:
     if problem == "imdb":
         return None
     few = torch.zeros(1, 784), torch.zeros(1, dtype=torch.long)
-    return plan.constraint.project(ModuleObjective(network(0), nn.functional.cross_entropy, few).start())
+    return plan.constraint.project(ModuleObjective(network(784, 10, seed=0), nn.functional.cross_entropy, few).start())
 
 
 def accuracy(problem: str, w: Tensor, folder: str | None) -> float:

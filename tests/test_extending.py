@@ -1,9 +1,8 @@
-"""docs/extending.md: five parts of somebody else's, defined outside the package, go through every door."""
+"""examples/own_parts.py: five parts of somebody else's, defined outside the package, go through every door."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,21 +19,18 @@ from isthmus.algorithms.purchases import ClassCounts, Ranges
 from isthmus.privacy import Charge, Ledger, PrivacyPlan, PrivacyStatement
 from isthmus.round.state import State
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+FILE = Path(__file__).parents[1] / "examples" / "own_parts.py"
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A module with the five parts as the page has them, imported from a folder of its own."""
-    file = tmp_path_factory.mktemp("outside") / "somebody_elses_parts.py"
-    file.write_text("\n\n".join(BLOCKS[:5]), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+def parts() -> Any:
+    """The example as a module of its own."""
+    spec = importlib.util.spec_from_file_location(FILE.stem, FILE)
     assert spec is not None and spec.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    module = sys.modules[FILE.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    del sys.modules[file.stem]
+    del sys.modules[FILE.stem]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +44,8 @@ def objective(parts: ModuleType, table: Any) -> Any:
     return parts.SquaredHinge(table[0] / np.sqrt(6), table[1], classes=(0, 1))
 
 
-def test_the_page_runs_as_it_stands(parts: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(BLOCKS[5], str(PAGE), "exec"), dict(vars(parts)))
+def test_the_example_runs(parts: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    parts.main()
     shown = capsys.readouterr().out
     assert "rounded to a grid" in shown and "folded_gd" in shown and "epsilon=1" in shown
 

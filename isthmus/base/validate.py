@@ -10,8 +10,9 @@ isthmus.base.validate.InvalidInput: radius=-1.0 is not allowed: give a finite nu
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -33,6 +34,28 @@ def check(ok: bool, argument: str, value: object, remedy: str) -> None:
     """Refuse `value` unless `ok`."""
     if not ok:
         refuse(argument, value, remedy)
+
+
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What contents that nobody wrote raise while they are taken apart."""
+
+
+@contextlib.contextmanager
+def reading(argument: str, value: object, remedy: str) -> Iterator[None]:
+    """Refuse a text or a tree that cannot be taken apart; nothing but its reading belongs inside.
+
+    >>> with reading("plan", "{}", "give what to_json wrote"):
+    ...     {}["items"]
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: plan='{}' is not allowed: give what to_json wrote (KeyError: 'items')
+    """
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except UNREADABLE as error:
+        told = f"{remedy} ({type(error).__name__}: {error})"
+        raise InvalidInput(f"{argument}={_short(value)} is not allowed: {told}") from error
 
 
 def require(ok: bool, sentence: str) -> None:
@@ -62,8 +85,9 @@ reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write 
     """
     known = list(reads)
     if found not in known:
+        told = " or ".join(map(repr, known))
         raise InvalidInput(
-            f"{where} has the format {_short(found)}, and this version of Isthmus reads {' or '.join(map(repr, known))}: "
+            f"{where} has the format {_short(found)}, and this version of Isthmus reads {told}: "
             "use the version of Isthmus that wrote it, or write it again"
         )
 

@@ -7,6 +7,7 @@ for `partial_fit` the state it goes on from.  Left out is what belongs to a fit 
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,7 +89,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
 
 def load(path: str | Path) -> Any:
     """The estimator that `save` wrote, able to predict, score and `partial_fit` further; damaged files are refused."""
-    return FORMAT.read(path, _rebuilt)
+    return FORMAT.read(path, lambda tree: _usable(_rebuilt(tree)))
 
 
 def _params(estimator: PrivateLinear) -> dict[str, Any]:
@@ -120,6 +121,22 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])
     if tree["state"] is not None:
         estimator._partial_state = State(**tree["state"])
+    return estimator
+
+
+def _usable(estimator: Any) -> Any:
+    """The model, where it predicts for a row of zeros: else its parts were made up, or are of different models."""
+    columns: Any = getattr(estimator, "n_features_in_", None)
+    shape = getattr(getattr(estimator, "coef_", None), "shape", ())
+    whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
+    validate.check(whole, "path: n_features_in_", columns, "the coefficients are of another number of columns")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # this row has no names
+            found = np.asarray(estimator.predict(np.zeros((1, columns))))
+    except Exception as error:
+        raise validate.InvalidInput(f"path: its parts do not fit together ({error})") from error
+    validate.check(found.shape == (1,), "path: weights", found.shape, "a model predicts one value for a row")
     return estimator
 
 

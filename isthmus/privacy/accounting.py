@@ -45,6 +45,10 @@ Leaves = Mapping[DpEvent, int]
 Key = tuple[tuple[DpEvent, int], ...]
 
 
+NO_NOISE = 1e-9
+"""A multiplier below this counts as 0: its epsilon, some 10^17 and more, counts as infinite."""
+
+
 class UnsupportedEvent(validate.InvalidInput):
     """An event that no accountant can compose; the message names the part that is to blame."""
 
@@ -127,8 +131,8 @@ def _split(leaves: Leaves) -> tuple[float, dict[DpEvent, int]]:
 
 
 def noiseless(leaf: DpEvent) -> bool:
-    """Whether it is a release with noise of scale 0."""
-    return getattr(getattr(leaf, "event", leaf), "noise_multiplier", None) == 0
+    """Whether it is a release with noise of scale 0, or so little that no accountant can compute with it."""
+    return float(getattr(getattr(leaf, "event", leaf), "noise_multiplier", math.inf)) < NO_NOISE
 
 
 def _name(event: DpEvent) -> str:

@@ -74,7 +74,9 @@ class FileBook:
 
     def __init__(self, store: FileStore, given: Agreed) -> None:
         self.tally, self._store = Tally(), store
-        self._chain = Chain(store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name))
+        self._chain = Chain(
+            store, self.tally.apply, partial(mended, self.tally, given=given, name=store.name), self.tally.clear
+        )
 
     @property
     def identity(self) -> str:

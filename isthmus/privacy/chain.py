@@ -28,7 +28,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TypedDict
 
-from isthmus.base.validate import refuse
+from isthmus.base.validate import UNREADABLE, refuse
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 
@@ -125,28 +125,35 @@ def _open_locked(path: Path, stack: contextlib.ExitStack) -> int:
 
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        stack.callback(os.close, descriptor)  # before it is locked, and once: an interrupt may come at any line
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # removed while waiting: a nameless lock protects nothing
             if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
-                stack.callback(os.close, descriptor)
                 return descriptor
-        except FileNotFoundError:
-            pass  # removed while waiting: the lock of a nameless file protects nothing
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
 
 
 class Chain:
     """The verified records of a store, read once and then only as it grows.
 
     `apply(record)` is told every record in order; `mend(junk)` says what record takes the place of a torn tail.
+    `forget()` undoes every `apply`: where an interrupt came in between, all is read again.
     """
 
-    def __init__(self, store: FileStore, apply: Callable[[Json], None], mend: Callable[[bytes], Json]) -> None:
-        self.store, self._apply, self._mend = store, apply, mend
-        self.number, self.first, self._head, self._offset = 0, "", START, 0
+    def __init__(
+        self,
+        store: FileStore,
+        apply: Callable[[Json], None],
+        mend: Callable[[bytes], Json],
+        forget: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.store, self._apply, self._mend, self._forget = store, apply, mend, forget
+        self.first, self._taking = "", False
+        self._restart()
+
+    def _restart(self) -> None:
+        self._forget()
+        self.number, self._head, self._offset = 0, START, 0
+        self._taking = False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -173,6 +180,8 @@ class Chain:
 
     def sync(self) -> None:
         """Read and verify what is new; call it inside the store's lock."""
+        if self._taking:
+            self._restart()
         marked, digest = self.store.mark()
         *lines, tail = self.store.read(self._offset).split(b"\n")
         for line in lines:
@@ -194,9 +203,11 @@ class Chain:
 
     def _take(self, line: bytes) -> None:
         record = self._check(line)
+        self._taking = True
         self._apply(record)
         self.first = self.first or record["hash"]
         self.number, self._head, self._offset = record["number"], record["hash"], self._offset + len(line) + 1
+        self._taking = False
 
     def _check(self, line: bytes) -> Json:
         """The record of a line that is whole, unaltered and next in the chain."""
@@ -284,7 +295,7 @@ class Tally:
         """Count one verified record."""
         try:
             self._apply(record)
-        except (KeyError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             raise LedgerCorrupt(f"record {record.get('number')} cannot be what a ledger wrote ({error!r})") from None
 
     def _apply(self, record: Json) -> None:
@@ -295,7 +306,8 @@ class Tally:
             if record["format"] != _FORMAT:
                 raise ValueError(f"format {record['format']}: this version reads format {_FORMAT}")
             self.budget = checked_budget(record["budget"])
-            self.adjacency, self.dataset, self.opened = record["adjacency"], record["dataset"], True
+            self.adjacency, self.dataset = Adjacency(record["adjacency"]).value, str(record["dataset"])
+            self.opened = True
         elif kind == "torn":
             for charge in record["charges"]:
                 self._count(charge["what"], keyed(charge["event"]), charge["rounds"])
@@ -318,6 +330,11 @@ class Tally:
             if not known or record["rounds"] < 1 or run.charged[record["what"]] < 0:
                 raise ValueError("a charge or refund that was never announced or made")
             self._count(record["what"], run.keys[record["what"]], change)
+
+    def clear(self) -> None:
+        """As it was made."""
+        for name, value in vars(Tally()).items():
+            setattr(self, name, value)
 
     def _count(self, what: str, event: Keyed, rounds: int) -> None:
         for key, count in event:

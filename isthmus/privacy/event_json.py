@@ -159,6 +159,8 @@ def _plain(name: str, form: str, value: Any) -> Any:
     if form == "event":
         return to_json(value)
     if form in ("events", "scales", "rates"):
+        if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
+            refuse(name, value, "give a list")
         return [_plain(name, form.removesuffix("s"), each) for each in value]
     if form == "count":
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:

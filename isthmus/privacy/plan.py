@@ -205,7 +205,11 @@ class PrivacyPlan:
     @classmethod
     def from_json(cls, text: str) -> PrivacyPlan:
         """The plan from its text; its items are accounted again, so a text that under-reports is refused."""
-        record = json.loads(text)
+        with validate.reading("text", text, "give what PrivacyPlan.to_json wrote"):
+            return cls._from(json.loads(text))
+
+    @classmethod
+    def _from(cls, record: dict[str, Any]) -> PrivacyPlan:
         validate.known_format("plan", record.get("format", FORMAT), [FORMAT])
         items = []
         for entry in record["items"]:

@@ -238,12 +238,20 @@ class PrivacyStatement:
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
         """The statement that `to_json` wrote, now or before formats had names (whose words for the releases go)."""
-        data = {"leaks": (), "releases": []} | json.loads(text)
+        with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
+            return cls._from(json.loads(text))
+
+    @classmethod
+    def _from(cls, told: Json) -> PrivacyStatement:
+        data: Json = {"leaks": (), "releases": []} | told
         validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
         validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
+        texts = [name for name in ("sampler", "noise", "guarantee", "accountant") if name in data]
+        for name, value in [*((name, data[name]) for name in texts), *_lines(data)]:
+            validate.check(isinstance(value, str), name, value, "give text")
         data |= {"adjacency": Adjacency(data["adjacency"]), "event": event_json.to_json(data["event"])}
         data |= {"epsilon": float(data["epsilon"]), "nominal": float(data["nominal"])}
         data |= {"releases": tables.from_json(data["releases"])}
@@ -349,11 +357,15 @@ class Account:
         )
 
 
+def _lines(data: Json) -> list[tuple[str, object]]:
+    return [(name, line) for name in ("assumptions", "leaks") for line in data[name]]
+
+
 def _rounded_up(value: float) -> str:
     """Four digits, never below the value."""
     if value == 0 or math.isinf(value):
         return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
     return f"{math.ceil(value / unit) * unit:.4g}"
 
 

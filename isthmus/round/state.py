@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.base import storage
+from isthmus.base import storage, validate
 from isthmus.geometry.lifts import Lifted
 
 FORMAT = storage.Format("isthmus-state-2", "State.save", unsealed=("isthmus-state-1",))
@@ -67,8 +67,19 @@ class State:
     @staticmethod
     def load(path: str | Path) -> State:
         """Read a state; a file that is not one, or is damaged, is refused."""
-        return FORMAT.read(path, lambda tree: State(**tree))
+        return FORMAT.read(path, _checked)
 
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+def _checked(tree: storage.Fields) -> State:
+    """The state of a tree whose parts are of the kinds that they should be."""
+    state = State(**tree)
+    validate.check(isinstance(state.w, Tensor), "path: w", type(state.w).__name__, "an iterate was written here")
+    validate.non_negative_int(t=state.t, dims=state.dims, bytes=state.bytes)
+    for name in ("update", "average", "parts", "memory", "held"):
+        part = getattr(state, name)
+        validate.check(isinstance(part, dict), f"path: {name}", type(part).__name__, "a table was written here")
+    return state

@@ -74,7 +74,7 @@ def check_format(where: str, form: object) -> str:
     there = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
     try:
         known = isinstance(form, str) and datetime.strptime(there.strftime(form), form).date() == there.date()
-    except ValueError:
+    except (ValueError, re.error):  # a directive that stands there twice
         known = False
     validate.check(known, where, form, remedy)
     return str(form)

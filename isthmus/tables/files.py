@@ -15,6 +15,9 @@ import gzip
 import io
 import re
 import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -206,13 +209,22 @@ def _open(file: Path) -> Any:
     return bz2.open(file, "rb") if suffix == ".bz2" else file.open("rb")
 
 
+@contextmanager
+def _unpacked(file: Path) -> Iterator[None]:
+    """Refuse a packed file that was cut or altered, and one that cannot be opened."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error) as error:
+        validate.refuse("data", str(file), f"it cannot be read ({error}): it was cut or altered, or is not packed so")
+
+
 def _header(file: Path, reading: Reading) -> str:
     """The first line, decoded; a byte-order mark is no part of it."""
-    with _open(file) as stream:
+    with _unpacked(file), _open(file) as stream:
         line = stream.readline()
     try:
         return line.decode(_codec(reading)).rstrip("\r\n")
-    except UnicodeDecodeError:
+    except UnicodeError:
         _bad_encoding(file, reading)
 
 
@@ -241,7 +253,7 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
             keep_default_na=False,  # "NA" may be a declared word
             na_values=[""],
         )
-    except UnicodeDecodeError:
+    except UnicodeError:
         _bad_encoding(file, reading)
     except pandas.errors.ParserError as error:
         _bad_line(file, str(error).split("C error:")[-1].strip())
@@ -254,7 +266,11 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
     """The names in the header line, each of them once; no other line is looked at."""
     header = _header(file, reading)
     validate.check(bool(header.strip()), "data", str(file), "its first line must hold the names of the columns")
-    names = [name.strip() for name in next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))]
+    try:
+        found = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
+    except csv.Error as error:
+        _bad_line(file, f"{error} in line 1")
+    names = [name.strip() for name in found]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
     return names
@@ -278,15 +294,19 @@ def _bad_line(file: Path, where: str) -> NoReturn:
 
 def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
     """Refuse quotes that do not close where their field ends: their row would swallow those after it."""
-    with _open(file) as stream:
+    with _unpacked(file), _open(file) as stream:
         if not any(b'"' in block for block in iter(lambda: stream.read(1 << 20), b"")):
             return
-    with _open(file) as stream, io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines:
+    with (
+        _unpacked(file),
+        _open(file) as stream,
+        io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines,
+    ):
         found = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         try:
             for _ in found:
                 pass
-        except UnicodeDecodeError:
+        except UnicodeError:
             _bad_encoding(file, reading)
         except csv.Error as error:
             _bad_line(file, f"{error} in line {found.line_num}")
@@ -298,8 +318,9 @@ def _read_parquet(file: Path) -> Any:
 
     try:
         return _named(pandas.read_parquet(file))
-    except (pyarrow.ArrowException, OSError) as error:
-        validate.refuse("data", str(file), f"it cannot be read as parquet ({str(error).splitlines()[0]})")
+    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # pandas has metadata of its own in it
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        validate.refuse("data", str(file), f"it cannot be read as parquet ({first})")
 
 
 def _named(frame: Any) -> Any:
@@ -313,7 +334,7 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         validate.refuse("data", str(file), f"it cannot be read as npz without pickle ({error}): {remedy}")
     lower = {key.lower(): value for key, value in arrays.items()}
     x = _matrix(lower, part)

@@ -231,7 +231,11 @@ class Schema:
         """The schema in a TOML file."""
         file = Path(path)
         validate.present(file.is_file(), path)
-        return Schema.from_toml(file.read_text(encoding="utf-8"), str(path))
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            validate.refuse("schema", str(path), f"it cannot be read as UTF-8 text ({error})")
+        return Schema.from_toml(text, str(path))
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Schema:
@@ -262,6 +266,7 @@ class Schema:
 def known_keys(where: str, data: Mapping[str, Any], allowed: Iterable[str]) -> None:
     """Refuse keys that mean nothing, with the nearest that does."""
     names = list(allowed)
+    validate.check(isinstance(data, Mapping), where, data, f"give a table with {names[:3]} and the like")
     for key in data:
         if key not in names:
             near = difflib.get_close_matches(key, names, 1)

@@ -1,21 +1,7 @@
-"""The code of docs/engine.md runs, in order, as one programme."""
-
-import re
-from pathlib import Path
+"""What docs/engine.md says to be refused is."""
 
 import pytest
 import torch
-
-PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-
-
-def test_every_block_runs() -> None:
-    names: dict[str, object] = {}
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"docs/engine.md, block {number}", "exec"), names)
-    assert len(BLOCKS) >= 7
-    assert torch.isfinite(next(names["module"].parameters())).all()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("option", ["noise_scheduler", "n_splits", "strict", "grad_clip_scheduler", "max_clipbound"])

@@ -304,7 +304,7 @@ def rounded_up(value: float) -> str:
     """
     if value == 0 or math.isinf(value):
         return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
     return f"{math.ceil(value / unit) * unit:.4g}"
 
 

@@ -37,6 +37,8 @@ class Finished:
     checked: list[bands.Checked] | None
     seconds: float
     """Of all its runs together, on one thread each."""
+    machines: list[dict[str, Any]]
+    """Where they ran, each once."""
 
     @property
     def outside(self) -> list[bands.Checked]:
@@ -80,7 +82,9 @@ def finish(experiment: Experiment, plan: Request, lines: list[Any]) -> Finished:
     """Judge, check, draw and write one experiment."""
     results = runner.results_of(sorted(lines, key=lambda pair: _place(experiment, plan, pair[0])))
     checked = bands.check(experiment, results, plan.scale)
-    done = Finished(experiment, results, experiment.verdict(results), checked, sum(line["took"] for _, line in lines))
+    seconds, machines = sum(line["took"] for _, line in lines), [line["machine"] for _, line in lines]
+    each = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+    done = Finished(experiment, results, experiment.verdict(results), checked, seconds, each)
     folder = plan.out / plan.scale
     figures.draw(experiment, results, folder / f"{experiment.name}.svg")
     (folder / f"{experiment.name}.json").write_text(json.dumps(record(done, plan), indent=1) + "\n", encoding="utf-8")
@@ -95,7 +99,7 @@ def record(done: Finished, plan: Request) -> dict[str, Any]:
         "scale": plan.scale,
         "seeds": list(plan.seeds),
         "config": {key: str(value) for key, value in experiment.config(plan.scale).items()},
-        "machine": runner.machine(plan.device),
+        "machines": done.machines,
         "cpu_seconds": done.seconds,
         "verdict": {"kind": done.judgement.kind, "why": done.judgement.why},
         "metrics": bands.summary(experiment, done.results),

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
 from isthmus.app.reproduce.experiment import Experiment, Results, key_of
 
 
 def draw(experiment: Experiment, results: Results, path: Path) -> Path:
     """The experiment's plot as an SVG file."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context({"svg.hashsalt": experiment.name, "svg.fonttype": "none", "axes.grid": True,
                                 "grid.alpha": 0.3, "font.size": 9, "figure.autolayout": True}):  # fmt: skip
         figure = Figure(figsize=(7, 4.2))
@@ -26,7 +26,7 @@ def draw(experiment: Experiment, results: Results, path: Path) -> Path:
 def curves(name: str, x: str, y: str, log: str = "", label: Callable[[dict[str, Any]], str] = key_of) -> Any:
     """A plot with one curve a cell, shaded by one deviation between seeds; `log` is "", "x", "y" or "xy"."""
 
-    def plot(results: Results, figure: Figure) -> None:
+    def plot(results: Results, figure: Any) -> None:
         axes = figure.subplots()
         for cell in results.cells:
             if any(name in run.curves for run in results.of(**cell)):
@@ -64,10 +64,20 @@ def panel(axes: Any, title: str, x: str, y: str, log: str = "") -> None:
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 
 
+def one_legend(figure: Any) -> None:
+    """The legend of the first panel above all of them, in place of one in each."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    for axes in figure.axes:
+        if (own := axes.get_legend()) is not None:
+            own.remove()
+    figure.set_layout_engine("constrained")
+    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=7)
+
+
 def bars(metric: str, y: str, label: Callable[[dict[str, Any]], str] = key_of) -> Any:
     """A plot with one bar a cell and one deviation between seeds."""
 
-    def plot(results: Results, figure: Figure) -> None:
+    def plot(results: Results, figure: Any) -> None:
         axes, cells = figure.subplots(), results.cells
         heights, spread = [results.mean(metric, **c) for c in cells], [results.sd(metric, **c) for c in cells]
         axes.barh([label(cell) for cell in cells], heights, xerr=spread, height=0.6)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ def do(job: Job) -> dict[str, Any]:
     experiment = next(each for each in package.EXPERIMENTS if each.name == job.name)
     began = time.perf_counter()
     measured = experiment.run(job.cell, job.setting)
-    return _line(job, measured) | {"took": time.perf_counter() - began}
+    took = time.perf_counter() - began
+    return _line(job, measured) | {"took": took, "machine": machine(job.setting.device)}
 
 
 def run(todo: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
@@ -105,10 +106,22 @@ def done(folder: Path) -> dict[tuple[str, str, int, str], dict[str, Any]]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Versions and the machine, as they are recorded beside every result."""
-    used = {name: version(name) for name in (*VERSIONS, "isthmus")}
+    """Versions and the machine, as they are recorded beside every run."""
+    used = {name: version_of(name) for name in (*VERSIONS, "isthmus")}
     name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {"python": platform.python_version(), "versions": used, "device": name, "cores": os.cpu_count()}
+
+
+def version_of(name: str) -> str:
+    """Of a package, or that it runs from its sources.
+
+    >>> version_of("no-such-package")
+    'not installed'
+    """
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _line(job: Job, measured: Observed) -> dict[str, Any]:

@@ -90,8 +90,11 @@ class RunFolder:
         if not (folder.path / SETTINGS).exists():
             raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
         sealed = folder.read_sealed(SETTINGS)
-        folder.settings = sealed["settings"]
-        if digest(folder.read(SCHEMA)) != sealed["schema_sha256"]:
+        settings = sealed.get("settings")
+        if not isinstance(settings, dict):
+            raise FolderDamaged(f"{folder.path / SETTINGS} has no settings: {_REMEDY}")
+        folder.settings = settings
+        if digest(folder.read(SCHEMA)) != sealed.get("schema_sha256"):
             raise FolderDamaged(
                 f"{folder.path / SCHEMA} was changed after the run began: put it back, or begin a new run with the "
                 "changed copy as its --schema"
@@ -121,7 +124,7 @@ class RunFolder:
         try:
             data = json.loads(self.read(name))
             stated = data.pop("sha256")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}") from None
         if stated != digest(_json(data)):
             raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.app.runs.config import Settings
+from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure, exact_figures
 from isthmus.estimators.scoring import FIGURES, Looks, covers, noisy_figures
@@ -57,9 +58,10 @@ class Measured:
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Measured:
         """What `to_dict` wrote; figures of an earlier version were all paid for."""
-        figures = tuple(Figure(**each) for each in data["metrics"])
+        with validate.reading("metrics.json", sorted(data), "the figures of a run were written here"):
+            figures, curves = tuple(Figure(**each) for each in data["metrics"]), tuple(data.get("curves", ()))
         noisy = int(any(figure.noise for figure in figures))
-        return Measured(figures, tuple(data.get("curves", ())), data.get("releases", noisy), data.get("covered", False))
+        return Measured(figures, curves, data.get("releases", noisy), data.get("covered", False))
 
     @property
     def assumptions(self) -> list[str]:

@@ -135,12 +135,13 @@ class SecureClient:
     def from_bytes(cls, plan: SecurePlan, data: bytes, noise: Noise | None = None) -> SecureClient:
         """The client that `to_bytes` wrote, in the same round of the same plan."""
         tree = packed.unpack(data, "secure client")
-        client = cls(plan, tree["index"], noise)
-        client._due = None if tree["due"] is None else Kind(tree["due"])
-        for name in ("session", "about", "letters", "masks", "seed"):
-            setattr(client, f"_{name}", bytes.fromhex(tree[name]))
-        for name in ("roster", "held"):
-            setattr(client, f"_{name}", {int(k): bytes.fromhex(v) for k, v in tree[name].items()})
+        with validate.reading("data", f"{len(data)} bytes", "give what SecureClient.to_bytes wrote"):
+            client = cls(plan, tree["index"], noise)
+            client._due = None if tree["due"] is None else Kind(tree["due"])
+            for name in ("session", "about", "letters", "masks", "seed"):
+                setattr(client, f"_{name}", bytes.fromhex(tree[name]))
+            for name in ("roster", "held"):
+                setattr(client, f"_{name}", {int(k): bytes.fromhex(v) for k, v in tree[name].items()})
         return client
 
     def _read(self, data: bytes, kind: Kind, length: int | None = None) -> tuple[bytes, bytes]:

@@ -81,8 +81,9 @@ class SecurePlan:
         )
         validate.check(self.counted >= 1, "dropouts", self.dropouts, remedy)
         remedy = "clients draw at most 2^30: take a larger precision"
-        validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
-        validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
+        with validate.reading("plan", asdict(self), "its numbers are too large or too small to compute with"):
+            validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
+            validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
 
     # ------------------------------------------------------------ who
 

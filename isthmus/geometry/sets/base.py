@@ -157,12 +157,12 @@ class ConvexSet(ABC):
         gauge(x) <= 1 then says that x lies in t C for some t <= 1, not that x lies in C.
         """
         self.require("gauge")
-        return self._gauge(working(self._read("x", x)))
+        return self._gauge(working(self._read("x", x)).double())  # a float32 product overflows long before its inputs
 
     def support(self, g: object) -> float:
         """The support function max_{s in C} <g, s>."""
         self.require("support")
-        return float(self._support(working(self._read("g", g))))
+        return float(self._support(working(self._read("g", g)).double()))
 
     def diameter(self, d: Size = None) -> float:
         """max ||s - s'||_2 over C; `d` (dimension or shape) may be left out when the set has one."""
@@ -265,6 +265,8 @@ class ConvexSet(ABC):
 
     def _write(self, result: Tensor, point: Tensor, given: Point) -> Point:
         result = result.reshape(point.shape).to(point.dtype)
+        if point.dtype != torch.float64 and not math.isfinite(float(result.sum(dtype=torch.float64))):
+            check(False, "dtype", point.dtype, "points of this set are too large for it: give float64")
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
         if isinstance(given, Tensor):

@@ -128,6 +128,8 @@ class Ellipsoid(ConvexSet):
         positive(radius=self.radius)
         axes = own("axes", self.axes, ndim=1)
         check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
+        squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
+        check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100: their squares are computed with")
         object.__setattr__(self, "axes", axes)
 
     @property
@@ -151,7 +153,7 @@ class Ellipsoid(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         axes: Tensor = self.axes.to(g.device)
         scaled = axes * g.double()
-        return (-self.radius / (norm(scaled) or 1.0) * axes * scaled).to(g.dtype)
+        return -self.radius / (norm(scaled) or 1.0) * axes * scaled
 
     def _gauge(self, x: Tensor) -> float:
         return norm(x.double() / self.axes.to(x.device)) / self.radius

@@ -67,7 +67,7 @@ def test_a_run_is_kept_and_a_second_one_goes_on(trial: Any) -> None:
     invoke("000-trial", "--seeds", "2")
     assert len(log.read_text().splitlines()) == 5
     stored = json.loads(Path("reproduced/small/000-trial.json").read_text())
-    assert stored["seeds"] == [1000, 1001] and set(stored["machine"]["versions"]) >= {"torch", "isthmus"}
+    assert stored["seeds"] == [1000, 1001] and set(stored["machines"][0]["versions"]) >= {"torch", "isthmus"}
     assert Path("reproduced/small/000-trial.svg").read_text().startswith("<?xml")
     trial(shift=0.5)  # other numbers in the configuration: nothing kept answers for it
     invoke("000-trial")

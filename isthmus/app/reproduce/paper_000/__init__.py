@@ -3,5 +3,10 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_000 import stability, table_1, table_2
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    *table_1.EXPERIMENTS,
+    *table_2.EXPERIMENTS,
+    *stability.EXPERIMENTS,
+)

@@ -10,7 +10,10 @@ from isthmus.app.reproduce.paper_001 import (
     figure_5,
     figures_2_6,
     figures_7_8,
+    frank_wolfe,
     logistic,
+    tables_1_4,
+    tables_2_5,
 )
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -21,4 +24,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     *figure_5.EXPERIMENTS,
     *figures_7_8.EXPERIMENTS,
     epoch_times.EXPERIMENT,
+    *tables_1_4.EXPERIMENTS,
+    *tables_2_5.EXPERIMENTS,
+    *frank_wolfe.EXPERIMENTS,
 )

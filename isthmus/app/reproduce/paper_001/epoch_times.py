@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Kind, Observed, Results, RunSetting
 from isthmus.app.reproduce.paper_001 import figures_2_6, logistic
@@ -37,12 +36,14 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     config = setting.config["problems"][cell["problem"]]
     network = cell["problem"].startswith("network")
     go = _network(config, setting) if network else _logistic(config, setting)
+    for method in METHODS:
+        go(method, 0.1)  # what is done once in a process is no part of an epoch
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
     numbers: dict[str, float] = {}
     for turn in range(setting.config["turns"]):
         for method in METHODS if turn % 2 == 0 else METHODS[::-1]:
             began = _clock(setting.device)
-            numbers[method] = go(method)
+            numbers[method] = go(method, config["epochs"])
             seconds[method].append((_clock(setting.device) - began) / config["epochs"])
     least = {method: min(values) for method, values in seconds.items()}
     metrics = {f"{method}: seconds": value for method, value in least.items()}
@@ -57,26 +58,26 @@ def _clock(device: str) -> float:
     return time.process_time()
 
 
-def _logistic(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str], float]:
+def _logistic(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str, float], float]:
     data = splits(config)
     seen = logistic.objectives(data)[0]
 
-    def go(method: str) -> float:
-        found = minimize(seen, logistic.recipe(method, data), L1Ball(config["radius"]), epochs=config["epochs"],
+    def go(method: str, epochs: float) -> float:
+        found = minimize(seen, logistic.recipe(method, data), L1Ball(config["radius"]), epochs=epochs,
                          seed=setting.seed, record=None, progress=False)  # fmt: skip
         return found.dims
 
     return go
 
 
-def _network(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str], float]:
+def _network(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str, float], float]:
     data = splits(config)
     seen = data.dense(setting.device)[0]
     objective, balls = problem(seen, data.classes, setting.seed)
     start = balls.project(objective.start())
 
-    def go(method: str) -> float:
-        found = minimize(objective, figures_2_6.recipe(method), balls, epochs=config["epochs"], seed=setting.seed,
+    def go(method: str, epochs: float) -> float:
+        found = minimize(objective, figures_2_6.recipe(method), balls, epochs=epochs, seed=setting.seed,
                          x0=start, record=None, progress=False)  # fmt: skip
         return found.dims
 
@@ -106,7 +107,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement(kind, why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Bars of ratios, the paper's beside ours."""
     axes, names = figure.subplots(), [cell["problem"] for cell in results.cells]
     rows = {
@@ -124,12 +125,12 @@ def plot(results: Results, figure: Figure) -> None:
 
 
 _SMALL: dict[str, dict[str, Any]] = {
-    "logistic, mnist": {"data": "mnist", "rows": 1000, "epochs": 12, "radius": 300.0},
+    "logistic, mnist": {"data": "mnist", "rows": 640, "epochs": 12, "radius": 300.0},
     "logistic, reuters46": {"data": "reuters46", "rows": 160, "epochs": 12, "radius": 1000.0},
-    "logistic, imdb": {"data": "imdb", "rows": 2000, "epochs": 12, "radius": 150.0},
-    "network, mnist": {"data": "mnist", "rows": 3200, "epochs": 2},
-    "network, reuters46": {"data": "reuters46", "rows": 800, "epochs": 2},
-    "network, imdb": {"data": "imdb", "rows": 800, "test rows": 10, "epochs": 2},
+    "logistic, imdb": {"data": "imdb", "rows": 1280, "epochs": 12, "radius": 150.0},
+    "network, mnist": {"data": "mnist", "rows": 2560, "epochs": 1},
+    "network, reuters46": {"data": "reuters46", "rows": 640, "epochs": 1},
+    "network, imdb": {"data": "imdb", "rows": 640, "test rows": 10, "epochs": 1},
 }
 _ROWS = {"mnist": 60_000, "reuters46": 8982, "imdb": 25_000}
 
@@ -144,10 +145,10 @@ EXPERIMENT = Experiment(
     run=run,
     verdict=verdict,
     plot=plot,
-    small={"problems": _SMALL, "turns": 1},
+    small={"problems": _SMALL, "turns": 2},
     full={"problems": {name: {**each, "rows": _ROWS[each["data"]]} for name, each in _SMALL.items()}, "turns": 3},
     data=("mnist", "reuters46", "imdb"),
     unbanded=tuple(f"{method}: {what}" for method in METHODS for what in ("seconds", "ratio")),
-    note="Small: a few hundred or thousand rows, 12 epochs of m_t = t^2 log d for the logistic regressions, two for "
+    note="Small: a few hundred or thousand rows, 12 epochs of m_t = t^2 log d for the logistic regressions, one for "
     "the networks. Processor time of one thread. Ratios depend on the machine, so no band holds them.",
 )

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from isthmus.app.reproduce.figures import finish
 from isthmus.app.reproduce.measures import thinned
@@ -46,7 +44,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds" if largest <= LOW else "holds in part" if largest <= MODERATE else "fails", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Error bars of one deviation."""
     axes = figure.subplots()
     for cell in results.cells:
@@ -66,9 +64,9 @@ EXPERIMENT = Experiment(
     run=run,
     verdict=verdict,
     plot=plot,
-    small={"data": "reuters46", "rows": 1500, "words": 2000, "epochs": 12, "radius": 1000.0, "runs": 10},
+    small={"data": "reuters46", "rows": 1200, "words": 2000, "epochs": 12, "radius": 1000.0, "runs": 10},
     full={"data": "reuters46", "rows": 8982, "epochs": 12, "radius": 1000.0, "runs": 10},
     data=("reuters46",),
-    note="Small: 1500 of 8982 rows and the 2000 most frequent words. The plot's bars are means over the seeds, each of "
+    note="Small: 1200 of 8982 rows and the 2000 most frequent words. The plot's bars are means over the seeds, each of "
     "which stands for ten runs of its own.",
 )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from isthmus.algorithms import WidthRule, comp_sgd, sgd
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
@@ -99,7 +98,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds" if slower <= 1.25 else "holds in part", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """The objective on the left, the dimension of the gradients on the right."""
     left, right = figure.subplots(1, 2)
     for cell in results.cells:

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from isthmus.algorithms import comp_sgd, sgd
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
-from isthmus.app.reproduce.figures import finish, line
+from isthmus.app.reproduce.figures import finish, line, one_legend
 from isthmus.app.reproduce.measures import thinned
 from isthmus.app.reproduce.paper_001.compressed import BATCH, COMP, FEEDBACK, SGD
 from isthmus.app.reproduce.paper_001.networks import Accuracies, problem, tenth
@@ -62,13 +60,14 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds" if gap <= ALIKE else "holds in part" if unseen <= NEAR else "fails", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Figure 2 on the left, Figure 6 on the right."""
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, name, title in ((left, "test", "test"), (right, "train", "training")):
         for cell in results.cells:
             line(axes, results.curve(name, **cell), cell["method"])
         finish(axes, "epoch", f"{title} accuracy")
+    one_legend(figure)
 
 
 CLAIM = (

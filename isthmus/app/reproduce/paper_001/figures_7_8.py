@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from isthmus.algorithms import comp_dist_sgd
 from isthmus.app.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
@@ -72,7 +71,7 @@ def verdict(results: Results) -> Judgement:
     return Judgement("holds" if gap <= 0.02 else "holds in part" if gap <= 0.05 else "fails", why)
 
 
-def plot(results: Results, figure: Figure) -> None:
+def plot(results: Results, figure: Any) -> None:
     """Figure 7 on the left, Figure 8 on the right."""
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("test", "train"), strict=True):
         for cell in results.cells:

@@ -99,8 +99,8 @@ MNIST = Experiment(
     small=SMALL | {"sigmas": [18, 4]},
     full=FULL | {"sigmas": [18, 14, 10, 8, 6, 4, 2]},
     data=("mnist",),
-    note=SHORTER + " The random directions are orthonormal, drawn once, scaled to be "
-    "unbiased; the paper gives no step for them, and they take the one that makes their noise as long as DP-SGD's.",
+    note=SHORTER + " The random directions are orthonormal and drawn once; "
+    "the paper gives no step for them, and they take the one that makes their noise as long as DP-SGD's.",
 )
 FASHION = Experiment(
     name="004-figures-3b-4b-8",

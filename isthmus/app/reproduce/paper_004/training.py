@@ -160,8 +160,8 @@ class PrintedTraining:
     def step(self, longer: float) -> float:
         """Tables 3 and 4, `longer` times."""
         like, own = ("DP-SGD" if self.method == "RPDP-SGD" else self.method), longer
-        if self.method == "RPDP-SGD":  # sqrt(k / d): noise in k unbiased directions is then as long as DP-SGD's in d
-            own *= math.sqrt((self.k or RANDOM) / D)
+        if self.method == "RPDP-SGD":  # noise in k directions is then as long as DP-SGD's in d
+            own *= math.sqrt(D / (self.k or RANDOM))
         return STEP[(self.data, like)][self.sigma] * own
 
 

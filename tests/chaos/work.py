@@ -1,0 +1,131 @@
+"""Trainings as users run them, small: each goes on with what an earlier, stopped one left in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import isthmus
+from isthmus import PrivacyEngine, PrivateClassifier, algorithms
+from isthmus.app.cli import main as command_line
+from isthmus.privacy import Ledger
+from isthmus.round.state import State
+
+ROUNDS = 12
+BUDGET = (50.0, 1e-5)
+
+
+@cache
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    """Two classes."""
+    x = np.random.default_rng(0).uniform(-1, 1, (200, 4))
+    return x, (x[:, 0] > 0).astype(int)
+
+
+def engine(place: Path, spoil: Callable[[int], None]) -> None:
+    """A PyTorch loop with a ledger and a checkpoint every second round."""
+    torch.manual_seed(0)
+    x, y = rows()
+    module: Any = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    private = PrivacyEngine(ledger=place / "ledger", seed=3)
+    module, optimizer, loader = private.make_private(
+        module=module,
+        optimizer=torch.optim.Adam(module.parameters(), lr=0.01),
+        data_loader=DataLoader(TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y)), batch_size=50),
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+    )
+    path = place / "checkpoint"
+    done = private.load_checkpoint(path=path, module=module, optimizer=optimizer)["done"] if path.exists() else 0
+    while done < ROUNDS:
+        for batch, target in loader:
+            if done == ROUNDS:
+                break
+            spoil(done)
+            optimizer.zero_grad()
+            F.cross_entropy(module(spoiled(batch, spoil)), target).backward()
+            optimizer.step()
+            done += 1
+            if done % 2 == 0:
+                private.save_checkpoint(path=path, module=module, optimizer=optimizer, checkpoint_dict={"done": done})
+    if not all(bool(each.isfinite().all()) for each in module.parameters()):
+        raise ArithmeticError("the module holds NaN")
+
+
+def minimize(place: Path, spoil: Callable[[int], None]) -> None:
+    """`isthmus.minimize` with a ledger and a state every round."""
+    x, y = rows()
+    problem = isthmus.Logistic(torch.from_numpy(x), torch.from_numpy(2.0 * y - 1), classes=(-1, 1))
+    path = place / "state"
+
+    def keep(record: dict[str, Any], state: State) -> None:
+        spoil(state.t)
+        state.save(path)
+
+    recipe = algorithms.dp_gd(epsilon=5.0, delta=1e-5, clip=0.5, step=1.0, n="exact")
+    found = isthmus.minimize(
+        problem,
+        recipe,
+        steps=ROUNDS,
+        ledger=Ledger.open(place / "ledger"),
+        resume=State.load(path) if path.exists() else None,
+        callbacks=[keep],
+        record=1,
+        progress=False,
+    )
+    if found.x is None or not bool(found.x.isfinite().all()):
+        raise ArithmeticError("the model holds NaN")
+
+
+def estimator(place: Path, spoil: Callable[[int], None]) -> None:
+    """A classifier with a ledger and a checkpoint, saved at the end."""
+    x, y = rows()
+    model = PrivateClassifier(
+        epsilon=5.0,
+        delta=1e-5,
+        bounds=(-1, 1),
+        classes=[0, 1],
+        max_iter=ROUNDS,
+        algorithm="dp_gd",
+        step=1.0,
+        scale="none",
+        ledger=place / "ledger",
+        checkpoint=place / "checkpoint",
+    )
+    spoil(0)
+    model.fit(spoiled(x, spoil), y)
+    spoil(1)
+    model.save(place / "model")
+
+
+def command(place: Path, spoil: Callable[[int], None]) -> None:
+    """`isthmus train` with a shared budget, or `--resume`, then `isthmus predict`."""
+    x, y = rows()
+    data, run = place / "data.npz", place / "run"
+    if not data.exists():
+        np.savez(data, X=spoiled(x, spoil), y=y)
+        Ledger.open(place / "budget", budget=BUDGET)
+    options = "--classes 0,1 --bounds=-1,1 --algorithm dp_gd --scale none --step 4 --epsilon 5 --delta 1e-5 --quiet"
+    begin = ["train", str(data), *options.split(), "--max-iter", str(ROUNDS)]
+    begin += ["--out", str(run), "--budget", str(place / "budget")]
+    spoil(0)
+    command_line(["train", "--resume", str(run), "--quiet"] if run.exists() else begin, standalone_mode=False)
+    spoil(1)
+    command_line(["predict", str(run), str(data), "-o", str(place / "out.csv"), "--quiet"], standalone_mode=False)
+
+
+def spoiled(value: Any, spoil: Any) -> Any:
+    """The data as the fault has it."""
+    change = getattr(spoil, "data", None)
+    return value if change is None else change(value)
+
+
+WORK = {"engine": engine, "minimize": minimize, "estimator": estimator, "command": command}

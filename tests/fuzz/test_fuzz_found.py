@@ -1,0 +1,112 @@
+"""Inputs that once ended in an error nobody documented: each stands for its kind."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fuzz.target import a_file
+from fuzz.targets import TARGETS
+from isthmus.app.runs.config import Settings
+from isthmus.base.validate import InvalidInput
+from isthmus.distributed.secagg.plan import SecurePlan
+from isthmus.geometry import sets
+from isthmus.privacy import PrivacyPlan, PrivacyStatement, event_json
+from isthmus.privacy.accounting import delta_of, epsilon_of
+from isthmus.round.state import FORMAT, State
+from isthmus.tables.files import Reading, read
+from isthmus.tables.schema import Schema
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("csv", b"@\r$"),  # csv.Error: lines that end as on old machines
+        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9)[:-12]),  # EOFError
+        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9)[:20] + b"\xff" * 9),  # zlib.error
+        ("csv", b"\x0cage,city\n1,2\n"),  # UnicodeError: no mark of the order of bytes
+        ("schema", b'[target]\nname = "\xf8"\n'),  # UnicodeDecodeError
+        ("statement", b""),
+        ("statement", b"\xff\x03or\x85\x90\x9b\xa6\xb1\xbc\xc7\xff"),  # a number where text is due
+        ("statement", b"\xff\x02X\xc8X"),  # an epsilon of 1e-320
+        ("budget plan", b"{}"),
+        ("event", b"\xff\x02\x00\x05N"),  # a number where a list is due
+        ("event", b'\xff"&\xaa`'),  # noise of 1e-320
+        ("secure client", b'{"kind": "secure client", "tree": {"index": 0}, "arrays": []}'),
+        ("secure plan", b"\xff\x00\x00\x00\x08"),
+        ("ledger records", b"\xff\x00\x00@\xbf\xff"),  # an adjacency that there is not
+        ("ledger records", b"\xff\x03oz\x85\x90\x9b\xa6\xb1\xbc\xc7"),  # a number where a table is due
+        ("run folder", b"~\xff\x02kv0\x9c\xff"),
+        ("run folder", b"\x04\xff\x02JU`kv\x81\x8c\x97\xa2"),
+        ("stored tree", b"\x00\xff\x00\x00\x0b\x16!,7BMX"),  # a state without an iterate
+        ("stored tree", b'\x02\xff\x02JU`"v\x81R\x97\xa2'),  # a model of parts that do not fit
+    ],
+)
+def test_it_is_read_or_refused(name: str, data: bytes) -> None:
+    TARGETS[name](data)
+
+
+def test_a_cut_archive_is_refused_by_name() -> None:
+    out = io.BytesIO()
+    np.savez_compressed(out, X=np.random.default_rng(0).random((40, 3)), y=np.arange(40))
+    data = bytearray(out.getvalue())
+    data[60:200] = bytes(140)
+    with a_file("cut.npz", bytes(data)) as path, pytest.raises(InvalidInput, match="cut.npz"):
+        read(path)
+
+
+def test_what_is_not_text_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(b"no gzip")
+    with pytest.raises(InvalidInput, match=r"a\.csv\.gz"):
+        read(tmp_path / "a.csv.gz")
+    (tmp_path / "b.csv").write_bytes("é,b\n1,2\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="latin-1"):
+        read(tmp_path / "b.csv", reading=Reading())
+    (tmp_path / "s.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidInput, match=r"s\.toml"):
+        Schema.load(tmp_path / "s.toml")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"items": 3}', "[" * 10**5])
+def test_texts_that_are_no_statement_and_no_plan(text: str) -> None:
+    for read_it in (PrivacyStatement.from_json, PrivacyPlan.from_json):
+        with pytest.raises(InvalidInput):
+            read_it(text)
+
+
+def test_noise_that_vanishes_has_no_epsilon() -> None:
+    for size in (0.0, 1e-320, 1e-12):
+        event = event_json.from_json({"event": "Laplace", "noise_multiplier": size})
+        assert epsilon_of(event, 1e-5) == float("inf") and delta_of(event, 1.0) == 1.0
+
+
+def test_numbers_that_cannot_be_computed_with_are_refused() -> None:
+    with pytest.raises(InvalidInput):
+        SecurePlan(clients=4, m=3, bound=1.0, noise_multiplier=1e-320)
+    with pytest.raises(InvalidInput, match="axes"):
+        sets.Ellipsoid([1e-200, 1.0])
+    with pytest.raises(InvalidInput, match="float64"):
+        sets.Ellipsoid([1e60, 1.0]).lmo(torch.ones(2))
+
+
+def test_scalars_of_single_precision_points_do_not_overflow() -> None:
+    ball = sets.Product([(sets.L2Ball(1e30), 1), (sets.Simplex(1e30), 2)])
+    g = torch.tensor([1e10, -1e10, -1e10])
+    assert ball.support(g) == pytest.approx(0.0, abs=1e-6 * 1e40) and ball.gauge(g) == float("inf")
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="epsilon"):
+        Settings.from_dict({"data": "a.csv", "epsilon": None})
+
+
+@pytest.mark.parametrize("change", [{"w": 3}, {"t": -1}, {"t": "1"}, {"parts": []}, {"other": 1}])
+def test_a_state_of_other_parts_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    FORMAT.write(tmp_path / "state", {"w": torch.ones(2), "t": 1} | change)
+    with pytest.raises(InvalidInput):
+        State.load(tmp_path / "state")

@@ -1,0 +1,127 @@
+"""What the documentation site does beyond MkDocs: source pages, the changelog, formulas without scripts.
+
+* A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with it.
+* CHANGELOG.md becomes a page; result pages are in the menu once they are generated.
+* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow.
+* Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
+MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
+LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
+LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
+API = re.compile(r"^<!-- api: ([\w.]+)((?: \w+)*) -->$", re.M)
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
+
+
+def mentioned(text: str, folder: str) -> set[str]:
+    """The files outside docs/ that a page of docs/`folder` names, relative to the repository."""
+    prose = FENCE.sub("", text)
+    named = {match[1] for match in MENTION.finditer(prose)}
+    linked = {posixpath.normpath(posixpath.join("docs", folder, match[1])) for match in LINK.finditer(prose)}
+    outside = {path for path in linked if not path.startswith(("docs/", ".."))}
+    return {path for path in named | outside if (ROOT / path).is_file()}
+
+
+def source_page(path: str) -> str:
+    """The page that shows a file of the repository."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    fence = "````````"
+    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\nhide: [toc]\n---\n\n# `{path}`\n\n"
+    return f"{head}{fence}{LANGUAGES.get(Path(path).suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def on_config(config: Any) -> Any:
+    """Leave generated result pages that have not been generated out of the menu."""
+    for section in config.nav:
+        for title, entries in section.items():
+            if title == "Results":
+                made = {"changelog.md"} | {path.name for path in (ROOT / "docs").glob("*.md")}
+                section[title] = [entry for entry in entries if set(entry.values()) <= made]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the changelog and a page for every file that some page names."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changelog = re.sub(r"\]\(docs/", "](", changelog)
+    files.append(File.generated(config, "changelog.md", content=changelog))
+    names: set[str] = set()
+    for file in files.documentation_pages():
+        names |= mentioned(file.content_string, posixpath.dirname(file.src_uri))
+    for name in sorted(names):
+        files.append(File.generated(config, f"source/{name}.md", content=source_page(name)))
+    return files
+
+
+def public_names(module: str) -> list[str]:
+    """`__all__` of a module, read without importing it; without one, what it defines and has no underscore.
+
+    Names that a module only loads when they are asked for have their place elsewhere, and are left out.
+    """
+    folder = ROOT / Path(*module.split("."))
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    made = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    for node in body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return [name for name in ast.literal_eval(node.value) if name in made + imported]
+    return [name for name in made if not name.startswith("_")]
+
+
+def directives(match: re.Match[str]) -> str:
+    """The directives of mkdocstrings that an `api` comment stands for."""
+    names = match[2].split() or public_names(match[1])
+    return "\n".join(f"::: {match[1]}.{name}\n" for name in names)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Lead mentions of files, and links out of docs/, to the pages with their text."""
+    here = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri.startswith("source/"):
+        return markdown
+
+    def to(path: str) -> str:
+        return posixpath.relpath(f"source/{path}.md", here or ".")
+
+    def mention(match: re.Match[str]) -> str:
+        return f"[`{match[1]}`]({to(match[1])})" if (ROOT / match[1]).is_file() else match[0]
+
+    def link(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", here, match[1]))
+        outside = not path.startswith(("docs/", "..")) and (ROOT / path).is_file()
+        return f"]({to(path)})" if outside else match[0]
+
+    markdown = API.sub(directives, markdown)
+    pieces, at = [], 0
+    for fence in FENCE.finditer(markdown):
+        pieces += [LINK.sub(link, MENTION.sub(mention, markdown[at : fence.start()])), fence[0]]
+        at = fence.end()
+    return "".join([*pieces, LINK.sub(link, MENTION.sub(mention, markdown[at:]))])
+
+
+def formula(match: re.Match[str]) -> str:
+    """MathML of one formula that arithmatex has marked."""
+    tex = html.unescape(match[2])
+    block = match[1] == "div"
+    return f'<{match[1]} class="formula">{convert(tex, display="block" if block else "inline")}</{match[1]}>'
+
+
+def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str:
+    """Formulas as MathML, and every table in a box that scrolls by itself on a narrow screen."""
+    marked = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+    return marked.sub(formula, html_text)
