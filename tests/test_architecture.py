@@ -25,7 +25,7 @@ HEAVY = {
     "fcntl",
     "resource",
     "flwr",
-} | {"dask", "distributed", "pyspark", "ray"}
+} | {"dask", "distributed", "pyspark", "ray", "cvxpy", "opacus"}
 TWICE = {"Poisson"}
 """A loss and a sampler: both are names that users import, from `isthmus` and from `isthmus.privacy`."""
 

@@ -110,18 +110,18 @@ def draw(figures: dict[str, Any]) -> None:
     plt.rcParams.update(
         {"svg.hashsalt": "isthmus", "svg.fonttype": "path", "font.size": 11, "axes.grid": True, "grid.alpha": 0.3}
     )
-    axes = _axes("numbers released in a round (m)", "length of the noise, in clips of one record")
+    axes = _axes("numbers released in a round (m)", "length of the noise (one clip = 1)")
     axes.loglog(figures["noise"]["m"], figures["noise"]["noise"], "o-", color="#00796b")
     _save("noise")
 
-    axes = _axes("numbers released in a round (m)", "test accuracy at epsilon 0.2")
+    axes = _axes("numbers released in a round (m)", "test accuracy at epsilon 0.2", 4.8)
     styles = {"low rank, public": ("#00796b", "o-"), "low rank, random": ("#00796b", "s--")}
     styles |= {"spread out, public": ("#c2410c", "o-"), "spread out, random": ("#c2410c", "s--")}
     for name, (colour, style) in styles.items():
         axes.semilogx(figures["private"]["m"], figures["private"][name], style, color=colour, label=name)
     for kind, colour in {"low rank": "#00796b", "spread out": "#c2410c"}.items():
         axes.axhline(figures["private"][f"{kind}, all"][0], color=colour, ls=":", label=f"{kind}, all {D} numbers")
-    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=10, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     _save("width")
 
     axes = _axes("numbers sent", "training loss")
@@ -131,15 +131,14 @@ def draw(figures: dict[str, Any]) -> None:
     _save("bytes")
 
 
-def _axes(x: str, y: str) -> Any:
-    _, axes = plt.subplots(figsize=(7.2, 3.8))
+def _axes(x: str, y: str, height: float = 3.8) -> Any:
+    _, axes = plt.subplots(figsize=(6.4, height))
     axes.set(xlabel=x, ylabel=y)
     return axes
 
 
 def _save(name: str) -> None:
-    plt.tight_layout()
-    plt.savefig(OUT / f"{name}.svg", metadata={"Date": None})
+    plt.savefig(OUT / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     plt.close()
 
 

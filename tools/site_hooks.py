@@ -2,7 +2,8 @@
 
 * A mention of a file of the repository (`tests/...py` in backticks, or a link out of docs/) leads to a page with it.
 * CHANGELOG.md becomes a page; result pages are in the menu once they are generated.
-* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow.
+* `<!-- api: isthmus.privacy -->` on a reference page stands for the public names of that module, or those that follow;
+  `api+inherited` shows what a class has from its bases too.
 * Formulas are written as MathML while the site is built, so that a browser needs no script and no network for them.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +25,9 @@ FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}
-API = re.compile(r"^<!-- api: ([\w.]+)((?: \w+)*) -->$", re.M)
+CONSTANTS = {"OPERATIONS", "CONSTANTS", "RULES"}
+"""Public tables that a page of the reference does not print."""
+API = re.compile(r"^<!-- api(\+inherited)?: ([\w.]+)((?: \w+)*) -->$", re.M)
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.M | re.S)
 
 
@@ -79,14 +83,15 @@ def public_names(module: str) -> list[str]:
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name in made + imported]
+            return [name for name in ast.literal_eval(node.value) if name in made + imported and name not in CONSTANTS]
     return [name for name in made if not name.startswith("_")]
 
 
 def directives(match: re.Match[str]) -> str:
     """The directives of mkdocstrings that an `api` comment stands for."""
-    names = match[2].split() or public_names(match[1])
-    return "\n".join(f"::: {match[1]}.{name}\n" for name in names)
+    names = match[3].split() or public_names(match[2])
+    options = "    options:\n      inherited_members: true\n" if match[1] else ""
+    return "\n".join(f"::: {match[2]}.{name}\n{options}" for name in names)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -117,8 +122,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def formula(match: re.Match[str]) -> str:
     """MathML of one formula that arithmatex has marked."""
     tex = html.unescape(match[2])
-    block = match[1] == "div"
-    return f'<{match[1]} class="formula">{convert(tex, display="block" if block else "inline")}</{match[1]}>'
+    mathml = convert(tex, display="block" if match[1] == "div" else "inline")
+    if "\\" in mathml:
+        raise PluginError(f"a command in this formula is not known: {tex}")
+    return f'<{match[1]} class="formula">{mathml}</{match[1]}>'
 
 
 def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str:

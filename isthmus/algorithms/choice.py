@@ -101,9 +101,9 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
-        shown |= {"name": self.name, "arguments": _listed(dict(self.arguments))}
-        return {**shown, "epsilon": self.epsilon if self.private else None}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
+        values |= {"name": self.name, "arguments": _listed(dict(self.arguments))}
+        return {**values, "epsilon": self.epsilon if self.private else None}
 
 
 def _listed(value: Any) -> Any:

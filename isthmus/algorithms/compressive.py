@@ -84,8 +84,8 @@ def compressive_dp_sgd(
     validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Compressive(budget, p or 0, kappa or 0, clip, step, variant, batch_size, output, as_published, schedule)
-    shown = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
-    return Recipe("compressive_dp_sgd", filling.build, {**shown, "as_published": as_published})
+    arguments = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}
+    return Recipe("compressive_dp_sgd", filling.build, {**arguments, "as_published": as_published})
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class _Compressive:
 
     def _printed_length(self, binding: Binding, rounds: int) -> float:
         """G of the paper's mechanism: kappa (or d) entries of at most Xi, and its Laplace noise."""
-        told = {"epsilon": self.budget.epsilon / rounds, "bound": self.clip}
+        terms = {"epsilon": self.budget.epsilon / rounds, "bound": self.clip}
         if self.variant == "dense":
-            noise = laplace_noise(binding.d, dense_scale(binding.d, n=binding.n, **told))
+            noise = laplace_noise(binding.d, dense_scale(binding.d, n=binding.n, **terms))
             return math.sqrt(binding.d * self.clip**2 + noise)
-        noise = laplace_noise(self.p, compressive_scale(self.p, k=self.kappa, **told))
+        noise = laplace_noise(self.p, compressive_scale(self.p, k=self.kappa, **terms))
         return math.sqrt(self.kappa * self.clip**2 + noise)
 
     def _charges(self, rounds: int, sampler: Any) -> list[Charge]:

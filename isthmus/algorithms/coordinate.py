@@ -102,8 +102,14 @@ def dp_skgd(
     filling = _Blockwise(
         budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
     )
-    shown = {"epsilon": epsilon, "delta": delta, "sampling": sampling, "probabilities": probabilities, "inner": inner}
-    return Recipe("dp_skgd", filling.build, shown)
+    arguments = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "sampling": sampling,
+        "probabilities": probabilities,
+        "inner": inner,
+    }
+    return Recipe("dp_skgd", filling.build, arguments)
 
 
 @algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
@@ -142,8 +148,8 @@ class _Blockwise:
         mechanism = plan.mechanism("gradient")
         if self.published:
             n = budget.records(binding)
-            told: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
-            claim = skgd_sigma(**told, delta=plan.delta or 0.0)
+            terms: dict[str, Any] = {"lipschitz": 1.0, "n": n, "steps": rounds, "epsilon": budget.epsilon}
+            claim = skgd_sigma(**terms, delta=plan.delta or 0.0)
             mechanism = Printed(Gaussian(claim.sigma * n), f"epsilon = {claim.epsilon:.4f}: {claim.guarantee}")
         release = Release(encode=encode, clip=Clip(1.0), mechanism=mechanism, lift=unbiased)
         gamma = self.step * covered / m
@@ -251,7 +257,7 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
 
 
 @dp_cd.filling(
-    evidence="measured (coordinates): .014 of the loss left where scales differ by 100, DP-GD with one step .157",
+    evidence="measured (003-uneven-columns): .014 of the loss left where scales differ by 100, DP-GD .157",
     shortfall=(0.028, 0.18),
 )
 def _fill_single(facts: Facts) -> Choice | Refusal:

@@ -114,7 +114,9 @@ class Algorithm(Generic[P]):
 
     def takes(self, name: str) -> bool:
         """Whether the recipe takes an argument, by name or among others."""
-        return name in self.parameters or any(each.kind is each.VAR_KEYWORD for each in self.parameters.values())
+        return name in self.parameters or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in self.parameters.values()
+        )
 
     # ------------------------------------------------------------ how it is filled
 
@@ -122,7 +124,7 @@ class Algorithm(Generic[P]):
     def fillings(self) -> tuple[Variant, ...]:
         """The ways to fill it; without one of its own it is filled as DP-SGD is, by the names of its arguments."""
         if self.like is not None:
-            return tuple(replace(each, of=self) for each in self.like.fillings)
+            return tuple(replace(filling, of=self) for filling in self.like.fillings)
         return tuple(self.own) if self.own or self.left_out else (Variant(self, self._by_signature),)
 
     def filling(self, variant: str = "", **said: Any) -> Callable[[Fill], Fill]:

@@ -309,9 +309,9 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the set by its words, long vectors by their range."""
-        shown = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
-        shown["epsilon"] = self.epsilon if self.private else None
-        shown["constraint"] = None if self.constraint is None else repr(self.constraint)
-        shown["public"] = None if self.public is None else self.public.to_dict()
+        values = asdict(replace(self, constraint=None, public=None, smoothness=None)) | {"loss": self.loss_name}
+        values["epsilon"] = self.epsilon if self.private else None
+        values["constraint"] = None if self.constraint is None else repr(self.constraint)
+        values["public"] = None if self.public is None else self.public.to_dict()
         ends = None if self.smoothness is None else [min(self.smoothness), max(self.smoothness)]
-        return {**shown, "smoothness": ends, "parameters": self.parameters}
+        return {**values, "smoothness": ends, "parameters": self.parameters}

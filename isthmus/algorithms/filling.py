@@ -47,7 +47,7 @@ class Run:
     def choice(self, arguments: Mapping[str, Any], variant: str = "", evidence: str = "", **more: Any) -> Choice:
         """The choice, which `Variant` puts its name to; `more` overrides what the skeleton says."""
         facts, private = self.facts, self.multiplier is not None
-        told = {
+        values = {
             "noise_multiplier": self.multiplier,
             "noise_norm": self.sigma * math.sqrt(self.dims) if private else None,
             "margin_noise": None,
@@ -61,7 +61,7 @@ class Run:
             "delta": facts.delta if private else None,
             "adjacency": facts.adjacency,
         }
-        return Choice("", variant, dict(arguments), self.rounds, evidence=evidence, **{**told, **more})
+        return Choice("", variant, dict(arguments), self.rounds, evidence=evidence, **{**values, **more})
 
 
 def full_rounds(facts: Facts, wanted: int, looks: int = 0) -> int:

@@ -99,7 +99,7 @@ def _capped(batch: int | Callable[[int], int], n: int) -> int | Callable[[int], 
 
 
 @comp_fw.filling(
-    evidence="measured (frank_wolfe): away steps reach 3e-13 on an l1 ball in 200 rounds, plain ones 3e-7",
+    evidence="measured (001-compfw-convex): away steps end 10^6 times below plain ones on an l1 ball",
     shortfall=(0.01, 0.05),
 )
 def _fill(facts: Facts) -> Choice | Refusal:

@@ -136,8 +136,8 @@ def dp_gd(
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, momentum, buys=buys)
     planned = schedule is None and stop is None
     validate.check(planned or not buys, "schedule, stop", (schedule, stop), "leave them out: the step is bought")
-    shown = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
-    return replace(filling, schedule=schedule, stop=stop).recipe("dp_gd", **shown)
+    arguments = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
+    return replace(filling, schedule=schedule, stop=stop).recipe("dp_gd", **arguments)
 
 
 @algorithm(words="each round summarises a random sample in a few random numbers and adds noise to those")
@@ -285,8 +285,8 @@ class _Private:
 
     def recipe(self, name: str, **shown: Any) -> Recipe:
         """The recipe under its name."""
-        told = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
-        return Recipe(name, self.build, {**told, "batch_size": self.batch_size, "as_published": False, **shown})
+        arguments = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
+        return Recipe(name, self.build, {**arguments, "batch_size": self.batch_size, "as_published": False, **shown})
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""
@@ -325,8 +325,13 @@ class _Private:
         mechanism = Printed(mechanism, self.guarantee) if self.guarantee else mechanism
         release = Release(encode=encode, clip=self.clipping(sampler), mechanism=mechanism, lift=lift)
         if self.published:
-            told: dict[str, Any] = {"n": n, "steps": rounds, "epsilon": self.budget.epsilon, "delta": plan.delta or 0.0}
-            return [own_length(release, self.clipping().init(), **told, batch=self.batch_size)]
+            terms: dict[str, Any] = {
+                "n": n,
+                "steps": rounds,
+                "epsilon": self.budget.epsilon,
+                "delta": plan.delta or 0.0,
+            }
+            return [own_length(release, self.clipping().init(), **terms, batch=self.batch_size)]
         clip = release.clip
         if not isinstance(self.clip, AdaptiveClip) or not isinstance(clip, AdaptiveClip):
             return [release]
@@ -379,8 +384,8 @@ class _Private:
 
 def _shown(micro: int, clipped: str = "after") -> dict[str, Any]:
     """What is not as usual, for the words of a recipe."""
-    told = {"micro_batch": micro} if micro != 1 else {}
-    return told | ({"clipped": clipped} if clipped != "after" else {})
+    arguments = {"micro_batch": micro} if micro != 1 else {}
+    return arguments | ({"clipped": clipped} if clipped != "after" else {})
 
 
 def items_of(

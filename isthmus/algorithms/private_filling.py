@@ -263,8 +263,8 @@ def _looks(facts: Facts, scale: str, automatic: bool) -> int:
 def _rounds(facts: Facts, scale: str) -> int:
     """T of the bought step."""
     if scale == "none":
-        shown = facts.public is not None and not facts.sparse  # rows that were scaled by public moments
-        return CONSTANTS.scaled_rounds if shown else CONSTANTS.unscaled_rounds
+        scaled_by_public = facts.public is not None and not facts.sparse  # rows that were scaled by public moments
+        return CONSTANTS.scaled_rounds if scaled_by_public else CONSTANTS.unscaled_rounds
     if facts.sparse and facts.d > CONSTANTS.small:
         low, high = CONSTANTS.text_rounds
         return min(max(round(facts.tau * facts.b / (CONSTANTS.text_unit * facts.the_clip)), low), high)

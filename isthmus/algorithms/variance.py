@@ -35,7 +35,7 @@ def dp_svrg(
 ) -> Recipe:
     """DP-SVRG: w+ = w - eta (anchor gradient + g(w) - g(anchor)), restarted at the mean of each inner loop.
 
-    inner         K, the rounds of an inner loop
+    inner         K, the rounds of an inner loop, at least 2
     inner_clip    the bound of a record's difference; by default `clip`
     anchor_share  the anchor's share of the budget: its noise is used K times, so it must be small
 
@@ -45,6 +45,7 @@ def dp_svrg(
     budget = Budget(epsilon, delta, adjacency, n)
     rule, bounds = step_rule(step, None), (Clip(clip), Clip(clip if inner_clip is None else inner_clip))
     validate.positive_int(inner=inner)
+    validate.check(inner > 1, "inner", inner, "give 2 or more: with an anchor in every round, use dp_gd")
     validate.open_unit(anchor_share=anchor_share)
 
     def build(binding: Binding) -> Pipeline:
@@ -72,8 +73,8 @@ def dp_svrg(
             promise=budget.promise(plan, binding),
         )
 
-    shown = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
-    return Recipe("dp_svrg", build, shown)
+    arguments = {"epsilon": epsilon, "delta": delta, "clip": clip, "inner": inner, "batch_size": batch_size}
+    return Recipe("dp_svrg", build, arguments)
 
 
 # ---------------------------------------------------------------- how it is filled from public facts
@@ -90,7 +91,7 @@ def _fill(facts: Facts) -> Choice | Refusal:
     inner = CONSTANTS.svrg_inner
     left = None if facts.max_passes is None else facts.max_passes / (1 + facts.n / (inner * batch))
     rounds = sampled_rounds(facts, batch, left)
-    inner = min(inner, rounds)
+    inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
     items = (
         Charge("anchor", rounds=looks, share=0.5),

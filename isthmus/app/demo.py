@@ -225,11 +225,11 @@ def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[
     print("Accuracies are of the held-out records, which are declared public too.\n")
     rows, together = compared(data, epsilons, names)
     chosen = [row for row in rows if row.name == names[0]]
-    told = (
+    explanation = (
         "The noise is relative to the most that one record can contribute to a round, of all records (dp_gd) or of a "
         f"random batch. Each private line keeps its own epsilon; together they spend {together:.3g}."
     )
-    print("\n" + paragraphs(told))
+    print("\n" + paragraphs(explanation))
     for row in chosen:
         print(f"At epsilon {row.epsilon:g} the planner chose {row.model.choice_.name}.")
     own = chosen[0]

@@ -403,8 +403,8 @@ class Total:
             return
         part = part.to(torch.float64)
         total = self.value + part
-        shown = total - self.value
-        self._lost += (self.value - (total - shown)) + (part - shown)
+        difference = total - self.value
+        self._lost += (self.value - (total - difference)) + (part - difference)
         self.value = total
 
     def add_product(self, x: Tensor, y: Tensor) -> None:

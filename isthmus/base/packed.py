@@ -127,11 +127,11 @@ def _unpacked(data: bytes, kind: str) -> Any:
         _refuse(data, kind, "its length")
     if seal != _digest(data[HEAD.size :]):
         _refuse(data, kind, "its digest: it was damaged on the way")
-    told = json.loads(data[HEAD.size : HEAD.size + words])
-    if told["kind"] != kind:
+    tree = json.loads(data[HEAD.size : HEAD.size + words])
+    if tree["kind"] != kind:
         _refuse(data, kind, "its kind")
     tensors, at = {}, HEAD.size + words
-    for name, dtype, shape in told["arrays"]:
+    for name, dtype, shape in tree["arrays"]:
         if not isinstance(name, str) or name in tensors or not all(type(n) is int and n >= 0 for n in shape):
             _refuse(data, kind, "its list of arrays")
         length = math.prod(shape) * DTYPES[dtype].itemsize
@@ -141,8 +141,8 @@ def _unpacked(data: bytes, kind: str) -> Any:
         at += length
     if at != len(data):
         _refuse(data, kind, "the length of its arrays")
-    _check(told["tree"], data, kind)
-    return storage.decode(told["tree"], tensors)
+    _check(tree["tree"], data, kind)
+    return storage.decode(tree["tree"], tensors)
 
 
 def _made(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
@@ -181,5 +181,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> Any:
-    told = f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: give what was packed as a {kind}: wrong is "
-    raise validate.InvalidInput(told + what) from cause
+    problem = (
+        f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: give what was packed as a {kind}: wrong is "
+    )
+    raise validate.InvalidInput(problem + what) from cause

@@ -10,12 +10,10 @@ ever imported: `isthmus.base.known` finds a class only among those that are alre
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -28,6 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from isthmus.base import known, validate
+from isthmus.base.whole import replaced as replaced
+from isthmus.base.whole import sync as sync
 
 Kind = TypeVar("Kind")
 Made = TypeVar("Made")
@@ -62,7 +62,10 @@ class Format:
         tensors: Tensors = {}
         text = json.dumps({name: encode(value, name, tensors) for name, value in tree.items()}, allow_nan=False)
         with replaced(path) as partial:
-            save_file(tensors, partial, metadata={"format": self.name, "tree": text, "seal": _seal(text, tensors)})
+            try:
+                save_file(tensors, partial, metadata={"format": self.name, "tree": text, "seal": _seal(text, tensors)})
+            except SafetensorError as error:  # its only trouble with tensors of ours is the disk
+                raise OSError(str(error).rpartition("I/O error: ")[2]) from error
 
     def read(self, path: str | Path, make: Callable[[Fields], Made]) -> Made:
         """What `make` makes of the tree in a file; one that is missing, damaged or of another kind is refused."""
@@ -91,31 +94,6 @@ class Format:
             RecursionError,
         ) as error:
             raise validate.InvalidInput(f"path={str(path)!r} is not allowed: {remedy} ({error})") from error
-
-
-@contextlib.contextmanager
-def replaced(path: str | Path) -> Iterator[Path]:
-    """A file beside `path` to write to; it takes its place once it is whole and on the disk, or disappears."""
-    target = Path(path)
-    partial = target.with_name(target.name + ".part")
-    try:
-        yield partial
-        sync(partial)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync(target.parent)
-
-
-def sync(path: str | Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk."""
-    if os.name == "nt":  # it opens no folder, and writes out only what is open for writing
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------- objects that say how

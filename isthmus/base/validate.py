@@ -54,8 +54,8 @@ def reading(argument: str, value: object, remedy: str) -> Iterator[None]:
     except InvalidInput:
         raise
     except UNREADABLE as error:
-        told = f"{remedy} ({type(error).__name__}: {error})"
-        raise InvalidInput(f"{argument}={_short(value)} is not allowed: {told}") from error
+        advice = f"{remedy} ({type(error).__name__}: {error})"
+        raise InvalidInput(f"{argument}={_short(value)} is not allowed: {advice}") from error
 
 
 def require(ok: bool, sentence: str) -> None:

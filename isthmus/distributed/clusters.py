@@ -68,5 +68,5 @@ def check_estimator(estimator: Any) -> None:
 
 def only(models: Sequence[bytes | None]) -> Any:
     """The model, of what all ranks returned."""
-    (found,) = [each for each in models if each is not None]
+    (found,) = [model for model in models if model is not None]
     return pickle.loads(found)

@@ -60,8 +60,12 @@ def _pieces(client: Any, collections: list[Any]) -> list[tuple[list[Any], str]]:
     import distributed
 
     columns = []
-    for each in collections:
-        one = each.rechunk({1: -1}) if getattr(each, "ndim", 1) == 2 and hasattr(each, "rechunk") else each
+    for collection in collections:
+        one = (
+            collection.rechunk({1: -1})
+            if getattr(collection, "ndim", 1) == 2 and hasattr(collection, "rechunk")
+            else collection
+        )
         blocks = one.to_delayed()
         columns.append(client.compute(list(blocks.ravel() if hasattr(blocks, "ravel") else blocks)))
     lengths = {len(column) for column in columns}

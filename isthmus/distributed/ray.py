@@ -50,8 +50,8 @@ def fit(
     try:
         address = ray.get(ranks[0].address.remote())
         shards = dataset.split(workers, locality_hints=ranks)
-        told = target, weight, address
-        fits = [each.fit.remote(estimator, shards[k], *told, k, workers, seconds) for k, each in enumerate(ranks)]
+        arguments = target, weight, address
+        fits = [each.fit.remote(estimator, shards[k], *arguments, k, workers, seconds) for k, each in enumerate(ranks)]
         return only(ray.get(fits))
     finally:
         for each in ranks:

@@ -109,10 +109,10 @@ def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
 
 def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:
     """Pay for every round the checkpoint knows of and the ledger does not show."""
-    shown = spent_by_run(ledger)
+    spent = spent_by_run(ledger)
     for run, counts in saved.items():
         for event, rounds in counts.items():
-            missing = rounds - shown.get(run, {}).get(event, 0)
+            missing = rounds - spent.get(run, {}).get(event, 0)
             if missing > 0:
                 ledger.pay(f"{RESTORED}{run}", json.loads(event), missing)
 

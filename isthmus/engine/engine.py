@@ -191,9 +191,9 @@ class PrivacyEngine:
         noise, ledger = self._noise(noise_generator), self._open_ledger(poisson_sampling, company.leads)
         options.check_budget(noise_multiplier, ledger.budget)
         looked = public is not None or looks_at_public(sketch)
-        told = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
-        told = (*told, SHARED) if company.share < 1 else told
-        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, told)
+        assumptions = claims(seeded=noise.seeded or bare, mean=loss_reduction == "mean", public=looked)
+        assumptions = (*assumptions, SHARED) if company.share < 1 else assumptions
+        promise = Promise(math.inf, 1e-5, ledger.adjacency, n, assumptions)
         own = {"loss": criterion, "public": public, "reduction": loss_reduction, "noise": None if bare else noise}
         own |= {"fast": precision == "network", "company": company}
         driver = self._drive(stage, promise, ledger, layers, optimizer, **own)
@@ -308,26 +308,27 @@ class PrivacyEngine:
         promise = driver.pipe.promise
         assert promise is not None
         warn_of_large_delta(delta, promise.n)
-        event, told = self._planned()
-        kept = dict.fromkeys(name for each in self._trainings for name in each.driver.guard.kept)
+        event, assumptions = self._planned()
+        kept = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.kept)
         leaks = [f"{KEPT}: {list(kept)}"] if kept else []
-        rests = (*promise.assumptions, *others_parts([each.driver.stage for each in self._trainings]), *told)
+        foreign = others_parts([training.driver.stage for training in self._trainings])
+        rests = (*promise.assumptions, *foreign, *assumptions)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
-        account.samplers = [each.sampler for each in self._trainings]
-        account.sources = [Unnoised.source if each.bare else each.noise.describe() for each in self._trainings]
+        account.samplers = [training.sampler for training in self._trainings]
+        account.sources = [Unnoised.source if one.bare else one.noise.describe() for one in self._trainings]
         account.add(event)
         return account.statement()
 
     def _planned(self) -> tuple[Any, list[str]]:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
-        events, told = [self.ledger.event()], []
+        events, assumptions = [self.ledger.event()], []
         for training in self._trainings:
             driver, planned, done = training.driver, training.planned, training.driver.state.t
-            told += [FIXED] if planned is None else stopped(planned, done)
-            told += [PIECES] if training.draws.was_cut else []
+            assumptions += [FIXED] if planned is None else stopped(planned, done)
+            assumptions += [PIECES] if training.draws.was_cut else []
             if planned is not None and done < planned:
                 events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
-        return compose(events), list(dict.fromkeys(told))
+        return compose(events), list(dict.fromkeys(assumptions))
 
     def track(self, tracker: Any = None) -> Any:
         """A `diagnostics.Tracker` that follows every release: noise-to-signal, norm and, where paid for, clip fraction.
@@ -478,7 +479,7 @@ class PrivacyEngine:
 
     def _training_of(self, module: nn.Module) -> Training:
         self._require_driver()
-        found = [each for each in self._trainings if each.attached and each.driver.module is module]
+        found = [training for training in self._trainings if training.attached and training.driver.module is module]
         validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
         return found[-1]
 

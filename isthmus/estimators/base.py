@@ -36,6 +36,7 @@ from isthmus.estimators.inputs import (
     threads_for,
 )
 from isthmus.estimators.leaks import learned_before, warn_of_repeated_fits
+from isthmus.estimators.notebook import ShowsGuarantee
 from isthmus.estimators.parameters import Parameters
 from isthmus.estimators.watching import Watcher
 from isthmus.planner import Choice, Plan, plan
@@ -77,7 +78,7 @@ class Posed:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateLinear(Parameters):
+class PrivateLinear(ShowsGuarantee, Parameters):
     """The private fit of a linear model; see `PrivateClassifier` and `PrivateRegressor`."""
 
     _calls: int = field(init=False)
@@ -148,12 +149,12 @@ class PrivateLinear(Parameters):
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
-        told: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
-        found = self._planned(problem.facts, exact=self._asked is not None, **told)
+        facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
+        found = self._planned(problem.facts, exact=self._asked is not None, **facts)
         asked = self._asked
         choice = found.best if asked is None else found.choice(asked.name)
         if asked is None and choice.batch_size is not None:  # its noise was known to first order only
-            choice = self._planned(problem.facts, True, [choice.of], **told).choice(choice.name)
+            choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
         problem = self._started(problem, choice)
         assumed = {"assumptions": list(problem.assumptions), "leaks": list(problem.leaks)}
@@ -208,11 +209,11 @@ class PrivateLinear(Parameters):
 
         def build(binding: Binding) -> Pipeline:
             pipe = recipe.bind(binding)
-            told = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
+            promised = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
             most = self._delta(self._records(binding.n))
-            kept = told is not None and (published or told[0] <= self.epsilon and told[1] <= most)
+            kept = promised is not None and (published or promised[0] <= self.epsilon and promised[1] <= most)
             remedy = (
-                f"it promises {told}, which is not the budget it was given: pass epsilon and delta on to its Budget"
+                f"it promises {promised}, which is not the budget it was given: pass epsilon and delta on to its Budget"
             )
             validate.check(kept, "algorithm", recipe.name, remedy)
             return pipe
@@ -269,11 +270,11 @@ class PrivateLinear(Parameters):
             origin=not self.fit_intercept,
             crew=self._crew,
         )
-        shown = None if public is None else inputs.maps(public[0])
-        if chosen == "public" and shown is not None:
-            extra = standardised(shown)
+        public_rows = None if public is None else inputs.maps(public[0])
+        if chosen == "public" and public_rows is not None:
+            extra = standardised(public_rows)
             inputs = replace(inputs, maps=RowMaps([*inputs.maps.maps, extra]))
-            shown = extra(shown)
+            public_rows = extra(public_rows)
         view = inputs.maps(Scaled.of(X))
         if any(getattr(item, "bias", 0.0) for item in inputs.buys):  # the column that the bought map will fill
             view = view.with_constant()
@@ -284,13 +285,13 @@ class PrivateLinear(Parameters):
             assumptions = (DECLARED, *learned, *guessed, *assumptions)
         facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
-        given, labelled = None, self._labelled(public, shown, view.shape[1])
-        if shown is not None:
-            rows = shown.plain() if shown.shape[1] == view.shape[1] else None
+        given, labelled = None, self._labelled(public, public_rows, view.shape[1])
+        if public_rows is not None:
+            rows = public_rows.plain() if public_rows.shape[1] == view.shape[1] else None
             given = rows if labelled is None or rows is None else (rows, labelled[1])
-        told = (*inputs.assumptions, *assumptions)
-        leaks = tuple(each for each in told if isinstance(each, Leak))
-        rest = tuple(each for each in told if not isinstance(each, Leak))
+        assumed = (*inputs.assumptions, *assumptions)
+        leaks = tuple(each for each in assumed if isinstance(each, Leak))
+        rest = tuple(each for each in assumed if not isinstance(each, Leak))
         return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks, labelled)
 
     def _labelled(self, public: Any, shown: Scaled | None, columns: int) -> tuple[Any, Any, Any] | None:
@@ -341,8 +342,8 @@ class PrivateLinear(Parameters):
             return self.scale
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
-        told = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
-        return "public" if told and self._bought_scale(X, "auto") != "shapes" else self.scale
+        prefers_public = prefers_public_scale(n=n, d=X.shape[1], mu=mu, rows=public[0].shape[0], sparse=is_sparse(X))
+        return "public" if prefers_public and self._bought_scale(X, "auto") != "shapes" else self.scale
 
     def _public_rows(self, d: int) -> tuple[Any, Any] | None:
         if self.public is None:
@@ -379,8 +380,8 @@ class PrivateLinear(Parameters):
             made = partial(self._with_lost_rounds, statement, result.state)
             statement = self._crew.statement(made)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
-                told = "the number of records of the first call is public, and stands for the later ones"
-                statement = replace(statement, n=problem.facts["n"], assumptions=(told, *statement.assumptions))
+                assumption = "the number of records of the first call is public, and stands for the later ones"
+                statement = replace(statement, n=problem.facts["n"], assumptions=(assumption, *statement.assumptions))
         self.privacy_ = statement
 
     def _with_lost_rounds(self, statement: PrivacyStatement, state: State) -> PrivacyStatement:

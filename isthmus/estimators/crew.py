@@ -102,8 +102,8 @@ class Crew:
         """Rows of one kind on all ranks, and the crew that knows how many they are; a rank may have none."""
         if self.ranks is None:
             return X, self
-        told = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
-        n, kinds = sum(each[0] for each in told), [each[1:] for each in told if each[0]]
+        layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
+        n, kinds = sum(each[0] for each in layouts), [each[1:] for each in layouts if each[0]]
         validate.check(n > 0, "X", f"{n} rows", "give at least one rank some rows")
         remedy = "the ranks' rows differ in columns, in being sparse, in dtype or in names: give all of them the same"
         validate.check(all(each == kinds[0] for each in kinds), "X", kinds, remedy)
@@ -119,15 +119,17 @@ class Crew:
         var = sum(((part - mine).square().sum(0) for part in dense_parts(X)), zero) / max(n, 1)
         if self.ranks is None:
             return mine, var.sqrt()
-        told = self.all([n, mine, var])
-        whole = sum(each[0] for each in told)
-        mean = sum(count * mean for count, mean, _ in told) / whole
-        return mean, (sum(count * (var + (own - mean) ** 2) for count, own, var in told) / whole).sqrt()
+        moments = self.all([n, mine, var])
+        whole = sum(moment[0] for moment in moments)
+        mean = sum(count * mean for count, mean, _ in moments) / whole
+        return mean, (sum(count * (var + (own - mean) ** 2) for count, own, var in moments) / whole).sqrt()
 
     def extremes(self, low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The smallest of everybody's lows and the largest of their highs."""
-        told = self.all([low, high])
-        return torch.stack([each[0] for each in told]).amin(0), torch.stack([each[1] for each in told]).amax(0)
+        ranges = self.all([low, high])
+        return torch.stack([range_[0] for range_ in ranges]).amin(0), torch.stack(
+            [range_[1] for range_ in ranges]
+        ).amax(0)
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum of everybody's tensor."""
@@ -138,10 +140,10 @@ class Crew:
         own = np.unique(y)
         if self.ranks is None:
             return own
-        told = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
-        kinds = {part["kind"] for part in told}
+        parts = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
+        kinds = {part["kind"] for part in parts}
         validate.check(len(kinds) < 2, "y", sorted(kinds), "the ranks have labels of different kinds: give one kind")
-        found = [each for part in told for each in part["labels"]]
+        found = [label for part in parts for label in part["labels"]]
         return np.unique(np.array(found, dtype=object if kinds == {"O"} else None))
 
     def top_eigenvalue(self, X: Any) -> float:

@@ -60,8 +60,8 @@ class Figure:
             return f"{self.name}: {self.note or 'it has no value here'}{where}"
         beside = [f"noise s.d. {_digits(self.noise)}"] if self.noise else []
         beside += [f"{self.than}: {_digits(self.baseline)}"] if self.baseline is not None else []
-        shown = f"{self.name} {_digits(self.value)}" + (f" ({'; '.join(beside)})" if beside else "")
-        return shown + where + (f"; {self.note}" if self.note else "")
+        text = f"{self.name} {_digits(self.value)}" + (f" ({'; '.join(beside)})" if beside else "")
+        return text + where + (f"; {self.note}" if self.note else "")
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class ShownCurve:
     def to_dict(self) -> dict[str, Any]:
         """As a record of a run holds it."""
         series = [{"name": name, "x": list(x), "y": list(y)} for name, x, y in self.series]
-        told = {key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}
-        return {**told, "series": series, "shares": True}
+        values = {key: getattr(self, key) for key in ("title", "x_label", "y_label", "note")}
+        return {**values, "series": series, "shares": True}
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
         mean = np.bincount(groups, np.exp(sure), GROUPS) / np.maximum(counts.sum(0), 1)
         figures.append(calibration_figure(counts.astype(float), mean, 0.0))
         curves.append(calibration_curve(counts.astype(float), mean, 0.0, _event(classes)))
-    return [replace(each, on=on) for each in figures], curves
+    return [replace(figure, on=on) for figure in figures], curves
 
 
 def exact_errors(found: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:

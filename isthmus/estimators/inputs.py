@@ -77,28 +77,28 @@ def inputs_of(
     bounds and data_norm, then public rows, then a purchase; a CSR row gets length 1, which looks at no other row.
     """
     n, d = X.shape
-    told: list[str] = []
+    leaks: list[str] = []
     if not private:
         return Inputs(_from_rows(X, intercept, crew))
     if isinstance(bounds, str):
         bounds = _ranges_of(X, crew)
-        told.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
+        leaks.append(leak("the ranges of the columns (bounds) were", "give bounds=(low, high) that are public"))
     if isinstance(data_norm, str) and data_norm == "data":
         longest = max(crew.all(float(matrix_bounds(X, 2)[1].max()) if n else 0.0))
         data_norm = max(longest, 1e-12)
-        told.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
+        leaks.append(leak(f"the largest row norm (data_norm={data_norm:.4g}) was", "give a data_norm= that is public"))
     if bounds is not None:
-        return _ranged(d, bounds, data_norm, public, intercept, origin, whole, told)
+        return _ranged(d, bounds, data_norm, public, intercept, origin, whole, leaks)
     bias = DENSE_BIAS if intercept else 0.0
     if data_norm == "unit" or (data_norm is None and public is None and is_sparse(X)):
-        return Inputs(RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)]), (), tuple(told))
+        return Inputs(RowMaps([RowMap(limit=None, bias=SPARSE_BIAS if intercept else 0.0)]), (), tuple(leaks))
     if data_norm is not None:
         limit = float(data_norm)
-        return Inputs(RowMaps([RowMap(limit=limit, bias=bias * limit)]), (), tuple(told))
+        return Inputs(RowMaps([RowMap(limit=limit, bias=bias * limit)]), (), tuple(leaks))
     if public is not None:
-        return Inputs(_from_rows(public, intercept), (), tuple(told))
+        return Inputs(_from_rows(public, intercept), (), tuple(leaks))
     bought = Ranges(bias=1.0 if intercept else 0.0, origin=origin, whole=whole)
-    return Inputs(RowMaps([]), (bought,), tuple(told))
+    return Inputs(RowMaps([]), (bought,), tuple(leaks))
 
 
 def prefers_public_scale(*, n: int, d: int, mu: float, rows: int, sparse: bool) -> bool:
@@ -128,9 +128,9 @@ def _ranged(
     low, high = (_column(side, d) for side in bounds)
     bias = 1.0 if intercept else 0.0
     if public is not None:
-        shown = _ranges_of(public)
+        public_ranges = _ranges_of(public)
         unknown = low.isnan() | high.isnan()
-        low, high = torch.where(unknown, shown[0], low), torch.where(unknown, shown[1], high)
+        low, high = torch.where(unknown, public_ranges[0], low), torch.where(unknown, public_ranges[1], high)
     if bool((low.isnan() | high.isnan()).any()):
         return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin, whole=whole),), tuple(told))
     limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)

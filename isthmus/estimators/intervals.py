@@ -75,7 +75,9 @@ class Intervals:
             f"{self.noise[i]:>10.3g}  {self.sampling[i]:>13.3g}"
             for i, name in enumerate(self.names)
         ]
-        return "\n".join([head, *lines, "It rests on these assumptions:", *(f"- {each}" for each in self.assumptions)])
+        return "\n".join(
+            [head, *lines, "It rests on these assumptions:", *(f"- {assumption}" for assumption in self.assumptions)]
+        )
 
     def __str__(self) -> str:
         return self.words()
@@ -103,7 +105,7 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     check_is_fitted(model)
     validate.open_unit(level=level)
     weights, gram, n = _released(model)
-    shape, spread, told = _curvature(model, weights, gram / n, residual_sd)
+    shape, spread, assumptions = _curvature(model, weights, gram / n, residual_sd)
     inverse = np.linalg.inv(shape)
     noise = (float(model.choice_.noise_multiplier) * _clip(model) / n) ** 2 * _averaged(model)
     carry, width = _carry(model, len(weights))
@@ -115,7 +117,7 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     )
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
     names = (*_names(model), "(intercept)")
-    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*told, *ASSUMED))
+    return Intervals(names, values, values - away, values + away, quiet, drawn, level, (*assumptions, *ASSUMED))
 
 
 def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:

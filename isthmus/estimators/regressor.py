@@ -76,7 +76,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             validate.check(not self._counts or low >= 0, "target_bounds", bounds, "counts are >= 0")
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:
-        told: tuple[str, ...] = ()
+        remarks: tuple[str, ...] = ()
         common: dict[str, Any] = {"l1": self.l1, "l2": self.l2, "weights": self._checked_weights(weight, X.shape[0])}
         if issubclass(self._kind, Huber):
             common["delta"] = self.huber_delta
@@ -84,19 +84,19 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
         model = self._kind(X, y, **common)
         bounds = self.target_bounds
         if bounds is None and isinstance(self.public, tuple):
-            shown = np.asarray(self.public[1], dtype=float)
-            bounds = (float(shown.min()), float(shown.max())) if shown.min() < shown.max() else None
-            told = ("the public targets are public: y was clipped to their range",) if bounds else ()
+            targets = np.asarray(self.public[1], dtype=float)
+            bounds = (float(targets.min()), float(targets.max())) if targets.min() < targets.max() else None
+            remarks = ("the public targets are public: y was clipped to their range",) if bounds else ()
         if isinstance(bounds, str) or not self._private and bounds is None:
             ends = torch.tensor([y.min(), y.max()] if len(y) else [math.inf, -math.inf])
             low, high = (float(end) for end in self._crew.extremes(ends[0], ends[1]))
             bounds = (low, high) if low < high else (low - 1, high + 1)
             if self._private:
-                told = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
+                remarks = (leak("the range of y (target_bounds) was", "give target_bounds=(low, high) that is public"),)
         if bounds is None:
-            return model, (TargetRange(),), told
+            return model, (TargetRange(),), remarks
         self.target_bounds_ = float(bounds[0]), float(bounds[1])
-        return scaled_targets(model, *self.target_bounds_), (), told
+        return scaled_targets(model, *self.target_bounds_), (), remarks
 
     def _learn_targets(self, y: Any) -> tuple[str, ...]:
         return ()

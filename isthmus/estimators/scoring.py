@@ -348,8 +348,8 @@ def _derived(
             found += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
             event = str(classes[1]) if k == 2 else "the class that was predicted"
             curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
-    shown = [figures.told(each, n, _least(each)) if each.noise else each for each in found]
-    return Scores(tuple(shown), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
+    readable = [figures.told(each, n, _least(each)) if each.noise else each for each in found]
+    return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
 
 def _loss(counts: list[np.ndarray], noise: float, n: int, k: int) -> Figure:
@@ -445,8 +445,8 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     """
     seen = errors > max(_stands(noise, len(errors)), 0.001 * n)
     error = float(ERRORS.high[seen].max()) * _wider(float(errors[seen].sum()) / n) if seen.any() else 1.0
-    shown, low, high, centre, spread = _extent(targets, n, noise)
-    width = max(high - centre, centre - low) * _wider(shown)
+    inside, low, high, centre, spread = _extent(targets, n, noise)
+    width = max(high - centre, centre - low) * _wider(inside)
     far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
@@ -475,12 +475,12 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
         if not seen.any():
             continue
         low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
-        shown, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
-        if shown > most:
-            most = shown
+        share, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
+        if share > most:
+            most = share
             centre = float(np.average(middles, weights=sums[seen]))
             spread = float(np.average((middles - centre) ** 2, weights=sums[seen]))
-            best = shown, float(low[seen].min()), float(high[seen].max()), centre, spread
-        if shown > 0.98:
+            best = share, float(low[seen].min()), float(high[seen].max()), centre, spread
+        if share > 0.98:
             break
     return best

@@ -38,6 +38,7 @@ from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
 from isthmus.estimators.leaks import leak
+from isthmus.estimators.notebook import ShowsGuarantee
 from isthmus.geometry.lifts import discard
 from isthmus.gradients import Dense
 from isthmus.privacy import (
@@ -88,7 +89,7 @@ def _has(name: str) -> Any:
     return lambda search: hasattr(getattr(search, "best_estimator_", search.estimator), name)
 
 
-class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
+class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
     """Private choice of an estimator's parameters over a grid, then a private fit with them.
 
     Unlike a cross-validation, whose fits and scores each spend or leak, the whole search keeps one (epsilon, delta).
@@ -145,7 +146,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         rows, labels = validate_data(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._classifies
         )
-        told = self._read_classes(labels)
+        leaks = self._read_classes(labels)
         n = self.estimator.n or rows.shape[0]
         split = Split.of(n, len(candidates), self.share, self.validation, self.epsilon, self._delta(n), self._adjacency)
         data = rows, labels, self.estimator._checked_weights(sample_weight, rows.shape[0])
@@ -167,7 +168,7 @@ class PrivateSearch(MetaEstimatorMixin, BaseEstimator):
         last = self._last(self.best_params_, split).set_params(ledger=ledger)
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
         self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
-        self.privacy_ = self._statement(split, trials, told)
+        self.privacy_ = self._statement(split, trials, leaks)
         self.best_estimator_.privacy_ = self.privacy_  # its parameters were chosen on the same records
         return self
 
@@ -415,8 +416,13 @@ class BestOf(NoisyMax):
 
     def event(self, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Any:
         """One Gaussian release, under the adjacency that its noise was set for."""
-        told = Adjacency(self.adjacency)
-        validate.check(adjacency is told, "adjacency", adjacency, f"the noise of this choice is set for {told.value}")
+        adjacency_set = Adjacency(self.adjacency)
+        validate.check(
+            adjacency is adjacency_set,
+            "adjacency",
+            adjacency,
+            f"the noise of this choice is set for {adjacency_set.value}",
+        )
         return Gaussian(self.multiplier).event(adjacency)
 
     def describe(self) -> str:

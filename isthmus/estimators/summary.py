@@ -86,11 +86,11 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         columns = [
-            {**vars(each), "cells": [list(cell) for cell in each.cells], "quantiles": dict(each.quantiles)}
-            for each in self.columns
+            {**vars(column), "cells": [list(cell) for cell in column.cells], "quantiles": dict(column.quantiles)}
+            for column in self.columns
         ]
-        told = {"rows": self.rows, "rows_noise": self.rows_noise, "columns": columns, "left_out": dict(self.left_out)}
-        return {**told, "epsilon": self.privacy.epsilon, "delta": self.privacy.delta, "words": self.privacy.words()}
+        values = {"rows": self.rows, "rows_noise": self.rows_noise, "columns": columns, "left_out": dict(self.left_out)}
+        return {**values, "epsilon": self.privacy.epsilon, "delta": self.privacy.delta, "words": self.privacy.words()}
 
     def table(self) -> str:
         """All of it as text."""
@@ -227,8 +227,10 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
     # each column's counts sum to the number of rows too: the fewer cells, the quieter the sum
     known = 1 + (1 / sizes).sum()
     rows = float((counts[0, 0] + sum(each.sum() / len(each) for each in own)) / known)
-    told = [grids[c.name].summary(c, each, rows, noise, sums.get(c.name)) for c, each in zip(columns, own, strict=True)]
-    return Summary(rows, noise / math.sqrt(known), tuple(told), {}, None)  # type: ignore[arg-type]
+    summaries = [
+        grids[c.name].summary(c, each, rows, noise, sums.get(c.name)) for c, each in zip(columns, own, strict=True)
+    ]
+    return Summary(rows, noise / math.sqrt(known), tuple(summaries), {}, None)  # type: ignore[arg-type]
 
 
 def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[str, tuple[float, float]]:
@@ -314,7 +316,7 @@ def _place(column: Column, value: float) -> str:
 def _lines(column: ColumnSummary) -> list[str]:
     """A column as text: what it is, what it has on average, and a bar for each cell."""
     span = Column(column.name, column.type)
-    where = "" if column.bounds is None else " from " + " to ".join(_place(span, each) for each in column.bounds)
+    where = "" if column.bounds is None else " from " + " to ".join(_place(span, bound) for bound in column.bounds)
     lines = [f"{column.name}: {column.type}{where}; counts have noise of s.d. {column.noise:.3g}"]
     if column.note:
         lines.append(f"  {column.note}")

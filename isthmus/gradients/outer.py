@@ -199,14 +199,14 @@ class Outer(Rows):
         mate = other.outer_form()
         if mate is None or is_lazy(self.a):
             return super().inner(other)
-        shown = mate.shown()
-        if (mate.b.shape[-1], shown.shape[-1]) != (self.q, self.p):
+        view = mate.shown()
+        if (mate.b.shape[-1], view.shape[-1]) != (self.q, self.p):
             return super().inner(other)
         pairs, m = self.positions * (1 if mate.b.ndim == 2 else mate.b.shape[1]), other.n
         if pairs > 1 and pairs * (self.p + self.q) > self.p * self.q:
             return super().inner(other)
         dtype = rounding.working(self.dtype, other.dtype)
-        inputs, outputs = shown if is_sparse(shown) else _flat(shown), _flat(mate.b)
+        inputs, outputs = view if is_sparse(view) else _flat(view), _flat(mate.b)
         width = self.positions * (self.p + self.q) + 3 * pairs * m
         parts = [torch.zeros(0, m, dtype=dtype, device=self.device)]
         with exact_products(self.device):

@@ -99,10 +99,10 @@ def uniform_stability(
         validate.check(found == size, "problem", found, f"give a neighbour with n, d = {size}")
     distances = np.zeros((len(seeds), len(neighbours), steps + 1))
     for row, seed in zip(distances, seeds, strict=True):
-        told = (recipe, constraint, steps, seed, x0, None if noise_seed is None else key(noise_seed, seed))
-        path = _iterates(sample, *told)
+        terms = (recipe, constraint, steps, seed, x0, None if noise_seed is None else key(noise_seed, seed))
+        path = _iterates(sample, *terms)
         for line, other in zip(row, neighbours, strict=True):
-            moved = _iterates(other, *told)
+            moved = _iterates(other, *terms)
             line[1:] = torch.linalg.vector_norm(path - moved, dim=1).numpy()
     return Stability(distances)
 

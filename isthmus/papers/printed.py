@@ -175,8 +175,8 @@ def own_length(
     release: Release, lipschitz: float, *, n: int, steps: int, epsilon: float, delta: float, batch: int | None
 ) -> Release:
     """The release of PRIVSGD, DP-CompGD and DP-CompMiniBatch as printed, for gradients of norm at most L."""
-    told: dict[str, Any] = {"lipschitz": lipschitz, "n": n, "steps": steps, "epsilon": epsilon, "delta": delta}
-    claim = privsgd_sigma(**told) if batch is None else comp_minibatch_sigma(**told, batch_size=batch)
+    terms: dict[str, Any] = {"lipschitz": lipschitz, "n": n, "steps": steps, "epsilon": epsilon, "delta": delta}
+    claim = privsgd_sigma(**terms) if batch is None else comp_minibatch_sigma(**terms, batch_size=batch)
     words = (
         "none as claimed: the rescaled sketch of a mean moves by up to 2L when one record changes, not by 2L/n; with a "
         f"known sketch the printed noise hides that only for epsilon in the thousands (claimed: {epsilon:g})"

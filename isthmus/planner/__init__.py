@@ -67,8 +67,8 @@ def plan(
     choices, refused = _filled(known, algorithms)
     rule, order = _first_rule(known, choices)
     ranked = sorted(choices, key=lambda choice: _rank(choice, order))
-    told = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
-    return Plan(known, told, refused, notes_of(known, told), energy_of(known))
+    explained = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
+    return Plan(known, explained, refused, notes_of(known, explained), energy_of(known))
 
 
 def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
@@ -104,8 +104,9 @@ def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]
         if not wanted:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
-            told = "it is not private" if facts.private else "it is private: give a finite epsilon"
-            refused[each if isinstance(each, str) else named.name] = f"epsilon={facts.epsilon:g}: {told}"
+            asked_for = f"epsilon={facts.epsilon:g} was asked for"
+            other = "it is not private" if facts.private else "it needs a finite epsilon"
+            refused[each if isinstance(each, str) else named.name] = f"{asked_for}, and {other}"
         else:
             yield from wanted
 
@@ -117,7 +118,7 @@ def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     made, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
     validate.check(made is not None, "algorithms", asked, remedy)
     assert made is not None
-    wanted = tuple(each for each in made.fillings if asked in (made.name, each.name))
+    wanted = tuple(filling for filling in made.fillings if asked in (made.name, filling.name))
     validate.check(bool(wanted) or asked == made.name, "algorithms", asked, remedy)
     return made, wanted
 

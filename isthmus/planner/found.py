@@ -56,6 +56,10 @@ class Plan:
         """The choices as a text table."""
         return words.table(self)
 
+    def _repr_html_(self) -> str:
+        """The plan as a card of a notebook."""
+        return words.as_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file or a report."""
         return {

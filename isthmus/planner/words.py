@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from isthmus.base import html
+
 if TYPE_CHECKING:
     from isthmus.algorithms.choice import Choice
     from isthmus.planner.found import Plan
 
 WIDTH = 120
+HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")
 
 
 def table(plan: Plan) -> str:
     """The choices, best first, aligned and at most 120 columns wide."""
-    head = ["", "algorithm", "noise mult.", "noise norm", "in a margin", "numbers", "bytes", "memory", "time", "passes"]
-    rows = [[str(i), *_row(choice)] for i, choice in enumerate(plan.choices, 1)]
+    head = [*HEAD]
+    rows = rows_of(plan)
     widths = [max(len(line[j]) for line in [head, *rows]) for j in range(len(head))]
     widths[1] = min(widths[1], WIDTH - sum(widths) + widths[1] - 2 * (len(head) - 1))  # names give way, numbers do not
     rows = [[row[0], _cut(row[1], widths[1]), *row[2:]] for row in rows]
@@ -25,6 +28,25 @@ def table(plan: Plan) -> str:
         return "  ".join(padded).rstrip()
 
     return "\n".join([line(head), line(["-" * w for w in widths]), *map(line, rows)])
+
+
+def rows_of(plan: Plan) -> list[list[str]]:
+    """The cells of the table."""
+    return [[str(i), *_row(choice)] for i, choice in enumerate(plan.choices, 1)]
+
+
+def as_html(plan: Plan) -> str:
+    """The plan as a card of a notebook: the recommendation in words, and the table folded away."""
+    best, facts = plan.best, plan.facts
+    title = f"Use {best.name}" + (f" at epsilon {facts.epsilon:g}" if facts.private else " (not private)")
+    lines = [line for line in words(plan).splitlines() if not line.startswith("Not used: ")]
+    refused = html.items(f"{name}: {reason}" for name, reason in plan.refused.items())
+    return html.card(
+        title,
+        *map(html.paragraph, lines),
+        html.details(f"All {len(plan.choices)} choices, best first", html.table(HEAD, rows_of(plan))),
+        html.details(f"{len(plan.refused)} algorithms that cannot run here", refused) if plan.refused else "",
+    )
 
 
 def _row(choice: Choice) -> list[str]:
@@ -61,12 +83,12 @@ def words(plan: Plan) -> str:
 
 
 def _noise(best: Choice) -> str:
-    told = f"Noise multiplier {_short(best.noise_multiplier)}"
+    sentence = f"Noise multiplier {_short(best.noise_multiplier)}"
     if best.noise_norm is not None:
-        told += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
+        sentence += f"; noise of length {_short(best.noise_norm)} in an update of {best.dims:,} numbers"
     if best.margin_noise is not None:
-        told += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
-    return told + "."
+        sentence += f"; in the end at most {_short(best.margin_noise)} of noise in the score of a row of length 1"
+    return sentence + "."
 
 
 def _short(value: Any) -> str:

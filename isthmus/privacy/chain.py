@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from isthmus.base.validate import UNREADABLE, refuse
+from isthmus.base.whole import sync, writing
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.event_json import Json, Keyed, canonical, keyed
 
@@ -95,14 +96,11 @@ class FileStore:
     def append(self, data: bytes) -> None:
         """Returns when `data` is on the disk, and for a new file its directory entry too."""
         created = os.fstat(self._file).st_size == 0
-        self.write(self._file, data)
-        os.fsync(self._file)
-        if created:
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+        with writing(self.path, "nothing was released for it; make room, and go on: what is there still counts"):
+            self.write(self._file, data)
+            os.fsync(self._file)
+            if created:
+                sync(self.path.parent)
 
     def write(self, file: int, data: bytes) -> None:
         """All of `data`, in order."""
@@ -116,7 +114,8 @@ class FileStore:
 
     def set_mark(self, number: int, digest: str) -> None:
         """Remember a durable record; its numbers have one width, so that no write leaves a mixture behind."""
-        os.pwrite(self._lock, f"{number:020d} {digest}\n".encode("ascii"), 0)
+        with writing(self._lock_path, "nothing was released for it; make room, and go on: what is there still counts"):
+            os.pwrite(self._lock, f"{number:020d} {digest}\n".encode("ascii"), 0)
 
 
 def _open_locked(path: Path, stack: contextlib.ExitStack) -> int:

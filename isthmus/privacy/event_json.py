@@ -76,7 +76,7 @@ def from_json(data: Mapping[str, Any]) -> DpEvent:
         if form == "event":
             values[name] = from_json(values[name])
         elif form == "events":
-            values[name] = [from_json(each) for each in values[name]]
+            values[name] = [from_json(value) for value in values[name]]
         elif form in ("scales", "rates"):
             values[name] = tuple(values[name])  # accountants hash events
     made: Any = _OWN.get(kind) or getattr(dpa.dp_event, f"{kind}DpEvent")
@@ -89,8 +89,8 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
     if data["event"] == "SelfComposed":
         yield from flatten(data["inner"], count * data["count"])
     elif data["event"] == "Composed":
-        for each in data["events"]:
-            yield from flatten(each, count)
+        for event in data["events"]:
+            yield from flatten(event, count)
     elif data["event"] != "NoOp":
         yield data, count
 

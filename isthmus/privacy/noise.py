@@ -38,8 +38,8 @@ Adds = Callable[[Tensor, float, bytes], None]
 """Adds scale times the normals of a 32-byte key to a tensor, in place."""
 SECRET = "secret noise from the operating system's generator"
 FAST = (
-    "fast noise of generators that the operating system keys afresh again and again: cryptographic (ChaCha20) on GPUs "
-    "where Triton runs, not elsewhere, and nowhere proof against attacks on floating-point rounding"
+    "fast generators, which get new keys from the operating system again and again; they are cryptographic "
+    "(ChaCha20) on GPUs with Triton and not elsewhere, and they do not withstand attacks on floating-point rounding"
 )
 SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16

@@ -242,8 +242,8 @@ class PrivacyStatement:
             return cls._from(json.loads(text))
 
     @classmethod
-    def _from(cls, told: Json) -> PrivacyStatement:
-        data: Json = {"leaks": (), "releases": []} | told
+    def _from(cls, fields_given: Json) -> PrivacyStatement:
+        data: Json = {"leaks": (), "releases": []} | fields_given
         validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}

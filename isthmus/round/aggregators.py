@@ -167,7 +167,7 @@ class Clients(Aggregator):
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
         twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
         validate.check(not twice, told, names, "one of them is given twice: a record belongs to one client")
-        found = sum(each.n for each in self.problems)
+        found = sum(problem.n for problem in self.problems)
         validate.check(found == n, told, f"{found} records", f"the objective has {n}: it must be the clients' whole")
         check_samplers(samplers, told)
 
@@ -179,7 +179,7 @@ class Clients(Aggregator):
             validate.positive_int(**{f"per_round({order.t})": asked})
             chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), asked).tolist()
         total, visits = None, Counter[int]()
-        whole = None if self.uniform else sum(each.n for each in self.problems)
+        whole = None if self.uniform else sum(problem.n for problem in self.problems)
         for number in chosen:
             client = Client(str(number), self.problems[number], visits[number], site, whole, 1 / len(chosen))
             message = order(client)

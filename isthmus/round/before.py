@@ -59,8 +59,8 @@ def _clipped(stage: Stage, bound: float) -> Stage:
     return replace(
         stage,
         releases=[
-            replace(each, clip=replace(each.clip, bound=bound)) if type(each.clip) is Clip else each
-            for each in stage.releases
+            replace(release, clip=replace(release.clip, bound=bound)) if type(release.clip) is Clip else release
+            for release in stage.releases
         ],
     )
 
@@ -70,7 +70,8 @@ def _encoded(stage: Stage, encode: Encoder) -> Stage:
     return replace(
         stage,
         releases=[
-            replace(each, encode=encode) if isinstance(each.encode, Identity) else each for each in stage.releases
+            replace(release, encode=encode) if isinstance(release.encode, Identity) else release
+            for release in stage.releases
         ],
     )
 

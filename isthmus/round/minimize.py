@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from isthmus.base import validate
+from isthmus.base.progress import bar
 from isthmus.base.randomness import key
 from isthmus.base.space import Space
 from isthmus.geometry.sets import ConvexSet, Whole
@@ -96,7 +96,7 @@ def minimize(
     callbacks   called with (record, state) at each record; return True to stop (a private run states its whole plan:
                 what was released may have decided)
     record      "epoch", a number of rounds, or None.  Private runs record nothing computed from private data.
-    progress    a progress bar; None shows it on a terminal
+    progress    a progress bar; None shows it on a terminal and in a notebook
     clients     objectives of several holders of data, or an aggregator; the objective is then their whole
     ledger      of a private run: a `privacy.Ledger` (a file, a budget shared with other runs); by default one in memory
     noise_seed  of a private run, for tests only: the statement then says "not private"
@@ -364,8 +364,7 @@ class _Watch:
         self.callbacks, self.aside, self.spent = asked.callbacks, 0.0, spent
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        disable = (None if progress is None else not progress) if aggregator.leads else True
-        self.bar = tqdm(total=rounds, initial=state.t, disable=disable, leave=False, unit="round")
+        self.bar = bar(rounds, progress if aggregator.leads else False, initial=state.t, leave=False, unit="round")
         if self.every is not None and state.t == 0:
             self.history.append(self._record(state))
 
@@ -434,7 +433,7 @@ def _aggregator(objective: Any, clients: Any) -> Aggregator:
     if clients is None:
         return Local(objective)
     if isinstance(clients, Aggregator):
-        return clients.holding([objective if each is None else each for each in clients.problems])
+        return clients.holding([objective if problem is None else problem for problem in clients.problems])
     remedy = "give a list of objectives, isthmus.Clients(...), or AllReduce()"
     validate.check(isinstance(clients, Sequence), "clients", clients, remedy)
     return Clients(list(clients))

@@ -80,8 +80,8 @@ class RoundContext:
             found = encoder.bind(self, held)[1]
             return None if found is held else found
 
-        told = self._lead(learn)
-        return held if told is None else told
+        learned = self._lead(learn)
+        return held if learned is None else learned
 
     def _draw(self, encoder: Encoder, slot: str) -> Sketch:
         token = encoder.token(self)

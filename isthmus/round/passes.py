@@ -292,11 +292,11 @@ class Guard:
         self._depth -= 1
         if self._depth:
             return None
-        before, shown = self._before, self._back is not None and not hidden()
+        before, exposed = self._before, self._back is not None and not hidden()
         self.reset()
         if output is None:
             return None
-        if shown:
+        if exposed:
             raise validate.InvalidInput(
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
                 "leave the generator alone, it is secret during a private pass"

@@ -176,10 +176,10 @@ class Ranks:
         if not met:
             self.agree("lead", [0] * 6)
         if self.rank:
-            told = packed.unpack(self.broadcast(None), "led")
-            if told["error"] is not None:
-                raise _raised(told["error"], 0)
-            return told["value"]
+            answer = packed.unpack(self.broadcast(None), "led")
+            if answer["error"] is not None:
+                raise _raised(answer["error"], 0)
+            return answer["value"]
         try:
             value = make()
             data = packed.pack("led", {"error": None, "value": value})
@@ -195,26 +195,26 @@ class Ranks:
     ) -> list[tuple[int, ...]]:
         """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
         mine = HEADER.pack(int(error is not None), PLACES[place], *header)
-        told = [tuple(HEADER.unpack(each)) for each in self.gather(mine)]
-        failed = [rank for rank, each in enumerate(told) if each[0]]
+        headers = [tuple(HEADER.unpack(each)) for each in self.gather(mine)]
+        failed = [rank for rank, each in enumerate(headers) if each[0]]
         if failed:
             said = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
             data = self.broadcast(said, failed[0])
             raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
-        where = [next(name for name, code in PLACES.items() if code == each[1]) for each in told]
+        where = [next(name for name, code in PLACES.items() if code == each[1]) for each in headers]
         remedy = "the ranks are at different places in the program: let all of them make the same calls"
         try:
             validate.check(len(set(where)) == 1, "ranks", where, remedy)
-            told = [each[2:] for each in told]
+            headers = [each[2:] for each in headers]
             remedy = "the ranks differ: give all of them the same program, arguments and start"
             for at, name in enumerate(names):
-                found = [each[at] for each in told]
+                found = [each[at] for each in headers]
                 same = not name or len(set(found) - {0}) < 2  # 0 is a rank that has nothing to compare
                 validate.check(same, name, found, remedy)
         except validate.InvalidInput as differ:
             known_to_all(differ)
             raise
-        return told
+        return headers
 
     def values(self, mine: Any) -> list[Any]:
         """A tree of plain values and tensors of every rank, in the order of the ranks."""
@@ -281,16 +281,16 @@ class AllReduce(Aggregator):
 
     def whole(self, n: int) -> int:
         """The records of all ranks."""
-        told = self.ranks.agree("records", [self.problem.n, 0, 0, 0, 0, 0])
-        return sum(each[0] for each in told)
+        counts = self.ranks.agree("records", [self.problem.n, 0, 0, 0, 0, 0])
+        return sum(count[0] for count in counts)
 
     def mean(self, value: Any) -> Any:
         """The mean over ranks, weighted by their records."""
         n = self.problem.n
         own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
-        told = self.ranks.agree("figure", [n, own.numel(), 0, 0, 0, 0], names=("", "figure"))
+        headers = self.ranks.agree("figure", [n, own.numel(), 0, 0, 0, 0], names=("", "figure"))
         total = self.ranks.reduce(own.double())
-        found = self.ranks.lead(lambda: total / sum(each[0] for each in told), met=True)
+        found = self.ranks.lead(lambda: total / sum(header[0] for header in headers), met=True)
         return found.to(value.dtype) if isinstance(value, Tensor) else float(found)
 
     def alike(self) -> AbstractContextManager[None]:
@@ -360,11 +360,11 @@ class AllReduce(Aggregator):
         except Exception as failed:
             error, header = failed, [0] * 6
         names = ("message", "order", "maps", "iterate", "", "")
-        told = self.ranks.agree("round", header, error, names)
+        headers = self.ranks.agree("round", header, error, names)
         assert message is not None
-        divisor = message.divisor if message.fixed else sum(_float(each[4]) for each in told)
+        divisor = message.divisor if message.fixed else sum(_float(each[4]) for each in headers)
         total = summed(self.ranks, message)
-        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[5] for each in told))
+        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[5] for each in headers))
 
 
 # ---------------------------------------------------------------- what goes over the wire
@@ -383,7 +383,7 @@ def reach_of(sampler: Sampler, n: int, whole: int | None, size: int) -> Reach:
 def for_wire(message: Message, reach: Reach, size: int) -> Message:
     """Clipped sums in the dtype that they are sent and added in, with the bound that holds for their sum."""
     values = {name: bounded.narrowed(reach.own, reach.total, size, WIRE) for name, bounded in message.values.items()}
-    count = sum(each.value.numel() * each.value.element_size() for each in values.values())
+    count = sum(value.value.numel() * value.value.element_size() for value in values.values())
     return replace(message, values=values, bytes=count)
 
 
@@ -407,8 +407,8 @@ def checked(message: Message, asked: int, round: Round, iterate: int) -> list[in
 
 def _numbers(message: Message) -> int:
     """Sizes, kinds and bounds of what is sent, in one number."""
-    told = [(name, each.value.numel(), each.value.dtype, each.bound) for name, each in message.values.items()]
-    return key(*told)
+    layout = [(name, each.value.numel(), each.value.dtype, each.bound) for name, each in message.values.items()]
+    return key(*layout)
 
 
 def _signed(word: int) -> int:

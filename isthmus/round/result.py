@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from isthmus.base import html
 from isthmus.privacy.statement import PrivacyStatement
 from isthmus.problems.scaling import RowMaps
 from isthmus.round.state import State
@@ -45,6 +46,22 @@ class Result:
     transform: RowMaps | None = None
     target: tuple[float, float] | None = None
     centre: tuple[float, float] | None = None
+
+    def _repr_html_(self) -> str:
+        """The run as a card of a notebook: what came out, what it took, and what it guarantees."""
+        losses = self.curve()[1]
+        rows = [
+            ("outcome", self.status),
+            ("rounds", f"{self.state.t:,}"),
+            ("parameters", f"{len(self.average):,}"),
+            ("last loss", f"{losses[-1]:.6g}" if losses else None),
+            ("gradient numbers used", f"{self.dims:,}"),
+            ("bytes sent", f"{self.bytes:,}"),
+            ("seconds", f"{self.seconds:.3g}"),
+        ]
+        if self.privacy is not None:
+            return html.card("Result of a run", html.facts(rows)) + self.privacy._repr_html_()
+        return html.card("Result of a run without privacy: nothing is guaranteed", html.facts(rows))
 
     def curve(self, name: str = "loss", against: str = "t") -> tuple[list[float], list[float]]:
         """Two columns of the history, for plotting."""

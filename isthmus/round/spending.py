@@ -72,9 +72,9 @@ class Spending:
             account.add(item.event(self.promise.adjacency))
         if self.leads and hasattr(self.ledger, "require"):
             self.ledger.require(account.event())
-        cost, told = account.epsilon(), self.promise.epsilon
+        cost, promised = account.epsilon(), self.promise.epsilon
         remedy = f"what it releases in {rounds} rounds costs {cost:.6g}: plan it by its budget"
-        validate.check(cost <= told * (1 + 1e-6), "promise.epsilon", told, remedy)
+        validate.check(cost <= promised * (1 + 1e-6), "promise.epsilon", promised, remedy)
 
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:
         """One look at the data outside the loop: charged, then released."""
@@ -105,8 +105,8 @@ class Spending:
         rounds = {name: event_json.to_json(event) for name, event in self._events(pipe).items()}
         every = {stage.name: stage.every for stage in pipe.stages}
         bought = [event_json.to_json(stage.event(self.promise.adjacency)) for stage in self._before]
-        told = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
-        return event_json.canonical({**told, "n": self.promise.n})
+        terms = {"rounds": rounds, "every": every, "planned": planned, "before": bought}
+        return event_json.canonical({**terms, "n": self.promise.n})
 
     def check_same(self, aggregator: Aggregator, pipe: Pipeline, planned: int) -> None:
         """Refuse processes that promise something else than the one that pays: each states what it was told."""
@@ -183,8 +183,8 @@ def same_terms(old: str | None, new: str | None) -> bool:
     """
     if old == new or old is None or new is None:
         return old == new
-    told = json.loads(old)
-    return told.pop("sound", None) is True and _near(told, json.loads(new))
+    terms = json.loads(old)
+    return terms.pop("sound", None) is True and _near(terms, json.loads(new))
 
 
 def _near(old: Any, new: Any) -> bool:
@@ -200,9 +200,9 @@ def _near(old: Any, new: Any) -> bool:
 
 def unspent(terms: str, done: int) -> Any:
     """The event of the rounds that a run on these terms has planned and not made after `done` of them."""
-    told = json.loads(terms)
-    left = {name: -(-told["planned"] // k) - -(-done // k) for name, k in told["every"].items()}
-    return event_json.composed((event, left[name]) for name, event in told["rounds"].items() if left[name] > 0)
+    plan = json.loads(terms)
+    left = {name: -(-plan["planned"] // k) - -(-done // k) for name, k in plan["every"].items()}
+    return event_json.composed((event, left[name]) for name, event in plan["rounds"].items() if left[name] > 0)
 
 
 def _reserve(looks: int) -> int:

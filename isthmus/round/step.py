@@ -84,12 +84,12 @@ def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> No
     lifted = []
     for _, release, slot in slots([stage]):
         w = round.w if getattr(release.lift, "reads_w", True) else None
-        told = round.sketches[slot], released[release.name], w, round.eta
+        inputs = round.sketches[slot], released[release.name], w, round.eta
         remember = getattr(release.lift, "remember", None)
         if remember is None:
-            result = release.lift(*told)
+            result = release.lift(*inputs)
         else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
-            result, kept = remember(*told, round.context.state_of(lift_slot(slot)))
+            result, kept = remember(*inputs, round.context.state_of(lift_slot(slot)))
             round.context.changed[lift_slot(slot)] = kept
         lifted += [] if result is None else [result]
     anchor = round.w if stage.every > 1 else None

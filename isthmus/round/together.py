@@ -139,9 +139,9 @@ class Together:
             header[0] = 0 if empty else header[0]
         except Exception as failed:
             error = failed
-        told = self.ranks.agree("round", header, error, ("message", "round", "maps", "weights", "", ""))
+        headers = self.ranks.agree("round", header, error, ("message", "round", "maps", "weights", "", ""))
         assert sent is not None
-        sent = self._of_others(sent, [each[0] == 0 for each in told])
+        sent = self._of_others(sent, [each[0] == 0 for each in headers])
         total = replace(summed(self.ranks, sent), dims=sent.dims * size, bytes=sent.bytes * size)
         released = self.ranks.lead(lambda: close(total), met=True)
         if stage.name not in round.released:
@@ -156,14 +156,14 @@ class Together:
         source = empty.index(False)
         plain = {name: replace(each, value=each.value[:0]) for name, each in sent.values.items()}
         mine = replace(sent, values=plain, coded={}).to_bytes() if source == self.ranks.rank else None
-        told = Message.from_bytes(self.ranks.broadcast(mine, source))
-        values = {name: replace(told.values[name], value=each.value) for name, each in sent.values.items()}
+        message = Message.from_bytes(self.ranks.broadcast(mine, source))
+        values = {name: replace(message.values[name], value=each.value) for name, each in sent.values.items()}
         return replace(sent, values=values)
 
     def same_start(self, module: Any) -> None:
         """Every rank begins with the parameters and buffers of rank 0."""
         state = {name: each for name, each in module.state_dict().items() if isinstance(each, Tensor)}
-        told = self.ranks.lead(lambda: state)
+        shared = self.ranks.lead(lambda: state)
         with torch.no_grad():
             for name, each in state.items():
-                each.copy_(told[name].to(each.device))
+                each.copy_(shared[name].to(each.device))

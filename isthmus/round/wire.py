@@ -85,12 +85,12 @@ class Message:
         """The message as bytes, without pickle (`isthmus.base.packed`)."""
         values = {}
         for name, each in self.values.items():
-            told = {"ord": float(each.ord), "bound": float(each.bound), "dtype": _word(each.dtype)}
+            header = {"ord": float(each.ord), "bound": float(each.bound), "dtype": _word(each.dtype)}
             if name in self.coded:
                 coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
-                values[name] = {**told, "coded": coded, "size": each.value.numel(), "kind": _word(each.value.dtype)}
+                values[name] = {**header, "coded": coded, "size": each.value.numel(), "kind": _word(each.value.dtype)}
             else:
-                values[name] = {**told, "value": each.value}
+                values[name] = {**header, "value": each.value}
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
         tree["fixed"] = self.fixed
         return packed.pack("message", tree)
@@ -113,22 +113,22 @@ class Message:
 
 def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
     values, coded = {}, {}
-    for name, told in tree["values"].items():
-        value, known = told.get("value"), None if sizes is None else sizes[name]
+    for name, header in tree["values"].items():
+        value, known = header.get("value"), None if sizes is None else sizes[name]
         if value is None:
-            size, like = told["size"], packed.DTYPES[told["kind"]]
+            size, like = header["size"], packed.DTYPES[header["kind"]]
             validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
             validate.check(type(size) is int and known == size, "sizes", known, f"the message says {size!r}")
             assert codec is not None
-            coded[name] = told["coded"].numpy().tobytes()
+            coded[name] = header["coded"].numpy().tobytes()
             value = codec.decode(coded[name], torch.empty(size, dtype=like))
         flat = value.ndim == 1 and value.is_floating_point() and known in (None, len(value))
         validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {known or 'some'} real numbers")
         finite = bool(value.isfinite().all())
         validate.check(finite, f"values[{name!r}]", "not finite", "a sum of clipped records is finite")
-        order, bound = float(told["ord"]), float(told["bound"])
+        order, bound = float(header["ord"]), float(header["bound"])
         validate.check(bound > 0 and order in (1, 2, math.inf), f"values[{name!r}]", (order, bound), "no such bound")
-        dtype = None if told["dtype"] is None else packed.DTYPES[told["dtype"]]
+        dtype = None if header["dtype"] is None else packed.DTYPES[header["dtype"]]
         values[name] = Bounded(value, order, bound, dtype=dtype)
     validate.check(
         sizes is None or values.keys() == sizes.keys(), "values", sorted(values), f"send {sorted(sizes or ())}"

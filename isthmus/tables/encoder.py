@@ -118,8 +118,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         for name, value in given.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
-                told = value if isinstance(value, Mapping) else {"type": "category"}
-                value = {**told, "categories": _words_of(frame, str(name))}
+                declaration = value if isinstance(value, Mapping) else {"type": "category"}
+                value = {**declaration, "categories": _words_of(frame, str(name))}
             found[str(name)] = read_column(str(name), value)
         return found
 
@@ -127,8 +127,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         if self.undeclared == "drop":
             return Column(name, "drop")
         kind = frame.kind(name)
-        told = self.undeclared == "type" and kind in ("number", "bool") and not identifies(name)
-        return Column(name, kind) if told else None
+        typed = self.undeclared == "type" and kind in ("number", "bool") and not identifies(name)
+        return Column(name, kind) if typed else None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -28,6 +28,7 @@ from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
 from isthmus.base.arrow import parquet_dataset
+from isthmus.base.whole import replaced
 from isthmus.tables.folders import ParquetFrame, in_slices
 
 TEXT = (".csv", ".tsv", ".tab")
@@ -176,15 +177,17 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
     validate.check(
         suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .npz, .parquet"
     )
-    if suffix == ".npz":
-        np.savez(file, allow_pickle=False, **columns)
-    elif suffix == ".parquet":
-        import_pandas(str(path), parquet=True).DataFrame(columns).to_parquet(file, index=False)
-    else:
-        with file.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",")
-            writer.writerow(columns)
-            writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+    with replaced(file) as partial:
+        if suffix == ".npz":
+            with partial.open("wb") as stream:
+                np.savez(stream, allow_pickle=False, **columns)
+        elif suffix == ".parquet":
+            import_pandas(str(path), parquet=True).DataFrame(columns).to_parquet(partial, index=False)
+        else:
+            with partial.open("w", encoding="utf-8", newline="") as out:
+                writer = csv.writer(out, delimiter="\t" if suffix == ".tsv" else ",")
+                writer.writerow(columns)
+                writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
 
 
 # ---------------------------------------------------------------- by kind
@@ -192,10 +195,14 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
 
 def _kind(file: Path) -> str:
     name = file.name.lower()
+    try:
+        is_folder = file.is_dir()
+    except OSError as error:  # a name that is too long for any file
+        validate.refuse("data", str(file), f"there is no such file ({error.strerror})")
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     if plain.endswith(TEXT):
         return "text"
-    if name.endswith((".parquet", ".pq")) or file.is_dir():
+    if name.endswith((".parquet", ".pq")) or is_folder:
         return "parquet"
     if name.endswith(".npz"):
         return "npz"

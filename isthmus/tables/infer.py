@@ -145,8 +145,8 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
         f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
         "--decimal . where commas are between thousands; declare the column where it holds no numbers"
     )
-    told = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
-    validate.check(not told, "decimal", "(not declared)", remedy)
+    other_sign = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
+    validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
 def _date(name: str, values: Any, public: bool) -> Guess:
@@ -173,8 +173,8 @@ def _date(name: str, values: Any, public: bool) -> Guess:
 
 
 def _which(name: str, fitting: list[str]) -> str:
-    told = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
-    return f'{told}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
+    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
+    return f'{reason}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
 
 
 def _filled_in(column: Column, values: Any) -> Column:

@@ -117,16 +117,16 @@ class Column:
 
     def to_dict(self) -> dict[str, Any]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
-        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
-        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not told[name]}
-        return {key: value for key, value in told.items() if key in own and value is not None}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
+        own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not values[name]}
+        return {key: value for key, value in values.items() if key in own and value is not None}
 
     def words(self) -> str:
         """One line for a reader."""
         if self.type == "number":
             rest = "range bought privately" if self.bounds is None else f"from {self.bounds[0]:g} to {self.bounds[1]:g}"
         elif self.type == "date" and self.bounds is not None:
-            rest = " to ".join(from_days(each).isoformat() for each in self.bounds)
+            rest = " to ".join(from_days(bound).isoformat() for bound in self.bounds)
             rest += f", written as {self.format}" if self.format else ""
         else:
             rest = {

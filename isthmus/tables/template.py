@@ -114,10 +114,10 @@ def _written(
         if column is not None:
             note = [f"# {why[name]}"] if name in why else []
             lines += [*note, Schema((column,)).to_toml()]
-    told = ", and the public sample, whose words and ranges you may widen" if sampled else ""
+    source = ", and the public sample, whose words and ranges you may widen" if sampled else ""
     header = [
         f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
-        f"# from its header, the options{told}.",
+        f"# from its header, the options{source}.",
     ]
     if open_ones or missing:
         header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')

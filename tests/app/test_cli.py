@@ -19,10 +19,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from isthmus import Identity
-from isthmus.app.cli import code_of, main, tools
+from isthmus.app.cli import code_of, evidence, main
 from isthmus.audit import known_bad, suite
 
-COMMANDS = "schema train predict describe plan budget audit report demo bench completion reproduce".split()
+COMMANDS = "schema train predict describe plan budget audit report demo completion bench reproduce".split()
 
 
 def invoke(*arguments: str, code: int = 0) -> Result:
@@ -169,27 +169,18 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- bench, completion
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small tree with the layout of the sources."""
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "isthmus"\n')
-    (tmp_path / "Makefile").touch()
-    for folder, name, code in (("benchmarks", "bench_good", "print('ran', flush=True)"),):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / f"{name}.py").write_text(code)
-    monkeypatch.chdir(tmp_path / "benchmarks")
-    return tmp_path
-
-
-def test_scripts_run_in_a_checkout(checkout: Path) -> None:
-    assert invoke("bench", "--list").output == "good\n" and "== good" in invoke("bench").output
-    assert "there is no 'worse'; choose from: good" in invoke("bench", "worse", code=2).output
-
-
-def test_scripts_elsewhere_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_lists_and_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "project-l1 " in invoke("bench", "--list").output
+    assert (
+        "name='worse' is not allowed: choose a benchmark or a family: step-mlp"
+        in invoke("bench", "worse", code=2).output
+    )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tools, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "tools.py"))
-    assert "this needs a checkout of the project" in re.sub(r"\s+", " ", invoke("bench", code=2).output)
+    monkeypatch.setattr(
+        evidence, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "evidence.py")
+    )
+    told = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
+    assert "this needs a checkout of the project" in told
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

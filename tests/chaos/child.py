@@ -55,7 +55,8 @@ class Child:
         except BaseException as error:
             code = getattr(error, "code", None) or getattr(error, "exit_code", None)
             kind = f"exit {code}" if isinstance(error, SystemExit) or code else type(error).__name__
-            result = {"kind": kind, "words": str(error), "trace": traceback.format_exc()[-3000:]}
+            words = str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else "")
+            result = {"kind": kind, "words": words, "trace": traceback.format_exc()[-3000:]}
         os.write(told, json.dumps(result).encode()[:60000])
         os._exit(1 if result["kind"] else 0)
 

@@ -15,7 +15,15 @@ from isthmus.privacy import Ledger
 from isthmus.round.state import State
 from isthmus.tables.files import read
 
-CLEAR = ("InvalidInput", "LedgerCorrupt", "FolderDamaged", "BudgetExceeded", "KeyboardInterrupt", "Interrupted")
+CLEAR = (
+    "InvalidInput",
+    "LedgerCorrupt",
+    "FolderDamaged",
+    "BudgetExceeded",
+    "KeyboardInterrupt",
+    "Interrupted",
+    "CannotWrite",
+)
 """Errors of the package whose words say what to do; those of the command line come with an exit code."""
 
 
@@ -73,6 +81,8 @@ def unclear(ended: Ended, memory: bool = False) -> str:
     if not ended.kind or ended.code < 0:
         return "" if ended.kind or ended.code in (0, -9) else f"ended by signal {-ended.code} without a word"
     if ended.kind in CLEAR or ended.kind in ("exit 2", "exit 3", "exit 4", "exit 5"):
+        return "" if ended.words and "Traceback" not in ended.words else f"{ended.kind}: {ended.words}"[:200]
+    if ended.kind == "exit 1" and "cannot be written" in ended.words and "Traceback" not in ended.words:
         return ""
     if memory and (ended.kind == "MemoryError" or "alloc" in ended.words or "memory" in ended.words):
         return ""

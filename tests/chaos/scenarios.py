@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import resource
@@ -21,8 +22,9 @@ import torch
 
 from chaos.child import Child, Ended
 from chaos.judge import charged, corrupt, unclear
-from chaos.work import BUDGET, ROUNDS, WORK
+from chaos.work import BUDGET, ROUNDS, WORK, prepare, warm
 from isthmus.privacy import Ledger, book, chain
+from isthmus.privacy.chain import LedgerCorrupt
 
 NOBODY = 65534
 RESERVED = 64
@@ -47,11 +49,15 @@ class Result:
 
 
 @contextmanager
-def folders() -> Iterator[Path]:
-    """A folder for one training."""
+def folders(work: str | None = None) -> Iterator[Path]:
+    """A folder for one training, with what its user has before it."""
     fast = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as place:
-        yield Path(place)
+    with tempfile.TemporaryDirectory(dir=fast if os.access(fast, os.W_OK) else None) as name:
+        place = Path(name)
+        if work is not None:
+            warm(work)
+            prepare(work, place)
+        yield place
 
 
 def look(result: Result, label: str, place: Path, released: int, ended: Ended, *, memory: bool = False) -> None:
@@ -87,7 +93,7 @@ def stopped(name: str, number: int, works: list[str], runs: int, moments: random
     for work in works:
         longest = _length(work)
         for run in range(runs):
-            with folders() as place:
+            with folders(work) as place:
                 released = 0
                 for turn in range(3):
                     child = Child(work, place)
@@ -101,7 +107,7 @@ def stopped(name: str, number: int, works: list[str], runs: int, moments: random
 
 def _length(work: str) -> float:
     """Seconds of a processor that a training takes when nobody stops it."""
-    with folders() as place:
+    with folders(work) as place:
         child = Child(work, place)
         used = 0.0
         while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
@@ -122,7 +128,7 @@ def faulty(
     result = Result(name)
     for work in works:
         for run in range(runs):
-            with folders() as place:
+            with folders(work) as place:
                 ended = Child(work, place, fault(moments)).wait()
                 _writable(place)
                 look(result, f"{work} {run}", place, ended.released, ended, memory=memory)
@@ -195,17 +201,21 @@ class NaN:
 
 
 class Memory:
-    """Less memory than a batch needs from some round on, for one round."""
+    """A batch of one round that needs more memory than the process may have: the module's own layers run out of it."""
 
     def __init__(self, moments: random.Random) -> None:
-        self.at, self.kept = moments.randint(0, 3), resource.getrlimit(resource.RLIMIT_AS)
+        self.at, self.now = moments.randint(0, 3), False
 
     def __call__(self, t: int) -> None:
-        if t == self.at:
+        self.now = t == self.at
+        if self.now:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            least = pages * resource.getpagesize() + (1 << 20)
-            resource.setrlimit(resource.RLIMIT_AS, (least, self.kept[1]))
-            self.held = np.ones((1 << 31) // 8)  # the batch: it does not fit
+            least = pages * resource.getpagesize() + (64 << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (least, resource.RLIM_INFINITY))
+
+    def data(self, value: Any) -> Any:
+        """The rows, each a million times: a view, which costs nothing until a layer computes with it."""
+        return value.unsqueeze(1).expand(-1, 1 << 20, -1) if self.now else value
 
 
 def tmpfs_full(works: list[str], runs: int, moments: random.Random) -> Result | None:
@@ -214,11 +224,12 @@ def tmpfs_full(works: list[str], runs: int, moments: random.Random) -> Result | 
     for work in works:
         for run in range(runs):
             with folders() as place:
-                size = moments.choice([4, 8, 12, 16, 24, 40])
+                size = moments.choice([16, 20, 24, 28, 32, 40, 60])
                 mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)]
                 if subprocess.run(mount, capture_output=True, check=False).returncode:
                     return None
                 try:
+                    prepare(work, place)
                     ended = Child(work, place).wait()
                     subprocess.run(["mount", "-o", "remount,size=4m", str(place)], capture_output=True, check=True)
                     look(result, f"{work} {run} {size}k", place, ended.released, ended)
@@ -235,7 +246,7 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
     """Each file of a stopped training cut at a random place: refused by name, or gone on with; never forgotten."""
     result = Result("truncated files")
     for work in works:
-        with folders() as whole:
+        with folders(work) as whole:
             child = Child(work, whole)
             child.stop(signal.SIGKILL, 0.7 * _length(work))
             released = child.wait().released
@@ -245,19 +256,17 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
                     shutil.copytree(whole, place, dirs_exist_ok=True)
                     cut = place / file.relative_to(whole)
                     cut.write_bytes(cut.read_bytes()[: moments.randint(0, max(0, cut.stat().st_size - 1))])
-                    before = released
                     ended = Child(work, place).wait()
                     result.runs += 1
                     words = unclear(ended)
                     result.unclear += [f"{work} {file.name}: {words}"] if words else []
                     result.said = result.said or ended.words.replace(str(place), "...")
-                    refused = bool(ended.kind)
-                    if not refused and charged(place) < before + ended.released:
-                        result.lost.append(f"{work}: {file.name} was cut, and what was spent is forgotten")
-                    if refused and ended.released:
-                        held = charged(place)
-                        if held < before + ended.released:
-                            result.lost.append(f"{work}: {file.name} was cut: {held} < {before} + {ended.released}")
+                    try:
+                        held: float = charged(place)
+                    except LedgerCorrupt:
+                        held = math.inf  # the loss is shown to whoever looks
+                    if held < released + ended.released and (ended.released or not ended.kind):
+                        result.lost.append(f"{work}: {file.name} was cut: {held} < {released} + {ended.released}")
     return result
 
 
@@ -301,7 +310,6 @@ ALL = list(WORK)
 
 def scenarios(runs: int, moments: random.Random) -> dict[str, Callable[[], Result | None]]:
     """Every scenario by its name."""
-    files = ["minimize", "estimator", "command"]
     return {
         "kill": lambda: stopped("kill -9 at any moment", signal.SIGKILL, ALL, runs, moments),
         "ctrl-c": lambda: stopped("Ctrl-C at any moment", signal.SIGINT, ALL, runs, moments),
@@ -313,6 +321,6 @@ def scenarios(runs: int, moments: random.Random) -> dict[str, Callable[[], Resul
         "neighbours": lambda: neighbours(["engine", "minimize", "estimator"], 1, moments),
         "nan": lambda: faulty("NaN mid-run", lambda m: lambda place: NaN(m), ["engine"], runs, moments),
         "memory": lambda: faulty(
-            "out of memory in a batch", lambda m: lambda place: Memory(m), files[:1] + ["engine"], runs, moments, True
+            "out of memory in a batch", lambda m: lambda place: Memory(m), ["engine"], 2 * runs, moments, True
         ),
     }

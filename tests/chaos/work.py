@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import tempfile
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -108,18 +112,48 @@ def estimator(place: Path, spoil: Callable[[int], None]) -> None:
 
 def command(place: Path, spoil: Callable[[int], None]) -> None:
     """`isthmus train` with a shared budget, or `--resume`, then `isthmus predict`."""
-    x, y = rows()
     data, run = place / "data.npz", place / "run"
-    if not data.exists():
-        np.savez(data, X=spoiled(x, spoil), y=y)
-        Ledger.open(place / "budget", budget=BUDGET)
     options = "--classes 0,1 --bounds=-1,1 --algorithm dp_gd --scale none --step 4 --epsilon 5 --delta 1e-5 --quiet"
     begin = ["train", str(data), *options.split(), "--max-iter", str(ROUNDS)]
     begin += ["--out", str(run), "--budget", str(place / "budget")]
     spoil(0)
-    command_line(["train", "--resume", str(run), "--quiet"] if run.exists() else begin, standalone_mode=False)
+    invoke(["train", "--resume", str(run), "--quiet"] if run.exists() else begin)
     spoil(1)
-    command_line(["predict", str(run), str(data), "-o", str(place / "out.csv"), "--quiet"], standalone_mode=False)
+    invoke(["predict", str(run), str(data), "-o", str(place / "out.csv"), "--quiet"])
+
+
+class Exited(Exception):
+    """The command line ended with an exit code that is not 0; its words are what it said."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+def invoke(arguments: list[str]) -> None:
+    """`isthmus` with these arguments."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        code = command_line(arguments, standalone_mode=False)
+    if code:
+        raise Exited(code, said.getvalue())
+
+
+def prepare(work: str, place: Path) -> None:
+    """What a user has before a training: the data and the budget of the command line."""
+    if work == "command":
+        x, y = rows()
+        np.savez(place / "data.npz", X=x, y=y)
+        Ledger.open(place / "budget", budget=BUDGET)
+
+
+@cache
+def warm(work: str) -> None:
+    """Train once in this process: what is imported on the way is there for forks that may read nothing."""
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare(work, Path(place))
+        WORK[work](Path(place), lambda t: None)
 
 
 def spoiled(value: Any, spoil: Any) -> Any:

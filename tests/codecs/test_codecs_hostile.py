@@ -7,39 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from fuzz.mutations import mutated
+from fuzz.wires import CODECS
 
 from isthmus.base.validate import InvalidInput
-from isthmus.codecs import QSGD, VQSGD, Codec, CodecError, Int8, Natural, PackedBits, RandomK, TernGrad, named
+from isthmus.codecs import QSGD, VQSGD, Codec, CodecError, Int8, Natural, RandomK, TernGrad
 from isthmus.codecs.bits import Writer
-
-CODECS: list[Codec] = [
-    QSGD(),
-    QSGD(coding="omega"),
-    QSGD(levels=1),
-    QSGD(levels=5, coding="fixed"),
-    RandomK(3, "sent"),
-    VQSGD(4),
-    PackedBits(3),
-    *(named(name) for name in ("int8", "terngrad", "natural", "float16", "bfloat16", "random_k")),  # type: ignore[list-item]
-]
-
-
-def mutated(data: bytes, rng: np.random.Generator) -> bytes:
-    """A few bits flipped, bytes cut off, put in or repeated."""
-    row = bytearray(data)
-    for _ in range(int(rng.integers(1, 4))):
-        at, kind = int(rng.integers(0, len(row))) if row else 0, int(rng.integers(0, 5))
-        if kind == 0 and row:
-            row[at] ^= 1 << int(rng.integers(0, 8))
-        elif kind == 1 and row:
-            row[at] = int(rng.integers(0, 256))
-        elif kind == 2:
-            del row[at:]
-        elif kind == 3:
-            row[at:at] = rng.integers(0, 256, int(rng.integers(1, 9))).astype(np.uint8).tobytes()
-        else:
-            row += row[: at + 1]
-    return bytes(row)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)

@@ -100,6 +100,20 @@ def test_scalars_of_single_precision_points_do_not_overflow() -> None:
     assert ball.support(g) == pytest.approx(0.0, abs=1e-6 * 1e40) and ball.gauge(g) == float("inf")
 
 
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+def test_equal_entries_and_a_ball_much_smaller_than_their_rounding(value: float) -> None:
+    """The mean of equal entries may round to above all of them: then none was left over."""
+    for d in range(2, 12):
+        x = torch.full((d,), value, dtype=torch.float64)
+        for body in (sets.L1Ball(1e-30), sets.Simplex(1e-30)):
+            assert body.project(x).tolist() == pytest.approx([1e-30 / d] * d, rel=1e-9)
+
+
+def test_a_name_that_is_too_long_for_any_file() -> None:
+    with pytest.raises(InvalidInput, match="no such file"):
+        read("a" * 5000 + ".csv")
+
+
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(InvalidInput, match="epsilon"):
         Settings.from_dict({"data": "a.csv", "epsilon": None})

@@ -32,7 +32,7 @@ def test_tables_are_aligned_and_narrow(facts: dict) -> None:
     head = lines[0]
     assert head.index("algorithm") == lines[2].index(found.best.algorithm)
     assert all(len(line) == len(lines[1]) for line in (head, *lines[2:]))  # nothing is cut off at the right
-    for name in ("noise mult.", "in a margin", "bytes", "memory", "time", "passes"):
+    for name in ("noise mult.", "in a score", "bytes", "memory", "time", "passes"):
         assert name in head
 
 

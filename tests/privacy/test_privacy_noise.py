@@ -167,7 +167,7 @@ def test_generator_draws_repeat_and_follow_the_generator() -> None:
 def test_sources_say_what_they_are() -> None:
     secret, fast, *seeded = [source.describe() for source in SOURCES]
     assert "operating system" in secret and "secret" in secret
-    assert "not elsewhere, and nowhere proof" in fast and "secret" not in fast
+    assert "not elsewhere, and they do not withstand" in fast and "secret" not in fast
     assert seeded == ["seeded noise: not private"] * 2
 
 

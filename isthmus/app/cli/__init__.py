@@ -35,6 +35,7 @@ _CODES = {
     ("isthmus.app.runs.folder", "FolderDamaged"): DAMAGED,
     ("isthmus.app.runs.train", "Interrupted"): INTERRUPTED,
     ("isthmus.round.ranks", "RankFailed"): FAILED,
+    ("isthmus.base.whole", "CannotWrite"): FAILED,
 }
 EPILOG = """\b
 Exit codes: 0 done, 1 a promise or a check failed, 2 wrong input, 3 over the

@@ -1,4 +1,4 @@
-"""reproduce: the papers' figures and tables, run again."""
+"""bench, reproduce: figures beside peers, and the papers' figures and tables run again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,44 @@ import click
 
 from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options
+
+NO_CHECKOUT = (
+    "this needs a checkout of the project, with its Makefile, docs/ and benchmarks/: they are no part of the installed "
+    "package. Get the sources, and run it inside them."
+)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
+@click.option("--quick", is_flag=True, help="Small sizes and two rounds: to see that everything runs.")
+@click.option("--json", "kept", metavar="FILE", help="Keep the results there; - prints them, and nothing else.")
+@click.option("--pages", is_flag=True, help="Only write the tables of a checkout from benchmarks/results/*.json.")
+@click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
+def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, pages: bool, quiet: bool) -> None:
+    """Measure ours beside peers: all benchmarks, a family (step), or those NAMED.
+
+    Ours and every peer take turns in the same run; a peer that is not installed is skipped and named. The table has
+    medians, ratios and their quartiles, and goals that were met or missed.
+
+    \b
+      isthmus bench --list
+      isthmus bench step lift-cosamp --json bench.json
+    """
+    if listed:
+        click.echo(parts.bench_page.listed())
+    elif pages:
+        for path in parts.bench_page.write(checkout()):
+            click.echo(f"written: {path}")
+    else:
+        screen = Out(kept == "-", quiet)
+        chosen = parts.bench.chosen(names)
+        report, failed = parts.bench.carry_out(chosen, quick, None if kept == "-" else kept, progress=not quiet)
+        screen.result(report, parts.bench_page.table(report["rows"]))
+        for name, why in failed.items():
+            click.echo(f"error: {name} failed: {why}", err=True)
+        if failed:
+            raise SystemExit(1)
 
 
 @click.command()
@@ -64,4 +102,15 @@ def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
         raise SystemExit(1)
 
 
-COMMANDS = (reproduce,)
+def checkout() -> Path:
+    """The root of the sources: above the working folder, or around the package; a usage error where there is none."""
+    here = Path.cwd()
+    for root in (here, *here.parents, Path(__file__).resolve().parents[3]):
+        project = root / "pyproject.toml"
+        if (root / "Makefile").is_file() and (root / "benchmarks").is_dir() and project.is_file():
+            if 'name = "isthmus"' in project.read_text(encoding="utf-8"):
+                return root
+    raise click.UsageError(NO_CHECKOUT)
+
+
+COMMANDS = (bench, reproduce)

@@ -44,9 +44,9 @@ class Out:
 
 def warn_of_plan(out: Out, plan: Any) -> None:
     """Warn of a delta that would allow publishing whole records."""
-    told = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
-    if told:
-        out.warn(told)
+    caution = "" if plan.facts.epsilon == float("inf") else parts.leaks.large_delta(plan.facts.delta, plan.facts.n)
+    if caution:
+        out.warn(caution)
 
 
 def plain(value: Any) -> Any:

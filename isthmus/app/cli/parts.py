@@ -10,6 +10,8 @@ from typing import Any
 
 _PARTS = {
     "audit": "isthmus.audit.suite",
+    "bench": "isthmus.bench.carry",
+    "bench_page": "isthmus.bench.page",
     "budget": "isthmus.app.runs.budget",
     "config": "isthmus.app.runs.config",
     "demo": "isthmus.app.demo",

@@ -1,10 +1,8 @@
-"""plan, budget, audit, report, demo, bench, completion."""
+"""plan, budget, audit, report, demo, completion."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +13,6 @@ from click.shell_completion import get_completion_class
 
 from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options, warn_of_plan
-
-NO_CHECKOUT = (
-    "this needs a checkout of the project, with its Makefile, benchmarks/ and experiments/: they are no part of the "
-    "installed package. Get the sources, and run it inside them."
-)
 
 
 @click.command()
@@ -49,12 +42,12 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
     """
     out = Out(as_json, quiet)
     with uncollected():
-        shown = None
+        public_rows = None
         if public is not None:
             table = parts.tables.read(public)
             parts.validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
-            shown = table.x if table.y is None else (table.x, table.y)
-        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=shown, **facts)
+            public_rows = table.x if table.y is None else (table.x, table.y)
+        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=public_rows, **facts)
     warn_of_plan(out, found)
     out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
 
@@ -160,16 +153,6 @@ def demo() -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1)
-@click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
-def bench(names: tuple[str, ...], listed: bool) -> None:
-    """Run the benchmarks (all, or those NAMED), in a checkout."""
-    folder = checkout() / "benchmarks"
-    known = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
-    _run_scripts(known, names, listed)
-
-
-@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
@@ -204,30 +187,4 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def checkout() -> Path:
-    """The root of the sources: above the working folder, or around the package; a usage error where there is none."""
-    here = Path.cwd()
-    for root in (here, *here.parents, Path(__file__).resolve().parents[3]):
-        project = root / "pyproject.toml"
-        if (root / "Makefile").is_file() and (root / "benchmarks").is_dir() and project.is_file():
-            if 'name = "isthmus"' in project.read_text(encoding="utf-8"):
-                return root
-    raise click.UsageError(NO_CHECKOUT)
-
-
-def _run_scripts(known: dict[str, Path], names: tuple[str, ...], listed: bool) -> None:
-    """Run scripts one after the other; exits with 1 at the first that fails."""
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise click.UsageError(f"there is no {unknown[0]!r}; choose from: {', '.join(known)}")
-    if listed:
-        click.echo("\n".join(known))
-        return
-    for name in names or known:
-        click.echo(f"== {name}")
-        if subprocess.run([sys.executable, str(known[name])], check=False).returncode:
-            click.echo(f"error: {name} failed", err=True)
-            raise SystemExit(1)
-
-
-COMMANDS = (plan, budget, audit, report, demo, bench, completion)
+COMMANDS = (plan, budget, audit, report, demo, completion)

@@ -308,8 +308,8 @@ def figure_lines(figures: Any) -> list[str]:
     lines, seen = [], set()
     for figure in figures:
         lines += [f"test       {figure.on}"] if figure.on not in seen else []
-        shown = figure.value is not None and figure.note in seen
-        lines.append(f"           {replace(figure, on='', note='' if shown else figure.note).words()}")
+        note_seen = figure.value is not None and figure.note in seen
+        lines.append(f"           {replace(figure, on='', note='' if note_seen else figure.note).words()}")
         seen |= {figure.on, figure.note}
     return lines
 
@@ -363,10 +363,10 @@ def predict(
     """
     folder = parts.folder.RunFolder.open(run)
     found = parts.model.load(folder)
-    told = {name: value for name, value in given.items() if value is not None}
-    settings = parts.config.Settings.from_dict({**folder.settings["settings"], **told})
+    options = {name: value for name, value in given.items() if value is not None}
+    settings = parts.config.Settings.from_dict({**folder.settings["settings"], **options})
     table = parts.tables.read(data, part="test", reading=settings.reading)
-    rows_of = found.encode(table, settings.decimal if "decimal" in told else None)
+    rows_of = found.encode(table, settings.decimal if "decimal" in options else None)
     carried, columns = found.ids(table, ids), found.predict(rows_of, proba)
     twice = sorted(set(carried) & set(columns))
     parts.validate.check(not twice, "id", twice, "a column of predictions has that name: rename it first")

@@ -26,19 +26,22 @@ def card(record: Record) -> list[tuple[str, list[str]]]:
         ("Figures", figures(record) or ["Nothing was measured."]),
         ("Limits", limits(record)),
     ]
-    return [(name, told if name == "Data" else [_words.first_up(each) for each in told]) for name, told in parts]
+    return [
+        (name, sentences if name == "Data" else [_words.first_up(sentence) for sentence in sentences])
+        for name, sentences in parts
+    ]
 
 
 def figures(record: Record) -> list[str]:
     """The measures that were told, in one unit each, beside what a model without inputs reaches."""
     told = []
-    for each in record.metrics:
-        if each["value"] is None:
+    for metric in record.metrics:
+        if metric["value"] is None:
             continue
-        shown = f"{each['name']} {_words.measured(each['name'], each['value'])}"
-        if each["baseline"] is not None and each["than"]:
-            shown += f" ({each['than']}: {_words.measured(each['name'], each['baseline'])})"
-        told.append(shown)
+        measure = f"{metric['name']} {_words.measured(metric['name'], metric['value'])}"
+        if metric["baseline"] is not None and metric["than"]:
+            measure += f" ({metric['than']}: {_words.measured(metric['name'], metric['baseline'])})"
+        told.append(measure)
     return ["; ".join(told) + "."] if told else []
 
 

@@ -59,7 +59,7 @@ def _data(estimator: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     known = {
         "d": int(estimator.n_features_in_),
         "features": None if names is None else [str(name) for name in names],
-        "classes": None if classes is None else [str(each) for each in classes],
+        "classes": None if classes is None else [str(label) for label in classes],
     }
     found = {**known, **given}
     if estimator.privacy_ is not None:

@@ -100,7 +100,7 @@ def _reason(privacy: Mapping[str, Any]) -> str:
 
 
 def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
-    found = [f"Not covered by epsilon: {fact(each)}." for each in privacy["leaks"]]
+    found = [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
     if privacy["epsilon"] > REASONABLE:
         found.append(
             "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."

@@ -180,8 +180,8 @@ def listed(names: Sequence[str] | None, most: int = 24) -> str:
     """
     if not names:
         return ""
-    shown = ", ".join(name if len(name) <= 60 else name[:59] + "\u2026" for name in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+    listing = ", ".join(name if len(name) <= 60 else name[:59] + "\u2026" for name in names[:most])
+    return listing if len(names) <= most else f"{listing} and {len(names) - most:,} more"
 
 
 def argument(value: Any) -> str:

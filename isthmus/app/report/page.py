@@ -17,6 +17,7 @@ from isthmus.app.report import _words, svg
 from isthmus.app.report._card import card, expectation, fact
 from isthmus.app.report._verdict import RULE, verdict
 from isthmus.app.report.record import FORMAT, Record, rounded_up
+from isthmus.base.whole import replaced
 
 _HERE = Path(__file__).parent
 _PEERS = {"Plain DP-SGD": ("dp-sgd", "dp_sgd", "dpsgd"), "Public labels alone": ("public labels", "public alone")}
@@ -30,11 +31,11 @@ def render(record: Record) -> str:
     """
     charts = {name: Markup(drawn) for name, drawn in _charts(record).items()}
     curves = [(curve, Markup(drawn)) for curve, drawn in _curves(record)]
-    told = verdict(record)
+    judgement = verdict(record)
     return _template().render(
         record=record,
-        verdict=told,
-        odds=Markup(told.chart),
+        verdict=judgement,
+        odds=Markup(judgement.chart),
         rule=RULE,
         statement=_statement(record),
         budget=_budget(record),
@@ -42,7 +43,7 @@ def render(record: Record) -> str:
         lede=_lede(record),
         card=card(record),
         expectation=expectation(record),
-        warnings=[fact(each) + "." for each in record.warnings],
+        warnings=[fact(warning) + "." for warning in record.warnings],
         fields=record.data["fields"] or (),
         metrics=_metrics(record),
         comparison=_comparison(record),
@@ -60,7 +61,9 @@ def render(record: Record) -> str:
 def write(record: Record, path: str | os.PathLike[str]) -> Path:
     """Write the report of a record to a file; returns its path."""
     where = Path(path)
-    where.write_text(render(record), encoding="utf-8", newline="\n")
+    text = render(record)
+    with replaced(where) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
     return where
 
 
@@ -136,8 +139,8 @@ def _energy_chart(record: Record) -> str:
     energy = record.energy
     assert energy is not None
     marks = [] if energy["chosen"] is None else [(energy["chosen"], f"used: k = {energy['chosen']}")]
-    shown: dict[str, Any] = {"marks": marks, "zero": True, "percent": True, "top": 1.0, "decades": True}
-    frame = svg.Frame("directions kept, k", "share of the gradient kept", **shown)
+    options: dict[str, Any] = {"marks": marks, "zero": True, "percent": True, "top": 1.0, "decades": True}
+    frame = svg.Frame("directions kept, k", "share of the gradient kept", **options)
     return svg.lines("energy", "Captured energy", [svg.Series("kept", energy["k"], energy["captured"])], frame)
 
 
@@ -210,26 +213,26 @@ def _trained(record: Record) -> list[tuple[str, str]]:
 
 def _seen(record: Record) -> str:
     """How many numbers the training was made from, and what they are."""
-    told = f"{record.model['dims']:,} sums over many records"
+    sums = f"{record.model['dims']:,} sums over many records"
     if not record.private:
-        return f"{told}, as they are."
-    return f"{told}, each with noise added; no value of a single record was released."
+        return f"{sums}, as they are."
+    return f"{sums}, each with noise added; no value of a single record was released."
 
 
 def _metrics(record: Record) -> list[dict[str, Any]]:
     return [
         {
-            "name": each["name"],
-            "value": _words.measured(each["name"], each["value"]),
-            "noise": _words.spread(each["name"], each["noise"]) if each["value"] is not None else "",
-            "exact": not each["noise"],
-            "baseline": "" if each["baseline"] is None else _words.measured(each["name"], each["baseline"]),
-            "than": each["than"] or "",
-            "note": each["note"] or "",
-            "on": each["on"],
-            "meaning": _words.METRICS.get(_words.metric_key(each["name"]), ""),
+            "name": metric["name"],
+            "value": _words.measured(metric["name"], metric["value"]),
+            "noise": _words.spread(metric["name"], metric["noise"]) if metric["value"] is not None else "",
+            "exact": not metric["noise"],
+            "baseline": "" if metric["baseline"] is None else _words.measured(metric["name"], metric["baseline"]),
+            "than": metric["than"] or "",
+            "note": metric["note"] or "",
+            "on": metric["on"],
+            "meaning": _words.METRICS.get(_words.metric_key(metric["name"]), ""),
         }
-        for each in record.metrics
+        for metric in record.metrics
     ]
 
 
@@ -265,8 +268,8 @@ def _comparison(record: Record) -> dict[str, Any] | None:
     missing = [peer for peer, there in found.items() if not there]
     unprotected = any(row["epsilon"] == math.inf for row in rows)
     gaps = any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds"))
-    told = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
-    return {"rows": rows, "found": found, **told}
+    columns = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
+    return {"rows": rows, "found": found, **columns}
 
 
 def _comparison_bars(record: Record) -> list[tuple[str, float, bool]]:

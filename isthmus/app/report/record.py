@@ -36,6 +36,7 @@ from isthmus.app.report._shape import (
     unlimited,
 )
 from isthmus.base.validate import present, refuse
+from isthmus.base.whole import replaced
 
 FORMAT = "isthmus-run-1"
 FILE = "run.json"
@@ -248,9 +249,9 @@ class Record:
         `metrics` are of records kept out of training: mappings, or the figures of `private_score`; `comparison` has
         the other runs: the report adds this one.  `purpose` and `owner` are what the model card says first.
         """
-        told = [each.to_dict() if hasattr(each, "to_dict") else each for each in metrics]
+        figures = [each.to_dict() if hasattr(each, "to_dict") else each for each in metrics]
         drawn = [each.to_dict() if hasattr(each, "to_dict") else each for each in curves]
-        given: dict[str, Any] = {"metrics": told, "comparison": tuple(comparison), "curves": drawn}
+        given: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": drawn}
         given |= {"purpose": purpose, "owner": owner}
         return cls(title=title, **given | described(estimator, data, tuple(warnings)))
 
@@ -292,7 +293,8 @@ class Record:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
         where = where / FILE if where.is_dir() else where
-        where.write_text(self.to_json(), encoding="utf-8")
+        with replaced(where) as partial:
+            partial.write_text(self.to_json(), encoding="utf-8")
         return where
 
 
@@ -327,7 +329,7 @@ def _agree(record: Record) -> None:
     same = ("NOT private" in words) != privacy["private"] and f"epsilon = {stated}" in words
     remedy = f"give PrivacyStatement.words() of this statement: private={privacy['private']}, epsilon = {stated}"
     need(same, "words", words, remedy)
-    silent = [each for each in privacy["leaks"] if each not in words]
+    silent = [leak for leak in privacy["leaks"] if leak not in words]
     need(not silent, "words", words, f"give PrivacyStatement.words() of this statement: it names {silent} as leaked")
     nominal = privacy["epsilon"] if privacy["private"] else privacy["nominal"] or math.inf
     spent = max((epsilon for _, epsilon in record.budget["curve"]), default=0.0)

@@ -102,14 +102,16 @@ def lines(name: str, title: str, series: Sequence[Series], frame: Frame) -> str:
 
 def bars(name: str, title: str, rows: Sequence[tuple[str, float, bool]], percent: bool = False) -> str:
     """Horizontal bars from zero: (name, value, whether it stands out), each with its name and its value."""
-    told = "; ".join(f"{each}: {short(value, percent)}" for each, value, _ in rows)
-    return _twice(name, (title, told), lambda _, width, __: _bars(rows, width, percent), 40.0 * len(rows) + 4)
+    description = "; ".join(f"{each}: {short(value, percent)}" for each, value, _ in rows)
+    return _twice(name, (title, description), lambda _, width, __: _bars(rows, width, percent), 40.0 * len(rows) + 4)
 
 
 def meter(name: str, title: str, parts: Sequence[Part], total: float, ends: tuple[str, str]) -> str:
     """One bar of length `total`, filled by parts from the left, with words at both ends."""
-    told = f"{'; '.join(part.name for part in parts)}. The whole bar is {ends[1]}."
-    return _twice(name, (title, told), lambda _, width, __: _meter(parts, total, ends, width), 18.0 * len(parts) + 46)
+    description = f"{'; '.join(part.name for part in parts)}. The whole bar is {ends[1]}."
+    return _twice(
+        name, (title, description), lambda _, width, __: _meter(parts, total, ends, width), 18.0 * len(parts) + 46
+    )
 
 
 _SIZES = {"wide": (720.0, 280.0), "narrow": (340.0, 240.0)}

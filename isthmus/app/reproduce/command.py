@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from isthmus.app import datasets
 from isthmus.app.reproduce import bands, figures, runner
 from isthmus.app.reproduce.experiment import Experiment, Judgement, Results
+from isthmus.base.progress import bar as progress_bar
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) 
     lines: dict[str, list[Any]] = {name: [] for name in todo}
     finished: dict[str, Finished] = {}
     every = [job for jobs in todo.values() for job in jobs]
-    with tqdm(total=len(every), unit="run", disable=not progress or None) as bar:
+    with progress_bar(len(every), None if progress else False, unit="run") as bar:
         for job, line in runner.run(every, plan.out / plan.scale, plan.workers):
             bar.update()
             lines[job.name].append((job, line))

@@ -64,6 +64,12 @@ def panel(axes: Any, title: str, x: str, y: str, log: str = "") -> None:
         axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 
 
+def few_ticks(axes: Any, values: Sequence[float]) -> None:
+    """A mark at each value that was measured, in place of those of a logarithmic axis."""
+    axes.set_xticks(list(values), [f"{value:,}" for value in values])
+    axes.set_xticks([], minor=True)
+
+
 def one_legend(figure: Any) -> None:
     """The legend of the first panel above all of them, in place of one in each."""
     handles, labels = figure.axes[0].get_legend_handles_labels()

@@ -151,8 +151,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; infinity is the text "inf"."""
-        shown = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        return shown | {"epsilon": self.epsilon if self.private else "inf"}
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return values | {"epsilon": self.epsilon if self.private else "inf"}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Settings:
@@ -171,23 +171,23 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number > 0; inf trains without privacy
     """
-    told = {} if file is None else _read_toml(Path(file))
+    settings = {} if file is None else _read_toml(Path(file))
     names = [each.name for each in fields(Settings)]
-    known_keys("config", told, [*names, "columns"])
+    known_keys("config", settings, [*names, "columns"])
     given = {key: value for key, value in options.items() if value is not None and value != ()}
-    path = given.get("schema") or told.get("schema")
+    path = given.get("schema") or settings.get("schema")
     declared = Schema() if path is None else _declared(Schema.load(path))
-    declared = _with_target(declared, told.pop("target", None))
-    columns = [read_column(name, value) for name, value in told.pop("columns", {}).items()]
+    declared = _with_target(declared, settings.pop("target", None))
+    columns = [read_column(name, value) for name, value in settings.pop("columns", {}).items()]
     columns += [read_column(name, value) for name, value in given.pop("columns", {}).items()]
     declared = declared.with_columns(columns)
     found = declared.target
     if found is not None and given.get("target") in (None, found.name):  # what it says of another target is of no use
         for key, value in (("target", found.name), ("task", found.task), ("classes", found.classes)):
-            told.setdefault(key, value)
-        told.setdefault("target_bounds", found.bounds)
-        told.setdefault("decimal", found.decimal)
-    return Settings(**{**told, **given}), replace(declared, target=None)
+            settings.setdefault(key, value)
+        settings.setdefault("target_bounds", found.bounds)
+        settings.setdefault("decimal", found.decimal)
+    return Settings(**{**settings, **given}), replace(declared, target=None)
 
 
 def target_of(settings: Settings) -> Target | None:
@@ -207,13 +207,13 @@ def _declared(schema: Schema) -> Schema:
 def _read_toml(file: Path) -> dict[str, Any]:
     validate.present(file.is_file(), file)
     try:
-        told = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         validate.refuse("config", str(file), f"it is not valid TOML ({error})")
     for name in PATHS:
-        if isinstance(told.get(name), str):
-            told[name] = str(file.parent / told[name])
-    return told
+        if isinstance(tree.get(name), str):
+            tree[name] = str(file.parent / tree[name])
+    return tree
 
 
 def _with_target(schema: Schema, target: Any) -> Schema:

@@ -52,14 +52,14 @@ class Measured:
 
     def to_dict(self) -> dict[str, Any]:
         """For `metrics.json`."""
-        told = {"curves": list(self.curves), "releases": self.releases, "covered": self.covered}
-        return {"metrics": [vars(figure) for figure in self.figures], **told}
+        values = {"curves": list(self.curves), "releases": self.releases, "covered": self.covered}
+        return {"metrics": [vars(figure) for figure in self.figures], **values}
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Measured:
         """What `to_dict` wrote; figures of an earlier version were all paid for."""
         with validate.reading("metrics.json", sorted(data), "the figures of a run were written here"):
-            figures, curves = tuple(Figure(**each) for each in data["metrics"]), tuple(data.get("curves", ()))
+            figures, curves = tuple(Figure(**metric) for metric in data["metrics"]), tuple(data.get("curves", ()))
         noisy = int(any(figure.noise for figure in figures))
         return Measured(figures, curves, data.get("releases", noisy), data.get("covered", False))
 

@@ -124,8 +124,8 @@ def prepare(
         (x, y), test = split(x, y, settings.test_fraction, salt, first, crew)
     bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
     features = schema.features if table.frame is not None else None
-    shown = _public_rows(public, schema)
-    found = PreparedRows(table.name, schema, x, y, features, bounds, shown, test, tuple(leaks), tuple(notes))
+    public_rows = _public_rows(public, schema)
+    found = PreparedRows(table.name, schema, x, y, features, bounds, public_rows, test, tuple(leaks), tuple(notes))
     return replace(found, whole=_whole(found, settings, crew)) if crew.several else found
 
 
@@ -138,9 +138,9 @@ def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
         "review that, and give it as --schema, with --classes or --target-bounds"
     )
     validate.check(not leaks, "schema", leaks, remedy)
-    told = crew.all(schema.to_toml())
+    schemas = crew.all(schema.to_toml())
     validate.check(
-        len(set(told)) == 1, "schema", f"{len(set(told))} schemas", f"the ranks read the table apart: {remedy}"
+        len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas", f"the ranks read the table apart: {remedy}"
     )
 
 
@@ -182,13 +182,13 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
 
 def _check_names(settings: Settings, declared: Schema, names: list[str]) -> None:
     """Names are public: wrong ones are refused from the header alone."""
-    shown = ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "")
-    remedy = f"give the column to predict, one of {shown}"
+    listing = ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "")
+    remedy = f"give the column to predict, one of {listing}"
     validate.check(settings.target is not None, "target", None, remedy)
     for where, name in [("target", settings.target), *(("columns", name) for name in declared.names)]:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {shown}"
+            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {listing}"
             validate.refuse(where, name, hint)
 
 
@@ -247,8 +247,8 @@ def _notes_of(schema: Schema) -> list[str]:
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
-        told = f"where one {ids[0]!r} has several rows, it does not protect all of them"
-        notes.append(f"epsilon protects one row; {told}")
+        unprotected = f"where one {ids[0]!r} has several rows, it does not protect all of them"
+        notes.append(f"epsilon protects one row; {unprotected}")
     return notes
 
 
@@ -270,9 +270,9 @@ def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
             declared, other = _seen(x, at, at + width - 2), _seen(x, at + width - 2, at + width - 1)
             seen[column.name] = [declared, other]
         at += width
-    told = crew.all(seen)
+    counts = crew.all(seen)
     for name in seen:
-        known, unknown = (any(each[name][k] for each in told) for k in (0, 1))
+        known, unknown = (any(count[name][k] for count in counts) for k in (0, 1))
         remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
@@ -318,16 +318,16 @@ def _settle_target(
     name = settings.target or "y"
     values = _targets(table, name)
     validate.check(values is not None, "data", table.name, "it has no targets y")
-    shown = None if public is None else _targets(public, name)
-    free = shown is not None
-    source, origin = (shown, public) if public is not None and free else (values, table)
+    public_targets = None if public is None else _targets(public, name)
+    free = public_targets is not None
+    source, origin = (public_targets, public) if public is not None and free else (values, table)
     leaks, notes = [], []
     task = settings.task or ("classification" if settings.classes is not None else None)
     task = task or ("regression" if settings.target_bounds is not None else None)
     if task is None:
         task = _guess_task(name, source, settings.decimal, origin.separator)
-        told = f"the task, {task}, was guessed from the target column {name!r}"
-        leaks += [] if free else [f"{told}: give --task {task}"]
+        guess = f"the task, {task}, was guessed from the target column {name!r}"
+        leaks += [] if free else [f"{guess}: give --task {task}"]
     classes = settings.classes
     if task == "classification" and classes is None:
         words, absent = as_words(source)
@@ -335,14 +335,14 @@ def _settle_target(
         _check_number_of(classes)
         if settings.private and not free:
             _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
-        told = f"the classes {list(classes)} were read from the target column {name!r}"
-        leaks += [] if free else [f"{told}: give --classes {as_option(classes)}"]
+        guess = f"the classes {list(classes)} were read from the target column {name!r}"
+        leaks += [] if free else [f"{guess}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
     validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
     if task == "regression":
         validate.check(classes is None, "classes", classes, "--task regression has none")
-        if ranged is None and shown is not None and public is not None:
-            ranged = _range_of(shown, settings.decimal, public.separator)
+        if ranged is None and public_targets is not None and public is not None:
+            ranged = _range_of(public_targets, settings.decimal, public.separator)
     if table.frame is not None:
         notes.append("rows without a target are left out")
     kept = classes if task == "classification" else None
@@ -351,14 +351,14 @@ def _settle_target(
 
 def _check_number_of(classes: tuple[str, ...]) -> None:
     """Refuse one label, or a great many."""
-    shown, most = f"{len(classes)} label{'s' * (len(classes) != 1)}", f"at most {MOST_CLASSES}"
+    counted, most = f"{len(classes)} label{'s' * (len(classes) != 1)}", f"at most {MOST_CLASSES}"
     alone = (
         "a classifier needs two: name all labels that may occur with --classes, check --target, or give --task "
         "regression to predict a number"
     )
-    validate.check(len(classes) >= 2, "classes", shown, alone)
+    validate.check(len(classes) >= 2, "classes", counted, alone)
     remedy = f"that is too many ({most}): give --task regression, or --classes"
-    validate.check(len(classes) <= MOST_CLASSES, "classes", shown, remedy)
+    validate.check(len(classes) <= MOST_CLASSES, "classes", counted, remedy)
 
 
 def as_option(words: Iterable[str]) -> str:
@@ -445,7 +445,7 @@ def split(
     bound, secret = int(fraction * 2**64), salt.encode()
     places = range(first, first + len(y))
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
-    held = np.fromiter((int.from_bytes(each, "big") < bound for each in digests), dtype=bool, count=len(y))
+    held = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
     sizes = crew.count(int((~held).sum())), crew.count(int(held.sum()))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
     return (_side(x, ~held), y[~held]), (_side(x, held), y[held])

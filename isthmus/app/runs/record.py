@@ -98,13 +98,13 @@ def write(
     record, bare = trained["record"], []
     if settings.test_fraction is not None and settings.release_test_metrics and settings.private:
         bare = ["The figures of the held-out rows were published without noise: epsilon does not cover them."]
-    told = [*heard, *bare]
+    warnings = [*heard, *bare]
     if ledger is not None and trained["statement"] is not None:
         statement, lost = _statement(ledger, trained["statement"], [*run.settings["leaks"], *bare], measured)
         record |= {"privacy": json.loads(statement.to_json()), "words": statement.words()}
         fitted.privacy_ = statement
         model.save(run, fitted)
-        told += (
+        warnings += (
             [f"The run was interrupted: epsilon counts {lost} releases that were paid for and lost."] if lost else []
         )
         if ledger.shared is not None and ledger.shared.budget is not None:
@@ -112,7 +112,7 @@ def write(
             record["budget"] |= {"shared": {"file": Path(settings.budget or "").name, **spent}}
     record |= {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "warnings": list(dict.fromkeys(told)),
+        "warnings": list(dict.fromkeys(warnings)),
         "metrics": [figure.to_dict() for figure in measured.figures],
         "curves": list(measured.curves),
     }

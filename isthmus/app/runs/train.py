@@ -31,6 +31,7 @@ from isthmus.app.runs.measure import Measured
 from isthmus.app.runs.prepare import ALONE, PreparedRows, prepare
 from isthmus.app.runs.record import Outcome
 from isthmus.base import validate
+from isthmus.base.whole import CannotWrite
 from isthmus.distributed.parts import joined
 from isthmus.estimators import PrivacyBudgetWarning, PrivacyLeakWarning, PrivateClassifier, PrivateRegressor
 from isthmus.estimators.crew import Crew
@@ -105,12 +106,12 @@ def start(
 def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, crew: Crew = ALONE) -> Outcome | None:
     """Go on with a run that was stopped; one that is done is left as it is."""
     run = RunFolder.open(path) if crew.leads else None
-    told = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
-    settings = Settings.from_dict(json.loads(told["settings"]))
-    if told["done"]:
+    stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
+    settings = Settings.from_dict(json.loads(stored["settings"]))
+    if stored["done"]:
         return None if run is None else _done(run, settings, say)
-    schema = Schema.from_toml(told["schema"], files.SCHEMA)
-    problem = prepare(settings, schema, salt=told["salt"], settled=True, crew=crew)
+    schema = Schema.from_toml(stored["schema"], files.SCHEMA)
+    problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
         _follow(settings, problem, crew)
         return None
@@ -357,6 +358,8 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop) if main else None
     try:
         yield
+    except CannotWrite as error:
+        raise Interrupted(f"stopped: {error}. Then go on with: isthmus train --resume {run.path}") from error
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"

@@ -101,14 +101,14 @@ def digest(plan: Federation) -> str:
     pipe = plan.pipe
     stages = [
         [stage.name, stage.every, stage.groups, stage.sampler, stage.sampler.divisor(plan.terms), stage.source]
-        + [[each.name, each.encode, each.clip, each.mechanism] for each in stage.releases]
+        + [[release.name, release.encode, release.clip, release.mechanism] for release in stage.releases]
         for stage in pipe.stages
     ]
     promised = None if pipe.promise is None else str(pipe.promise.adjacency)
     sizes = [plan.unit, plan.clients, plan.terms, plan.rounds, plan.dtype, plan.linear, plan.dropouts, plan.peak]
     space = [[leaf.name, tuple(leaf.shape)] for leaf in plan.whole.leaves]
-    told = [stages, promised, sizes, space, plan.local, plan.down, pipe.wire]
-    return hashlib.blake2b("\n".join(_words(told)).encode(), digest_size=8).hexdigest()
+    terms = [stages, promised, sizes, space, plan.local, plan.down, pipe.wire]
+    return hashlib.blake2b("\n".join(_words(terms)).encode(), digest_size=8).hexdigest()
 
 
 def _words(value: Any) -> Iterator[str]:

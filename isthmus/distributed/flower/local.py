@@ -60,7 +60,7 @@ class LocalGrid:
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
         """The replies that have come."""
-        return [self._waiting.pop(each) for each in message_ids if each in self._waiting]
+        return [self._waiting.pop(message_id) for message_id in message_ids if message_id in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
         """The replies to messages; nobody waits for those that never come."""

@@ -243,6 +243,6 @@ class FlowerClients(Aggregator):
         for message in answers:
             total = total + replace(message, divisor=total.divisor, fixed=True)
         share = plan.clients * (getattr(source, "rate", 1.0) if plan.unit == "client" else 1.0)
-        sizes = [each.value for each in empty.values.values()]
+        sizes = [value.value for value in empty.values.values()]
         dims, count = sum(x.numel() for x in sizes), sum(x.numel() * x.element_size() for x in sizes)
         return replace(total, dims=round(share * dims), bytes=round(share * count))

@@ -70,8 +70,8 @@ class SketchStrategy:
         evaluate_fn     (round, arrays) -> MetricRecord at the server, before the first round and after each; what it
                         looks at must not be private records
         """
-        plan, told = self.plan, f"the plan has {self.plan.rounds} rounds: give that number, or another plan"
-        validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, told)
+        plan, remedy = self.plan, f"the plan has {self.plan.rounds} rounds: give that number, or another plan"
+        validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, remedy)
         extra = [each for each in (train_config, evaluate_config) if each]
         validate.check(not extra, "train_config, evaluate_config", extra, "leave them out: clients have the plan")
         result = flower().strategy.Result()

@@ -116,7 +116,7 @@ class SketchState:
     def _relay(self, wanted: Names) -> None:
         """Take apart the errors of buckets that are no more, and put those of one that is new together."""
         singles: dict[str, Tensor] = {}
-        for names in [each for each in self._errors if set(each) & set(wanted)]:
+        for names in [error for error in self._errors if set(error) & set(wanted)]:
             singles |= self._singles(names)
             del self._errors[names]
         for name in singles.keys() - set(wanted):

@@ -118,15 +118,15 @@ class SecureClient:
                 f"{len(alive)} survivors, this client and {self.plan.needed} with letters must be among them"
             )
         self._due, size = None, self.plan.share_bytes
-        told = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
-        return write(Kind.REVEAL, self._session, number(self.index), *told)
+        shares = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
+        return write(Kind.REVEAL, self._session, number(self.index), *shares)
 
     def to_bytes(self) -> bytes:
         """Everything that it must remember between two messages, its secrets included: for a place of its own."""
         secrets = {"letters": self._letters, "masks": self._masks, "seed": self._seed}
-        told = {"session": self._session, "about": self._about, **secrets}
+        answer = {"session": self._session, "about": self._about, **secrets}
         tables = {"roster": self._roster, "held": self._held}
-        tree: dict[str, Any] = {name: each.hex() for name, each in told.items()}
+        tree: dict[str, Any] = {name: each.hex() for name, each in answer.items()}
         tree |= {name: {str(k): v.hex() for k, v in table.items()} for name, table in tables.items()}
         due = None if self._due is None else int(self._due)
         return packed.pack("secure client", {**tree, "index": self.index, "due": due})

@@ -270,8 +270,10 @@ def most_left_out(n: int, f: int, r: int, c: int) -> int:
     honest, most = n - c, 0
     for e in range(min(f, honest - 1) + 1):
         k = np.arange(honest - e)
-        told = (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * np.minimum(f, np.maximum(k - 1, 0))
-        most = max(most, e + int(k[k * (r - c) <= told].max()))  # k = 0 always holds
+        known_pairs = (
+            (honest - e - k) * np.minimum(f - e, k) + e * np.minimum(f, k) + k * np.minimum(f, np.maximum(k - 1, 0))
+        )
+        most = max(most, e + int(k[k * (r - c) <= known_pairs].max()))  # k = 0 always holds
     return most
 
 

@@ -100,8 +100,8 @@ class SecureServer:
         """Whose vectors have come."""
         self._step(Kind.VECTOR, Kind.REVEAL)
         self._survivors, self._answers = sorted(self._enough("vectors")), {}
-        told = write_set(self._survivors, self.plan.clients)
-        return self._out(self._survivors, write(Kind.SURVIVORS, self._session, told))
+        alive = write_set(self._survivors, self.plan.clients)
+        return self._out(self._survivors, write(Kind.SURVIVORS, self._session, alive))
 
     def total(self) -> NDArray[np.int64]:
         """The sum of the survivors' integers and noise, exactly, modulo 2^b: numbers in [-2^(b-1), 2^(b-1))."""

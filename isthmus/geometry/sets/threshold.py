@@ -24,7 +24,7 @@ def threshold(u: Tensor, radius: float, warm: float | None = None) -> tuple[floa
     top = float(u.max())
     mean = float(u.sum(dtype=torch.float64)) / u.numel()
     lower = max(top - radius, mean - radius / u.numel())
-    start = max(lower, min(_guess(u, radius, top, warm), top))
+    start = min(max(lower, _guess(u, radius, top, warm)), top)  # the mean of equal entries may round to above them
     active = _above(u, start) - top
     drop = _newton_step(active, radius)
     if drop < start - top:

@@ -279,8 +279,8 @@ class Sketch(ABC):
         """A digest of the numbers that make the map, which two machines compare before they add codes."""
         memo = {name for name, each in vars(self).items() if name[0] == "_" and not isinstance(each, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
-        told = {name: each for name, each in vars(self).items() if name not in memo | lazy}
-        return packed.fingerprint([type(self).__name__, told])
+        attributes = {name: each for name, each in vars(self).items() if name not in memo | lazy}
+        return packed.fingerprint([type(self).__name__, attributes])
 
     def once(
         self, key: Hashable, make: Callable[[], Tensor], device: torch.device, dtype: torch.dtype | None = None

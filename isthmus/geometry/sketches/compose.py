@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -52,6 +52,10 @@ class Residual(Encoder):
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """The residual of the map that the context binds for the inner encoder."""
         return ResidualMap(context.bind(self.encoder)), None
+
+    def token(self, context: Context) -> Hashable:
+        """That of the inner encoder."""
+        return self.encoder.token(context)
 
 
 class ResidualMap(Sketch):
@@ -245,6 +249,12 @@ class Progressive(Encoder):
         held = cast(State, state["inner"]) if state and state["index"] == index else None
         sketch, inner = self.schedule[index][1].bind(context, held)
         return sketch, {"index": index, "inner": inner}
+
+    def token(self, context: Context) -> Hashable:
+        """That of the epoch's encoder: a map that serves many rounds is kept here too."""
+        index = self._index(context.epoch)
+        inner = self.schedule[index][1].token(context)
+        return None if inner is None else (index, inner)
 
     def _index(self, epoch: int) -> int:
         ends = (until for until, _ in self.schedule)

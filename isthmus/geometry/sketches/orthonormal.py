@@ -75,7 +75,7 @@ def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.devic
     [(3, 2, 300), (1, 2, 2)]
     """
     where = torch.device("cpu") if device is None else device
-    long = [each for each in shapes if _long(*each[:2])]
+    long = [shape for shape in shapes if _long(*shape[:2])]
     ends = [0, *accumulate(rank * size * count for rank, size, count in long)]
     drawn = randomness.sign_range(key, 0, ends[-1], where) if long else torch.empty(0)
     signs = [

@@ -214,3 +214,13 @@ def test_encoders_bring_the_facts_that_others_ask_for():
     with pytest.raises(InvalidInput, match="in every part of the schedule"):
         _ = Progressive([(1, before), (2, public)]).clips_before
     assert Coordinates(2).draw(4).selects and not CountSketch(2).draw(4).selects
+
+
+def test_a_schedule_keeps_the_map_that_serves_many_rounds():
+    def token(encoder, t, epoch):
+        return encoder.token(SimpleNamespace(seed=3, t=t, epoch=epoch))
+
+    lasting = Kronecker(2, 2, refresh=10)
+    schedule = Progressive([(1, Kronecker(2, 2)), (9, lasting)])
+    assert token(schedule, 0, 0) is None and token(schedule, 12, 1) == token(schedule, 19, 1) != token(schedule, 20, 1)
+    assert token(Residual(lasting), 12, 0) == token(lasting, 12, 0) is not None

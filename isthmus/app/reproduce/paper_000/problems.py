@@ -23,7 +23,7 @@ NAMES = {"sgd": "SGD", "comp_sgd": "CompSGD", "comp_gd": "CompGD", "comp_minibat
 
 
 class Regression:
-    """y = x'w* + noise, x Gaussian with a falling spectrum and rows of length about 1, w* sparse inside the l1 ball."""
+    """y = x'w* + noise, x Gaussian with a falling spectrum, rows of length about 1, w* sparse, inside the l1 ball."""
 
     def __init__(self, d: int, smooth: bool, noise: float, seed: int) -> None:
         self.d, self.smooth, self.noise = d, smooth, noise
@@ -31,7 +31,8 @@ class Regression:
         spectrum = np.geomspace(1.0, 1e-2, d)
         self.scales = np.sqrt(spectrum / spectrum.sum())
         self.target = np.zeros(d)
-        self.target[self.rng.choice(d, 4, replace=False)] = self.rng.choice([-1.0, 1.0], 4)
+        self.target[:: -(-d // 4)] = 1.0
+        self.target *= self.rng.choice([-1.0, 1.0], d)
         self.ball = L1Ball(RADIUS)
 
     def sample(self, n: int) -> LinearModel:

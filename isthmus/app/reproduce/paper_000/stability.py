@@ -99,7 +99,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
         "growth": slope([k for k, _ in late], [a for _, a in late]) if len(late) > 2 else 0.0,
     }
     return Observed(metrics, {
-        "apart": thinned(t[1:], [log10(max(a, 1e-6)) for a in apart[1:]]),
+        "apart": thinned(t[1:], [log10(max(a, 1e-3)) for a in apart[1:]]),
         "bound": thinned(t[1:], [log10(b) for b in bound]),
         "share": thinned(t[1:], shares),
     })  # fmt: skip
@@ -144,8 +144,10 @@ def plot(results: Results, figure: Any) -> None:
         line(axes, results.curve("bound", theorem=number, m="m_t"), "bound")
         theorem = THEOREMS[number]
         case = "smooth" if theorem.smooth else "nonsmooth"
-        axes.set_title(f"Theorem {number}: {NAMES[theorem.algorithm]}, {case}", fontsize=7)
-        finish(axes, "round", "log10 distance", "x")
+        axes.set_title(f"{number}: {NAMES[theorem.algorithm]}, {case}", fontsize=7)
+        finish(axes, "round", "log10 distance" if number == numbers[0] else "", "x")
+        if number != numbers[0]:
+            axes.get_legend().remove()
 
 
 _SMALL = {"2": 100, "3": 16, "5": 400, "7": 16, "9": 100, "10": 16, "13": 14, "15": 14}

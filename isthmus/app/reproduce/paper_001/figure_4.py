@@ -25,7 +25,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     runs = setting.config["runs"]
     curves = [train(cell["method"], setting.config, runs * setting.seed + i).curves["test"] for i in range(runs)]
     epochs, points = curves[0][0], list(zip(*(heights for _, heights in curves), strict=True))
-    middle, spread = [fmean(each) for each in points], [stdev(each) for each in points]
+    middle, spread = [fmean(point) for point in points], [stdev(point) for point in points]
     metrics = {"test accuracy": middle[-1], "mean deviation of the epochs": fmean(spread)}
     return Observed(metrics | {"last deviation": spread[-1]},
                     {"middle": thinned(epochs, middle), "spread": thinned(epochs, spread)})  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from isthmus.algorithms import comp_sgd, sgd
@@ -15,7 +15,7 @@ from isthmus.app.reproduce.paper_001.networks import Accuracies, problem, tenth
 from isthmus.app.reproduce.paper_001.splits import splits
 from isthmus.round.minimize import Recipe, minimize
 
-STEP, ALIKE, NEAR = 0.1, 0.01, 0.03
+STEP, ALIKE, NEAR = 0.1, 0.01, 0.02
 METHODS = (SGD, COMP, FEEDBACK)
 
 
@@ -32,20 +32,20 @@ def recipe(method: str) -> Recipe:
 
 
 def run(cell: Cell, setting: RunSetting) -> Observed:
-    """Both accuracies after every epoch; those of the end are means of the last two."""
+    """Both accuracies after every epoch; those of the end are medians of the last three, as SGD slips now and then."""
     data = splits(setting.config)
     seen, unseen = data.dense(setting.device)
     objective, balls = problem(seen, data.classes, setting.seed)
     watch = Accuracies(objective, {"test": unseen, "train": seen})
     found = minimize(objective, recipe(cell["method"]), balls, epochs=setting.config["epochs"], seed=setting.seed,
                      x0=balls.project(objective.start()), callbacks=[watch], progress=False)  # fmt: skip
-    metrics = {f"{name} accuracy": fmean(values[-2:]) for name, values in watch.found.items()}
+    metrics = {f"{name} accuracy": median(values[-3:]) for name, values in watch.found.items()}
     metrics["numbers a step"] = found.dims / found.state.t
     return Observed(metrics, {name: thinned(watch.at, values) for name, values in watch.found.items()})
 
 
 def verdict(results: Results) -> Judgement:
-    """Near identical: both accuracies within a point of SGD's; in part: the test accuracy within three."""
+    """Near identical: both accuracies within a point of SGD's; in part: the test accuracy within two."""
     test = {m: results.mean("test accuracy", method=m) for m in METHODS}
     seen = {m: results.mean("train accuracy", method=m) for m in METHODS}
     fewer = results.mean("numbers a step", method=SGD) / results.mean("numbers a step", method=COMP)

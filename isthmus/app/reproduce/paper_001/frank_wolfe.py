@@ -20,7 +20,7 @@ from isthmus.problems.objectives import LeastSquares
 from isthmus.round.minimize import minimize
 
 WIDE, THEOREM, THIRD, TENTH = "FW", "CompFW, the theorem's m_t", "CompFW, m = d/3", "CompFW, m = d/10"
-AWAY = "FW, away steps, line search"
+AWAY = "FW, line search, away steps"
 FIXED = {THIRD: 3, TENTH: 10}
 
 
@@ -101,7 +101,7 @@ def convex_plot(results: Results, figure: Any) -> None:
     sets = list(dict.fromkeys(cell["set"] for cell in results.cells))
     for axes, kind in zip(figure.subplots(1, len(sets), sharey=True, squeeze=False)[0], sets, strict=True):
         for method in (WIDE, THEOREM, THIRD, AWAY):
-            line(axes, results.curve("excess", set=kind, method=method), method)
+            line(axes, results.curve("excess", set=kind, method=method), method.split(", ")[-1])
         line(axes, results.curve("bound", set=kind, method=THEOREM), "4 mu ||C||^2 / t")
         axes.set_title(kind)
         finish(axes, "round", "log10 of F - F*" if kind == sets[0] else "", "x")

@@ -17,6 +17,7 @@ from isthmus.app.reproduce.measures import first_below, log10
 from isthmus.app.reproduce.paper_001.nonconvex import robust_regression, stationarity
 from isthmus.geometry.sets import ConvexSet
 from isthmus.papers import mapping_samples, private_mapping_schedule, private_stationary_schedule, stationary_samples
+from isthmus.problems.objectives import LinearModel
 from isthmus.round.minimize import Recipe, minimize
 
 WIDE, NARROW = "DP-SGD", "PrivSGD"
@@ -75,9 +76,9 @@ def _recipe(cell: Cell, step: float) -> Recipe:
     return dp_gd(**common) if cell["method"] == WIDE else priv_sgd(m=cell["m"], **common)
 
 
-def mapping_norm(objective: Welsch, constraint: ConvexSet, w: Tensor) -> float:
-    """||w - P_C(w - grad F(w) / (2 mu))|| 2 mu, the gradient mapping."""
-    eta = 1 / (2 * objective.smoothness())
+def mapping_norm(objective: LinearModel, constraint: ConvexSet, w: Tensor) -> float:
+    """||w - P_C(w - eta grad F(w))|| / eta, the gradient mapping, at eta = d / 10: about 1/(2 mu) of unit rows."""
+    eta = objective.d / 10
     return float((w - constraint.project(w - eta * objective.gradient(w))).norm()) / eta
 
 
@@ -131,8 +132,8 @@ def plot(results: Results, figure: Any) -> None:
     for m in dict.fromkeys(cell["m"] for cell in results.cells if "m" in cell):
         rows = [cell for cell in results.cells if cell.get("m") == m]
         values, spread = ([f("share of the first", **cell) for cell in rows] for f in (results.mean, results.sd))
-        right.errorbar([cell["n"] for cell in rows], values, yerr=spread, label=f"m = {m}")
-    finish(right, "records", "gap, share of the first", "x")
+        right.errorbar([math.log10(cell["n"]) for cell in rows], values, yerr=spread, label=f"m = {m}")
+    finish(right, "log10 of the records", "gap or mapping, share of the first")
 
 
 def _experiment(name: str, item: str, guarantee: str, formulas: list[str], claim: str) -> Experiment:

@@ -68,7 +68,8 @@ def plot(results: Results, figure: Any) -> None:
             if (cell["epsilon"], cell["of"]) == (epsilon, of):
                 figures.line(axes, results.curve("loss", **cell), cell["method"])
         name = "f(theta) / f(theta*) - 1" if (epsilon, of) == panels[0] else ""
-        figures.panel(axes, f"epsilon {epsilon:g} {of}", "iteration", name, "y")
+        high = max(max(run.curves["loss"][1]) for run in results.of(epsilon=epsilon, of=of))
+        figures.panel(axes, f"epsilon {epsilon:g} {of}", "iteration", name, "y" if high > 10 else "")
 
 
 EXPERIMENT = Experiment(

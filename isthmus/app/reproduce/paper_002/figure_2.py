@@ -97,6 +97,7 @@ def kappa_plot(results: Results, figure: Any) -> None:
         level = loss_of(results, epsilon=epsilon, method=DENSE)
         axes.axhline(level, color=drawn.get_color(), linestyle="--", label=f"dense, epsilon {epsilon:g}")
     figures.finish(axes, "kappa", "f(theta) / f(theta*) - 1", "xy")
+    figures.few_ticks(axes, kappas)
 
 
 def n_plot(results: Results, figure: Any) -> None:
@@ -107,6 +108,7 @@ def n_plot(results: Results, figure: Any) -> None:
         for method in (SPARSE, DENSE, STRAW):
             axes.plot(ns, [loss_of(results, epsilon=epsilon, n=n, method=method) for n in ns], marker="o", label=method)
         figures.panel(axes, f"epsilon {epsilon:g} an iteration", "records n", "f(theta) / f(theta*) - 1", "xy")
+        figures.few_ticks(axes, ns)
 
 
 _CLAIM = (

@@ -3,5 +3,13 @@
 from __future__ import annotations
 
 from isthmus.app.reproduce.experiment import Experiment
+from isthmus.app.reproduce.paper_003 import regressions, section_4_3, table_1
 
-EXPERIMENTS: tuple[Experiment, ...] = ()
+EXPERIMENTS: tuple[Experiment, ...] = (
+    table_1.EXPERIMENT,
+    section_4_3.EASY,
+    section_4_3.BLOCKS,
+    section_4_3.HARD,
+    regressions.UNEVEN,
+    regressions.REAL,
+)

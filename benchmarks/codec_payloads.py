@@ -1,16 +1,14 @@
-"""Codecs on vectors of 10^7 numbers: bits a number, exact decoding, MB/s; and 10^5 mutated payloads.
+"""Lengths of QSGD's codes on vectors of 10^7 numbers, and 10^5 mutated payloads of every codec.
 
-    python benchmarks/bench_codecs.py [--m 10000000] [--payloads 100000]
+    python benchmarks/codec_payloads.py [--m 10000000] [--payloads 100000]
 
-MB/s are those of the float32 vector, per second of one core.  The entropy is that of the drawn levels with signs:
-what no code of single levels goes below.  A mutated payload must be refused or decoded to finite numbers, without
-memory beyond its m.
+The entropy is that of the drawn levels with signs: what no code of single levels goes below.  A mutated payload must be
+refused or decoded to finite numbers, without memory beyond its m.  Times are in `isthmus bench codec`.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 import tracemalloc
 from collections import Counter
 
@@ -82,27 +80,6 @@ def lengths(m: int) -> None:
         print(f"  {name:20s} {cells} {least:8.4f} {sizes[0] - 3 * m - 64:18,d}")
 
 
-def speeds(m: int) -> None:
-    """MB/s of every codec, whether it decodes exactly, and the measured error beside chi."""
-    v = vectors(m)["normal"]
-    energy = float(v.double() @ v.double())
-    print(f"\nAll codecs, normal vector of {m:,} float32 numbers")
-    names = ("bits", "encode MB/s", "decode MB/s", "exact", "error", "chi")
-    widths = (8, 12, 12, 6, 10, 10)
-    print(f"  {'codec':42s} " + " ".join(f"{n:>{w}s}" for n, w in zip(names, widths, strict=True)))
-    for codec in CODECS:
-        begin = time.process_time()
-        data = codec.encode(v, seed=1)
-        middle = time.process_time()
-        found = codec.decode(data, v)
-        end = time.process_time()
-        exact = torch.equal(found, codec.contract(v, seed=1))
-        error = float((found.double() - v.double()).square().sum()) / energy
-        rates = [4e-6 * m / each for each in (middle - begin, end - middle)]
-        cells = f"{8 * len(data) / m:8.4f} {rates[0]:12.0f} {rates[1]:12.0f} {exact!s:>6s} {error:10.3g}"
-        print(f"  {codec!s:42s} {cells} {codec.chi(m):10.3g}")
-
-
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """A few bits flipped, bytes changed, cut off, put in or repeated; sometimes only the head, where lengths stand."""
     row = bytearray(data)
@@ -159,7 +136,6 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     lengths(args.m)
-    speeds(args.m)
     attacks(args.payloads)
 
 

@@ -1,0 +1,29 @@
+"""Progress bars that work on a terminal and in a notebook, with widgets or without.
+
+>>> with bar(2, shown=False, unit="round") as steps:
+...     steps.update(1)
+>>> steps.disable
+True
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+with warnings.catch_warnings():  # without ipywidgets a notebook gets the bar as text, and needs no advice
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    from tqdm.auto import tqdm
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, whose output is no terminal and shows bars all the same."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def bar(total: int, shown: bool | None = None, **options: Any) -> Any:
+    """A tqdm bar; `shown=None` shows it on a terminal and in a notebook, and nowhere else."""
+    shown = True if shown is None and in_notebook() else shown
+    return tqdm(total=total, disable=None if shown is None else not shown, **options)

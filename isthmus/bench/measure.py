@@ -1,0 +1,218 @@
+"""Run benchmarks: each in processes of its own, its ways in turn, so that a busy moment hits all of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from isthmus.bench.cases import Benchmark, Contest, Growth
+from isthmus.bench.registry import HOMES
+
+FORM = 1
+SMALL = "a quick run: smaller sizes"
+NO_DEVICE = "there is no CUDA device"
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "opacus", "cvxpy", "clarabel", "dp-accounting")
+
+
+class Failed(Exception):
+    """A worker ended, with the end of what it wrote."""
+
+
+class Worker:
+    """A process that builds and times works of one benchmark."""
+
+    def __init__(self, benchmark: Benchmark, quick: bool) -> None:
+        threads = str(1 if quick else benchmark.threads or os.cpu_count() or 1)
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        self.words = tempfile.TemporaryFile("w+")
+        told = (HOMES[benchmark.name], benchmark.name, "quick" if quick else "whole", threads)
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "isthmus.bench.worker", *told],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.words,
+            text=True,
+            env=os.environ | dict.fromkeys(names, threads),
+        )
+
+    def ask(self, verb: str, way: str) -> dict[str, Any]:
+        """Give an order and wait for the answer."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps([verb, way]) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self.process.wait()
+            self.words.seek(0)
+            last = [row for row in self.words.read().splitlines() if row.strip()][-1:]
+            raise Failed((last or [f"exit status {self.process.returncode}"])[0][:200])
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.words):
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass
+
+
+def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
+    """The rows of one benchmark."""
+    rows = _compare(benchmark, quick) if isinstance(benchmark, Contest) else [_grow(benchmark, quick)]
+    return [row | {"quick": True, "title": f"{row['title']} ({SMALL})"} for row in rows] if quick else rows
+
+
+def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
+    """One row for each of our ways."""
+    ways = case.ways(quick)
+    if case.device and not torch.cuda.is_available():
+        return [_row(case, own, {}, {}, dict.fromkeys(ways, NO_DEVICE)) for own in case.ours]
+    apart = case.apart and not quick
+    workers: dict[str, Worker] = {}
+    skipped: dict[str, str] = {}
+    try:
+        for way in ways:
+            workers[way] = Worker(case, quick) if apart or not workers else workers[ways[0]]
+            try:
+                made = workers[way].ask("make", way)
+            except Failed as error:
+                if not apart:
+                    raise
+                made = {"skipped": f"it failed: {error}"}
+            if "skipped" in made:
+                skipped[way] = made["skipped"]
+        there = [way for way in ways if way not in skipped]
+        samples = _samples(case, {way: workers[way] for way in there}, 2 if quick else case.rounds)
+        told = {way: workers[way].ask("facts", way) for way in there}
+    finally:
+        for worker in set(workers.values()):
+            worker.close()
+    rows = [_row(case, way, samples, told, skipped) for way in case.ours]
+    return [row | {"mib": _peaks(row, told)} if apart and "peers" in row else row for row in rows]
+
+
+def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each way, the ways in turn, every other round backwards."""
+    found: dict[str, list[float]] = {way: [] for way in workers}
+    began = time.perf_counter()
+    for number in range(rounds):
+        if number >= 2 and time.perf_counter() - began > case.seconds:
+            break
+        for way in list(workers)[:: -1 if number % 2 else 1]:
+            found[way].append(workers[way].ask("time", way)["ms"])
+    return found
+
+
+def _row(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
+    """Ours beside every peer."""
+    row: dict[str, Any] = {"name": case.name, "title": case.title, "ours": own, "threads": case.threads}
+    row["skipped"] = {way: why for way, why in skipped.items() if way == own or way in case.beside(own)}
+    if own in samples:
+        row |= {"ours_ms": spread(samples[own]), "facts": told[own]["facts"], "rounds": len(samples[own])}
+        row["peers"] = {
+            peer: {
+                "ms": spread(samples[peer]),
+                "ratio": spread(np.divide(samples[own], samples[peer])),
+                "facts": told[peer]["facts"],
+            }
+            for peer in case.beside(own)
+            if peer in samples
+        }
+    return row
+
+
+def _peaks(row: dict[str, Any], told: dict[str, Any]) -> dict[str, int]:
+    """Peak memory of processes that did one way each, in MiB."""
+    return {way: round(told[way]["peak"]) for way in (row["ours"], *row["peers"])}
+
+
+def _grow(case: Growth, quick: bool) -> dict[str, Any]:
+    """Times at every size, and the slope of their logarithms."""
+    row: dict[str, Any] = {"name": case.name, "title": case.title, "variable": case.variable, "threads": case.threads}
+    points: list[dict[str, Any]] = []
+    skipped = {}
+    worker = Worker(case, quick)
+    try:
+        for way in case.ways(quick):
+            made = worker.ask("make", way)
+            if "skipped" in made:
+                skipped[way] = made["skipped"]
+                continue
+            found = _samples(case, {way: worker}, 2 if quick else case.rounds)[way]
+            worker.ask("drop", way)
+            points.append({"size": int(way), "ms": spread(found)})
+    finally:
+        worker.close()
+    row |= {"points": points, "skipped": skipped}
+    if len(points) > 1:
+        row |= {"slope": slope(points), "last_slope": slope(points[-3:])}
+    return row
+
+
+def slope(points: list[dict[str, Any]]) -> float:
+    """The fitted exponent: the slope of log time over log size.
+
+    >>> slope([{"size": s, "ms": [2.0 * s**2, 0, 0]} for s in (10, 100, 1000)])
+    2.0
+    """
+    sizes, times = (np.log([each[key] if key == "size" else each[key][0] for each in points]) for key in ("size", "ms"))
+    return round(float(np.polyfit(sizes, times, 1)[0]), 4)
+
+
+def spread(values: Any) -> list[float]:
+    """Median, lower and upper quartile, to five digits.
+
+    >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
+    [3.0, 2.0, 4.0]
+    """
+    return [float(f"{each:.5g}") for each in np.quantile(values, (0.5, 0.25, 0.75))]
+
+
+def report(rows: Iterable[dict[str, Any]], seconds: float, quick: bool) -> dict[str, Any]:
+    """What is kept as JSON."""
+    return {
+        "form": FORM,
+        "quick": quick,
+        "when": time.strftime("%Y-%m-%d"),
+        "seconds": round(seconds, 1),
+        "machine": machine(),
+        "rows": list(rows),
+    }
+
+
+def machine() -> dict[str, str]:
+    """Processor, cores, versions: what a figure belongs to."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = (names or [cpu])[0]
+    found = {"processor": cpu, "processors": str(os.cpu_count()), "python": platform.python_version()}
+    if torch.cuda.is_available():
+        found["device"] = torch.cuda.get_device_name()
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,321 @@
+"""Tables from kept JSON: docs/benchmarks.md, and the marked blocks of README and docs.
+
+A block begins with `<!-- bench:begin NAME -->` and ends with `<!-- bench:end -->`; what is between is written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from isthmus.base import validate
+from isthmus.bench.cases import Growth
+from isthmus.bench.kept import GoalCheck, KeptRun, comparisons, load, skipped, verdicts, whole
+from isthmus.bench.registry import BENCHMARKS
+
+FAMILIES = {
+    "step": "A private step",
+    "compressed": "A compressed step",
+    "sketch": "Sketches",
+    "project": "Projections",
+    "lift": "Lifts",
+    "codec": "Codecs",
+    "calibrate": "Calibration",
+    "fit": "Private fits",
+    "device": "On a GPU",
+}
+HEADLINES = (
+    ("step-mlp", "no sketch"),
+    ("step-mlp", "Kronecker(32, 32)"),
+    ("step-cnn", "no sketch"),
+    ("step-transformer", "no sketch"),
+    ("step-transformer", "Kronecker(32, 32)"),
+    ("compressed-imdb", "error feedback"),
+    ("sketch-forward", "CountSketch"),
+    ("project-l1", "ours"),
+    ("lift-l1-countsketch", "ours"),
+    ("lift-basis-pursuit", "ours"),
+    ("lift-cosamp", "cosamp"),
+    ("calibrate-sampled", "ours"),
+    ("fit-dense", "PrivateClassifier"),
+    ("device-mlp", "Kronecker(64, 64)"),
+    ("device-gpt-tf32", "no sketch"),
+    ("device-gpt-bf16", "Kronecker(16, 16)"),
+)
+INTRO = """# Benchmarks
+
+This page is written by `isthmus bench --pages` from the files in `benchmarks/results`; no figure in it is typed.
+
+`make bench` (or `isthmus bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take
+turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
+median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
+processes of its own.
+"""
+BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
+
+
+def sources(root: Path) -> list[KeptRun]:
+    """The kept results of a checkout: those of processors first."""
+    found = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
+    remedy = "there is no benchmarks/results/*.json: isthmus bench --json benchmarks/results/cpu.json writes one"
+    validate.check(bool(found), "root", str(root), remedy)
+    return found
+
+
+def write(root: Path) -> list[Path]:
+    """Write docs/benchmarks.md and every marked block; the files that changed."""
+    changed = []
+    for path, text in texts(root).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def texts(root: Path) -> dict[Path, str]:
+    """What docs/benchmarks.md and all files with marked blocks have to say."""
+    kept = sources(root)
+    found = {root / "docs" / "benchmarks.md": page(kept)}
+    for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        if BEGIN.search(text) and path.name != "benchmarks.md":
+            found[path] = filled(text, kept)
+    return found
+
+
+def filled(text: str, kept: list[KeptRun]) -> str:
+    """A text with its blocks written anew."""
+    rows = [row for source in kept for row in source.rows]
+
+    def block(match: re.Match[str]) -> str:
+        name = match.group(1)
+        validate.one_of((*BLOCKS, *FAMILIES), block=name)
+        body = BLOCKS[name](rows) if name in BLOCKS else _family(rows, name)
+        return f"<!-- bench:begin {name} -->\n{body}\n{END}"
+
+    return re.sub(BEGIN.pattern + ".*?" + re.escape(END), block, text, flags=re.DOTALL)
+
+
+def page(kept: list[KeptRun]) -> str:
+    """docs/benchmarks.md."""
+    parts = [INTRO]
+    for source in kept:
+        rows = source.rows
+        parts.append(f"## {_heading(source)}\n\n{_machine(source)}\n")
+        for family, title in FAMILIES.items():
+            if any(comparisons(row for row in rows if _family_of(row) == family)):
+                parts.append(f"### {title}\n\n{_family(rows, family)}\n")
+        if any(row.get("points") for row in rows):
+            parts.append(f"### How time grows\n\n{_growths(rows)}\n")
+    rows = [row for source in kept for row in source.rows]
+    parts.append(f"## Goals\n\n{_goals(list(verdicts(rows)))}\n")
+    parts.append(f"## Not measured\n\n{_skipped(kept)}\n")
+    return "\n".join(parts)
+
+
+def _heading(source: KeptRun) -> str:
+    device = source.machine.get("device")
+    return device or {"cpu": "On a processor"}.get(source.label, source.label.upper())
+
+
+def _machine(source: KeptRun) -> str:
+    told = source.machine
+    if not told:
+        return "Median milliseconds."
+    parts = [f"{told.get('processors', '?')} x {told.get('processor', '?')}", f"Python {told.get('python', '?')}"]
+    parts += [f"{name} {each}" for name, each in told.items() if name not in ("processors", "processor", "python")]
+    quick = " A quick run: small sizes and two rounds, for the form alone." if source.quick else ""
+    return f"Measured {source.when} on {', '.join(parts)}.{quick}"
+
+
+def _family_of(row: dict[str, Any]) -> str:
+    return str(row["name"]).partition("-")[0]
+
+
+def _family(rows: Iterable[dict[str, Any]], family: str) -> str:
+    """The table of a family, with facts and memory below."""
+    rows = [row for row in rows if _family_of(row) == family and "ours_ms" in row]
+    met = {(each.name, each.told): each for each in verdicts(rows)}
+    lines = ["| | ours | ms | beside | ms | ratio | asked |", "|---|---|---|---|---|---|---|"]
+    last = ""
+    for each in comparisons(rows):
+        verdict = met.get((each.name, f"{each.name}: {each.ours} / {each.peer}"))
+        asked = "" if verdict is None else f"{number(verdict.goal.at_most)}{'' if verdict.met else ': missed'}"
+        cells = (each.title if each.title != last else "", each.ours, spread(each.ours_ms), each.peer)
+        lines.append(f"| {' | '.join((*cells, spread(each.peer_ms), spread(each.ratio), asked))} |")
+        last = each.title
+    notes = [*_facts(rows), *_memory(rows), *_notes(rows)]
+    return "\n".join(lines) + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def _facts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Figures beside the times, ours and the peers'."""
+    done: set[str] = set()
+    for row in rows:
+        told = {row["ours"]: row["facts"], **{peer: each["facts"] for peer, each in row["peers"].items()}}
+        for way, facts in told.items():
+            words = ", ".join(f"{name} {number(each)}" for name, each in facts.items())
+            line = f"* `{row['name']}`, {way}: {words}."
+            if facts and line not in done:
+                done.add(line)
+                yield line
+
+
+def _memory(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Peak resident memory of processes that did one way each."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        found.setdefault(row["name"], {}).update(row.get("mib", {}))
+    for name, told in found.items():
+        if told:
+            yield f"* `{name}`, peak memory in MiB: " + ", ".join(f"{way} {mib}" for way, mib in told.items()) + "."
+
+
+def _notes(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Notes of rows that were not measured by the registry."""
+    for row in rows:
+        if row.get("note") and row["name"] not in BENCHMARKS:
+            yield f"* `{row['name']}`, {row['ours']}: {row['note']}"
+
+
+def _growths(rows: Iterable[dict[str, Any]]) -> str:
+    """Times at every size, and exponents."""
+    lines = ["| | sizes: ms | exponent | of the last sizes |", "|---|---|---|---|"]
+    for row in rows:
+        if row.get("points"):
+            times = ", ".join(f"{_power(each['size'])}: {number(each['ms'][0])}" for each in row["points"])
+            slopes = (number(row[key]) if key in row else "" for key in ("slope", "last_slope"))
+            lines.append(f"| {row['title']} | {row['variable']} = {times} | {' | '.join(slopes)} |")
+    words = (
+        "The exponent is the slope of the logarithm of the time over that of the size, fitted to all sizes and to the "
+        "three largest: a call has fixed costs, which flatten the first one."
+    )
+    return "\n".join(lines) + "\n\n" + words
+
+
+def _power(size: int) -> str:
+    """Powers of ten as such.
+
+    >>> _power(1000), _power(256)
+    ('10^3', '256')
+    """
+    digits = str(size)
+    return f"10^{len(digits) - 1}" if digits.strip("0") == "1" and size >= 1000 else digits
+
+
+def _goals(found: list[GoalCheck]) -> str:
+    """What was asked for: missed goals with their causes first."""
+    missed = [each for each in found if not each.met]
+    lines = [f"{len(found) - len(missed)} of {len(found)} goals were met."]
+    lines += ["", "Missed:", ""] if missed else []
+    for each in missed:
+        cause = each.goal.cause or "the cause is not known"
+        lines.append(f"* {each.told}: {number(each.figure)}, asked {number(each.goal.at_most)}. Cause: {cause}.")
+    met = [each for each in found if each.met]
+    lines += ["", "Met:", ""] if met else []
+    lines += [f"* {each.told}: {number(each.figure)}, asked {number(each.goal.at_most)}." for each in met]
+    return "\n".join(lines)
+
+
+def _skipped(kept: list[KeptRun]) -> str:
+    found = skipped(kept)
+    lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in found.items()]
+    return "\n".join(lines) or "Nothing was left out."
+
+
+def headline(rows: Iterable[dict[str, Any]]) -> str:
+    """README's table: one line for each headline, with all its peers."""
+    rows = list(rows)
+    by = {(row["name"], row["ours"]): row for row in rows if "ours_ms" in row}
+    lines = ["| | ours | ms | ratio of times to peers (below 1: ours is faster) |", "|---|---|---|---|"]
+    for key in HEADLINES:
+        if key in by:
+            row = by[key]
+            ratios = ", ".join(f"{number(each['ratio'][0])} {peer}" for peer, each in row["peers"].items())
+            lines.append(f"| {row['title']} | {row['ours']} | {number(row['ours_ms'][0])} | {ratios} |")
+    missed = [each for each in verdicts(by.values()) if not each.met]
+    words = f"{len(missed)} of {len(list(verdicts(by.values())))} goals were missed." if missed else ""
+    quick = (
+        "A quick run: small sizes and two rounds, for the form alone." if any("quick" in row for row in rows) else ""
+    )
+    told = "Quartiles, goals, causes, peers that were left out and how time grows are in"
+    return "\n".join(lines) + "\n\n" + " ".join(filter(None, (quick, words, told))) + " "
+
+
+def codecs(rows: Iterable[dict[str, Any]]) -> str:
+    """The table of docs/codecs.md."""
+    by = {(row["name"], row["ours"]): row for row in rows if "ours_ms" in row and _family_of(row) == "codec"}
+    lines = [
+        "| codec | bits a number | encode MB/s | decode MB/s | error | chi | exact |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (name, way), row in by.items():
+        if name == "codec-encode":
+            times = [by[key]["ours_ms"][0] if key in by else None for key in ((name, way), ("codec-decode", way))]
+            size = 4e-3 * row["facts"]["numbers"]
+            rates = ["" if each is None else f"{size / each:.0f}" for each in times]
+            facts = [number(row["facts"].get(key, "")) for key in ("bits a number", "error", "chi", "exact")]
+            lines.append(f"| {' | '.join((f'`{way}`', facts[0], *rates, *facts[1:]))} |")
+    return "\n".join(lines)
+
+
+BLOCKS: dict[str, Callable[[Iterable[dict[str, Any]]], str]] = {
+    "headline": lambda rows: headline(rows) + "[docs/benchmarks.md](docs/benchmarks.md).",
+    "codecs": codecs,
+}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The same for a terminal."""
+    rows = [whole(row) for row in rows]
+    lines = [f"{'benchmark':22} {'ours':22} {'ms':>9}  {'beside':28} {'ms':>9} {'ratio':>8} {'quartiles':>16}  asked"]
+    met = {each.told: each for each in verdicts(rows)}
+    for each in comparisons(rows):
+        verdict = met.get(f"{each.name}: {each.ours} / {each.peer}")
+        asked = "" if verdict is None else f"{number(verdict.goal.at_most)} {'met' if verdict.met else 'MISSED'}"
+        between = f"{number(each.ratio[1])} - {number(each.ratio[2])}"
+        ours, theirs, ratio = (number(value[0]) for value in (each.ours_ms, each.peer_ms, each.ratio))
+        start = f"{each.name[:22]:22} {each.ours[:22]:22} {ours:>9}"
+        lines.append(f"{start}  {each.peer[:28]:28} {theirs:>9} {ratio:>8} {between:>16}  {asked}".rstrip())
+    for row in rows:
+        if row.get("points"):
+            slopes = " ".join(f"{words} {number(row[key])}" for words, key in SLOPES if key in row)
+            lines.append(f"{row['name'][:22]:22} in {row['variable']}: {slopes}")
+    for why, what in skipped([KeptRun("", "", {}, rows)]).items():
+        lines.append(f"skipped, {why}: {', '.join(what)}")
+    return "\n".join(lines)
+
+
+SLOPES = (("exponent", "slope"), ("of the last sizes", "last_slope"))
+
+
+def listed() -> str:
+    """Names and what they measure."""
+    return "\n".join(
+        f"{name:24} {each.title}" + (f" (in {each.variable})" if isinstance(each, Growth) else "")
+        for name, each in BENCHMARKS.items()
+    )
+
+
+def number(value: Any) -> str:
+    """Three digits; no exponent where it can be read without.
+
+    >>> [number(each) for each in (0.98765, 12.345, 1234.5, 3e-9, 0.0, "True")]
+    ['0.988', '12.3', '1234', '3e-09', '0', 'True']
+    """
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def spread(values: tuple[float, float, float]) -> str:
+    """Median and quartiles.
+
+    >>> spread((2.0, 1.5, 2.25))
+    '2 (1.5 - 2.25)'
+    """
+    if values[0] == values[1] == values[2]:
+        return number(values[0])
+    return f"{number(values[0])} ({number(values[1])} - {number(values[2])})"

@@ -1,0 +1,11 @@
+"""All benchmarks by name, in the order of the page."""
+
+from __future__ import annotations
+
+from isthmus.bench import calibrating, coding, compressing, devices, fitting, lifting, projecting, sketching, steps
+from isthmus.bench.cases import Benchmark
+
+FAMILIES = (steps, compressing, sketching, projecting, lifting, coding, calibrating, fitting, devices)
+HOMES = {each.name: family.__name__ for family in FAMILIES for each in family.BENCHMARKS}
+"""The module of each benchmark: a worker imports no other."""
+BENCHMARKS: dict[str, Benchmark] = {each.name: each for family in FAMILIES for each in family.BENCHMARKS}
