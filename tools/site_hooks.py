@@ -49,13 +49,24 @@ def source_page(path: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Leave generated result pages that have not been generated out of the menu."""
-    for section in config.nav:
-        for title, entries in section.items():
-            if title == "Results":
-                made = {"changelog.md"} | {path.name for path in (ROOT / "docs").glob("*.md")}
-                section[title] = [entry for entry in entries if set(entry.values()) <= made]
+    """Leave pages that are generated, or come with a release, out of the menu where they are not there."""
+    missing = {
+        name for name in ("reproduction.md", "benchmarks.md", "release.md") if not (ROOT / "docs" / name).exists()
+    }
+    config.nav = without(config.nav, missing)
     return config
+
+
+def without(entries: list[Any], missing: set[str]) -> list[Any]:
+    """A menu without some pages."""
+    kept = []
+    for entry in entries:
+        for title, inside in entry.items():
+            if isinstance(inside, list):
+                kept.append({title: without(inside, missing)})
+            elif inside not in missing:
+                kept.append({title: inside})
+    return kept
 
 
 def on_files(files: Files, config: Any) -> Files:
