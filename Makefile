@@ -12,7 +12,7 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test clean
+.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -71,6 +71,15 @@ fuzz: $(VENV)/.installed-fuzz
 # Kills, full disks, clocks and neighbours: is anything that was released uncounted, or any file corrupt?
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m chaos
+
+# The wheel and the source archive, in dist/; then the wheel in an environment of its own, with the network off while it runs.
+dist: | $(PY)
+	$(PIP) build
+	rm -rf dist
+	$(PY) -m build
+
+check-dist: dist
+	$(PY) tools/check_dist.py dist/*.whl --constraint constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

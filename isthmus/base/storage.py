@@ -76,7 +76,10 @@ class Format:
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # not a view of the file
             kind, text = header.get("format"), header.get("tree", "")
             whole = kind in self.unsealed or header.get("seal") == _seal(text, tensors)
-            validate.check(kind in (self.name, *self.sealed, *self.unsealed) and whole, "path", str(path), remedy)
+            reads = (self.name, *self.sealed, *self.unsealed)
+            if isinstance(kind, str) and kind.rpartition("-")[0] == self.name.rpartition("-")[0]:
+                validate.known_format(f"path={str(path)!r}", kind, reads)
+            validate.check(kind in reads and whole, "path", str(path), remedy)
             return make({name: decode(value, tensors) for name, value in json.loads(text).items()})
         except validate.InvalidInput:
             raise

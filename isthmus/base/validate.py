@@ -75,6 +75,23 @@ def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> 
         raise InvalidInput(f"{kind} not found: {path}{f' ({remedy})' if remedy else ''}")
 
 
+def known_format(where: str, found: object, reads: Iterable[object]) -> None:
+    """Refuse what was written in a format that this version does not read: an earlier one, or a later one.
+
+    >>> known_format("statement", "isthmus-statement-9", ["isthmus-statement-1"])
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: statement has the format 'isthmus-statement-9', and this version of Isthmus \
+reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write it again
+    """
+    known = list(reads)
+    if found not in known:
+        told = " or ".join(map(repr, known))
+        raise InvalidInput(
+            f"{where} has the format {_short(found)}, and this version of Isthmus reads {told}: "
+            "use the version of Isthmus that wrote it, or write it again"
+        )
+
+
 def positive(**arguments: float) -> None:
     """Each argument is a finite number > 0."""
     for name, value in arguments.items():

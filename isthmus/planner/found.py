@@ -12,6 +12,9 @@ from isthmus.algorithms.facts import Facts
 from isthmus.base import validate
 from isthmus.planner import words
 
+FORMAT = "isthmus-choices-1"
+"""What the JSON of a plan says that it is."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -60,6 +63,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file or a report."""
         return {
+            "format": FORMAT,
             "facts": self.facts.to_dict(),
             "choices": [choice.to_dict() for choice in self.choices],
             "refused": dict(self.refused),

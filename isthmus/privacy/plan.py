@@ -21,6 +21,9 @@ from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.mechanisms import Mechanism, named
 from isthmus.privacy.sampling import FixedSize, FullBatch, Poisson
 
+FORMAT = "isthmus-privacy-plan-1"
+"""What a plan's JSON says that it is; one without a format was written before formats had names."""
+
 _SAMPLERS: dict[str, type[FullBatch | Poisson | FixedSize]] = {
     each.__name__: each for each in (FullBatch, Poisson, FixedSize)
 }
@@ -195,7 +198,8 @@ class PrivacyPlan:
             }
             for item in self.items
         ]
-        record = {**{key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}, "numbers": self._numbers}
+        record = {key: getattr(self, key) for key in ("epsilon", "delta", "n_public")}
+        record |= {"format": FORMAT, "numbers": self._numbers}
         return json.dumps({**record, "adjacency": self.adjacency.value, "items": items}, sort_keys=True)
 
     @classmethod
@@ -206,6 +210,7 @@ class PrivacyPlan:
 
     @classmethod
     def _from(cls, record: dict[str, Any]) -> PrivacyPlan:
+        validate.known_format("plan", record.get("format", FORMAT), [FORMAT])
         items = []
         for entry in record["items"]:
             sampler, mechanism = dict(entry.pop("sampler")), _read(entry.pop("mechanism"))

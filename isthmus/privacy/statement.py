@@ -28,6 +28,8 @@ from isthmus.privacy.mechanisms import Mechanism, words_of
 from isthmus.privacy.noise import SECRET, SEEDED
 from isthmus.privacy.releases import Released
 
+FORMAT = "isthmus-statement-1"
+"""What a statement's JSON says that it is; one without a format was written before formats had names."""
 ROUNDING = (
     "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
     "models and for sketches, at most 5 % for whole gradients of a network."
@@ -226,7 +228,7 @@ class PrivacyStatement:
 
     def to_json(self) -> str:
         """The statement as one line of JSON; infinity is written as the string "inf"."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data = {"format": FORMAT, **{item.name: getattr(self, item.name) for item in fields(self)}}
         data |= {"adjacency": self.adjacency.value, "n_public": self.n_public}
         data |= {"assumptions": list(self.assumptions), "leaks": list(self.leaks)}
         data |= {"releases": tables.to_json(self.releases)}
@@ -235,13 +237,14 @@ class PrivacyStatement:
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
-        """The statement that `to_json` wrote, now or in an earlier version (whose words for the releases go)."""
+        """The statement that `to_json` wrote, now or before formats had names (whose words for the releases go)."""
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
             return cls._from(json.loads(text))
 
     @classmethod
     def _from(cls, fields_given: Json) -> PrivacyStatement:
         data: Json = {"leaks": (), "releases": []} | fields_given
+        validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}
         validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")

@@ -73,8 +73,8 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     def to_toml(self) -> str:
         """The schema as the command line reads it (--schema): of a fitted encoder, for every column."""
         if hasattr(self, "schema_"):
-            return str(self.schema_.to_toml())
-        return Schema(tuple(self._declared().values())).to_toml()
+            return str(self.schema_.to_toml(versioned=True))
+        return Schema(tuple(self._declared().values())).to_toml(versioned=True)
 
     def fit(self, X: Any, y: Any = None) -> TableEncoder:
         """Settle the rules for the columns of X by their names and types; no entry is read."""

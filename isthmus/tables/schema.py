@@ -35,6 +35,8 @@ from isthmus.base import validate
 from isthmus.tables.dates import EPOCH, check_format, from_days
 from isthmus.tables.numbers import OTHER, Signs
 
+VERSION = 1
+"""Of the rules of a schema's file; one without a version has this one."""
 TYPES = ("number", "bool", "category", "hash", "date", "id", "drop")
 FORMS = (
     'a range [low, high] or "number"; words ["a", "b"] or "hash"; dates [2010-01-01, 2024-12-31]; "bool", "id", "drop"'
@@ -237,8 +239,9 @@ class Schema:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Schema:
-        """The schema of the tables [target] and [columns]."""
-        known_keys("schema", data, ("target", "columns"))
+        """The schema of the tables [target] and [columns]; `version`, where it stands before them, is checked."""
+        known_keys("schema", data, ("version", "target", "columns"))
+        validate.known_format("schema: version", data.get("version", VERSION), [VERSION])
         columns = data.get("columns", {})
         validate.check(isinstance(columns, Mapping), "columns", columns, "give a table [columns]")
         target = data.get("target")
@@ -247,9 +250,9 @@ class Schema:
             None if target is None else read_target(target),
         )
 
-    def to_toml(self) -> str:
-        """The schema as a text that `from_toml` reads."""
-        lines = []
+    def to_toml(self, versioned: bool = False) -> str:
+        """The schema as a text that `from_toml` reads; with the version of its rules first, for a file."""
+        lines = [f"version = {VERSION}", ""] if versioned else []
         if self.target is not None:
             lines += ["[target]", *_pairs(self.target), ""]
         for column in self.columns:

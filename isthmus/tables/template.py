@@ -15,7 +15,7 @@ from isthmus.tables.encode import as_words
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.infer import MOST_WORDS, identifies, infer
 from isthmus.tables.numbers import Signs
-from isthmus.tables.schema import FORMS, OPEN, Column, Schema, Target, toml_value
+from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, toml_value
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _written(
     ]
     if open_ones or missing:
         header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')
-    header += [f"# Then: isthmus train {path.name} --schema schema.toml", ""]
+    header += [f"# Then: isthmus train {path.name} --schema schema.toml", "", f"version = {VERSION}", ""]
     return Draft("\n".join([*header, *lines]).rstrip() + "\n", (*missing, *open_ones))
 
 

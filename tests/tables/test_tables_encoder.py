@@ -108,7 +108,7 @@ def test_the_schema_goes_to_the_command_line_and_back(tmp_path: Path) -> None:
     frame = pandas.DataFrame(TABLE)
     read = TableEncoder.from_schema(path).fit(frame)
     assert (read.transform(frame) == encoder.fit_transform(frame)).all()
-    path.write_text('[target]\nname = "notes"\n' + encoder.to_toml().replace('"drop"', '"hash"'))
+    path.write_text(encoder.to_toml().replace('"drop"', '"hash"') + '[target]\nname = "notes"\n')
     assert TableEncoder.from_schema(path).fit(frame).schema_.features[-1] == "notes=(missing)"
     bare = '[target]\nname = "notes"\n[columns]\nage = [0, 9]\n'
     path.write_text(bare)

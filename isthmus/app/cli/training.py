@@ -327,7 +327,8 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
     lines += [f"  {column.name:24} {column.words()}" for column in problem.schema.columns]
     written = "nothing was written"
     if write_schema is not None:
-        Path(write_schema).write_text(parts.train.HEADER + problem.schema.to_toml(), encoding="utf-8")
+        text = parts.train.HEADER + problem.schema.to_toml(versioned=True)
+        Path(write_schema).write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
     data = {

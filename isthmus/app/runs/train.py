@@ -88,7 +88,9 @@ def start(
     stored = {"seed": secrets.randbits(31), "settings": settled.to_dict(), "label": path.name, "leaks": leaks}
     stored |= {"ranks": crew.place[1]} if crew.several else {}
     secret = salt if settings.test_fraction is not None else None
-    run = RunFolder.create(path, stored, schema=HEADER + problem.schema.to_toml(), plan=None, secret=secret)
+    run = RunFolder.create(
+        path, stored, schema=HEADER + problem.schema.to_toml(versioned=True), plan=None, secret=secret
+    )
     for leak in leaks:
         warn(leak)
     try:

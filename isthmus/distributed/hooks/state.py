@@ -17,6 +17,8 @@ from isthmus.distributed.hooks.ways import Drawn, Layout, Way
 from isthmus.geometry.sketches import Random
 
 Names = tuple[str, ...]
+FORMAT = "isthmus-hook-1"
+"""What `state_dict` says that it is."""
 
 
 class SketchState:
@@ -137,6 +139,7 @@ class SketchState:
         for names in self._errors:
             errors |= self._singles(names)
         return {
+            "format": FORMAT,
             "way": str(self.way),
             "seed": self.seed,
             "t": self.t,
@@ -150,6 +153,7 @@ class SketchState:
 
     def load_state_dict(self, found: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
+        validate.known_format("the state", found.get("format", FORMAT), [FORMAT])
         for name, own in (("way", str(self.way)), ("seed", self.seed)):
             remedy = f"it was saved with {name}={found.get(name)}: make the state that way"
             validate.check(found.get(name) == own, name, own, remedy)
