@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutants_map import LEFT_OUT, SAME, SLOW, TESTS  # noqa: E402
+from mutants_map import LEFT_OUT, SAME, SLOW, TESTS
 
 ROOT = Path(__file__).parents[1]
 WARM = ("pytest", "_pytest.doctest", "torch", "scipy.stats", "scipy.sparse", "sklearn.base", "pandas")
@@ -148,7 +148,7 @@ def mutated(source: str, mutant: Mutant) -> str:
 def _after(node: ast.AST, choice: int) -> str:
     """The changed node in words: itself, or the condition or statement that was changed in it."""
     fresh = copy.deepcopy(node)
-    before, change = changes(fresh)[choice]
+    change = changes(fresh)[choice][1]
     old_test = ast.unparse(fresh.test) if isinstance(fresh, ast.If | ast.IfExp | ast.While) else ""
     change()
     if isinstance(fresh, ast.If | ast.IfExp | ast.While) and ast.unparse(fresh.test) != old_test:
@@ -275,18 +275,8 @@ class Bench:
             if seen is None or not str(seen.origin).startswith(str(self.folder)):
                 os._exit(97)
             left = [flag for test in SLOW for flag in ("--deselect", test)]
-            flags = [
-                "-q",
-                "-x",
-                "-W",
-                "ignore::pytest.PytestAssertRewriteWarning",
-                "--no-header",
-                "--tb=line",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:xdist",
-            ]
+            flags = ["-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            flags += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins were imported before the fork
             code = int(pytest.main([*flags, *left, *TESTS[module], f"isthmus/{module}.py"]))
         except BaseException:
             traceback.print_exc()
@@ -328,15 +318,10 @@ def run_all(bench: Bench, chosen: list[Mutant]) -> dict[Mutant, str]:
         print(f"{module}: {len(own)} mutants; its tests take {took:.1f} s", flush=True)
         for mutant in own:
             bench.write(module, mutated(bench.source(module), mutant))
-            results[mutant], took = bench.run(module, 30 + 4 * took_at_most(took))
+            results[mutant], _ = bench.run(module, 60 + 4 * took)
             print(f"  {'killed  ' if results[mutant] != 'pass' else 'SURVIVED'} {mutant.name}", flush=True)
         bench.write(module, bench.source(module))
     return results
-
-
-def took_at_most(seconds: float) -> float:
-    """What tests may be expected to take on a machine that is busy with other things too."""
-    return max(10.0, seconds)
 
 
 def report(results: dict[Mutant, str], possible: int, same: int) -> int:

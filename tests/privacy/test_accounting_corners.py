@@ -1,4 +1,4 @@
-"""Accounting at its corners: what every route makes of every event, what counts as no noise, searches that get stuck."""
+"""Accounting at its corners: what every route makes of every event, what is no noise, searches that get stuck."""
 
 from __future__ import annotations
 

@@ -49,6 +49,21 @@ def test_a_device_keeps_a_few_roundings_more(dtype: torch.dtype) -> None:
     assert bool((weights[norms < bound * (1 - 20 * u)] == 1).all())
 
 
+def test_what_a_kind_of_rows_loses_is_taken_off_its_bound() -> None:
+    """On the host and on a device; where nothing is left of the bound, nothing is kept."""
+
+    class Lossy(Dense):
+        def underflow(self) -> torch.Tensor:
+            return torch.full((self.n,), 0.1, dtype=torch.float64)
+
+    rows = Lossy(rows_of(100, 5, torch.float64).values)
+    whole, lossy = (clips._weights(each, 2, 0.37) for each in (Dense(rows.values), rows))
+    assert torch.allclose(lossy[whole < 1], whole[whole < 1] * 0.27 / 0.37, rtol=1e-12)
+    device = clips._device_weights(rows, 2, 0.37)
+    assert torch.allclose(device, (0.27 / rows.norm_upper(2)).clamp(max=1.0), rtol=1e-12)
+    assert clips._device_weights(Dense(torch.zeros(1, 3)), 2, 1e-39).tolist() == [0.0]
+
+
 def test_a_row_at_its_bound_is_whole() -> None:
     rows = rows_of(1, 3, torch.float32)
     norm = float(rows.norms(2))
