@@ -67,6 +67,7 @@ SAME: dict[str, str] = {
     "privacy/clips:AdaptiveClip.next: 700.0 -> 1400.0 in * (2)": "exp(-700) times any bound is below the least bound",
     "privacy/bounded:encoded_sum: single * gain -> single / gain in return *": "a code is one term: its bound cancels",
     "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": "differs where two roundings are equal only",
+    "privacy/bounded:_shortened: lost < allowed * -> lost <= *": "differs where two roundings are equal only",
     "privacy/bounded:weighted_sum: if weights.is_cuda -> *": _MASKED,
     "privacy/bounded:weighted_sum: * in blind = *": _MASKED,
     "privacy/bounded:weighted_sum: * in rows = rows.without*": _MASKED,

@@ -94,10 +94,10 @@ def test_what_a_sum_may_lose_is_a_share_of_all_its_terms() -> None:
     sums = Outer(torch.ones_like(b), b)
     sizes, given = sums.mass(2), torch.ones(2, dtype=F64)
     assert sizes is not None
-    weights, rho = _shortened(sums, given, 1.0, 1e-3, 2)
-    assert float(weights[0]) == 1.0 and float(weights[1]) * float(sizes[1]) == pytest.approx(RATIO, rel=2e-6)
-    assert float(weights[1]) * float(sizes[1]) < RATIO
-    assert rho == pytest.approx(1e-3 / (2 + float(weights @ sizes)), rel=1e-5)
+    weights, rho = _shortened(sums, given, 0.5, 1e-3, 2)
+    assert float(weights[0]) == 1.0 and float(weights[1]) * float(sizes[1]) == pytest.approx(RATIO / 2, rel=2e-6)
+    assert float(weights[1]) * float(sizes[1]) < RATIO / 2
+    assert rho == pytest.approx(1e-3 / (1 + float(weights @ sizes)), rel=1e-5)
     left_out = _shortened(sums, torch.tensor([1.0, 0.0], dtype=F64), 1.0, 1e-3, 2)[1]
     assert left_out == pytest.approx(1e-3 / (2 + float(sizes[0])), rel=1e-5)
     assert _shortened(rows.part(0, 0), torch.ones(0, dtype=F64), 1.0, 1e-3, 2)[1] == 1.0
