@@ -143,3 +143,11 @@ def on_page_content(html_text: str, page: Any, config: Any, files: Files) -> str
     """Formulas as MathML, and every table in a box that scrolls by itself on a narrow screen."""
     marked = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
     return marked.sub(formula, html_text)
+
+
+def on_post_build(config: Any) -> None:
+    """The index of the search as a script too: a page that is opened from the disk cannot read a JSON file."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    if index.exists():
+        text = index.read_text(encoding="utf-8")
+        index.with_suffix(".js").write_text(f"var __index = {text}", encoding="utf-8")

@@ -157,7 +157,7 @@ BENCHMARKS = (
         (PLAIN, GHOST),
         (
             Goal(PLAIN, 1.5, NONE, "sums of clipped gradients are exact float32 products, plain ones are TF32"),
-            Goal(PLAIN, 1.0, KRONECKER64),
+            Goal(PLAIN, 0.6, KRONECKER64, "not profiled yet; an earlier version, whose norms certified less, had 0.60"),
         ),
         apart=True,
         device=True,

@@ -37,7 +37,7 @@ BUDGET: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA, "n": "exact"}
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnConstants:
     """What is public: the bounds of columns, their second moments, the blocks, the bound of a residual."""
 
     bounds: np.ndarray
@@ -96,7 +96,7 @@ def table_run(cell: Cell, setting: RunSetting) -> Observed:
     moments = (data.x_public**2).mean(0)
     moments = np.maximum(moments, FLOOR * moments.max())
     blocks = [part.tolist() for part in np.array_split(np.arange(d), -(-d // size))]
-    public = Columns(np.full(d, data.bound), moments, blocks, SLOPE)
+    public = ColumnConstants(np.full(d, data.bound), moments, blocks, SLOPE)
     if method == SGD:  # rows have norm 1 at most, so the smoothness is 1 at most
         recipe, rounds = dp_gd(clip=SLOPE, step=1.8, **BUDGET), config["rounds"]
     elif method == SVRG:
@@ -175,7 +175,7 @@ def uneven_run(cell: Cell, setting: RunSetting) -> Observed:
         recipe, rounds = dp_gd(clip=0.1 * math.sqrt(d), step=0.3, **BUDGET), 100
     else:
         blocks = [list(range(low, low + 10)) for low in range(0, d, 10)]
-        public = Columns(bounds, bounds**2 / 3, blocks, 1.0, independent=True)
+        public = ColumnConstants(bounds, bounds**2 / 3, blocks, 1.0, independent=True)
         recipe, rounds = public.recipe(method, config["passes"])
     w = fitted(train, recipe, rounds, setting.seed)
     best = torch.from_numpy(np.linalg.lstsq(x, y, rcond=None)[0])
