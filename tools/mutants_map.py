@@ -62,9 +62,20 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 _MASKED = "on the CPU rows without weight are masked before the sum or after it; elsewhere it needs a GPU"
 
+_START = "only where the last search starts, which ends at the same noise from anywhere"
+
 SAME: dict[str, str] = {
     "privacy/clips:_weights: not rows.exact -> *": _GPU,
     "privacy/clips:AdaptiveClip.next: 700.0 -> 1400.0 in * (2)": "exp(-700) times any bound is below the least bound",
+    "privacy/accounting:calibrate: 0.01 -> *": _START,
+    "privacy/accounting:calibrate: 0.0001 -> *": _START,
+    "privacy/accounting:calibrate: 1 -> 2 in for haste*": _START,
+    "privacy/accounting:_cost: 8 -> 9 in accountant = *": _START,
+    "privacy/accounting:calibrate: 2e-05 -> *": "still within the 0.01 % that is promised",
+    "privacy/accounting:_noise_multiplier: 1e-12 -> 2e-12 in *": "a reserve that is twice as large is as good",
+    "privacy/accounting:noise_multiplier: 1.0 -> 2.0 in _front*": "any noise will do where only the rest is checked",
+    "privacy/accounting:_front: 1 -> 2 in return *": "a Poisson sample of rate 1 is all records, see `leaves_of`",
+    "privacy/accounting:_noise_multiplier: * in guess = *": _START,
     "privacy/bounded:encoded_sum: single * gain -> single / gain in return *": "a code is one term: its bound cancels",
     "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": "differs where two roundings are equal only",
     "privacy/bounded:_shortened: lost < allowed * -> lost <= *": "differs where two roundings are equal only",

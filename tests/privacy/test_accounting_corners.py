@@ -162,3 +162,10 @@ def test_a_part_that_two_routes_do_not_share_is_named_with_the_others() -> None:
     assert route_of({GAUSS: 1, ZC: 1}, ADD) == "rdp" and route_of({GAUSS: 1, some(GAUSS): 1}, REPLACE) == "pair"
     sampled = FixedSize(10, n=100).event(GAUSS)
     assert route_of({sampled: 1, GAUSS: 1}, REPLACE) == "rdp" and sampled == SUBSET
+
+
+def test_what_no_accountant_composes_is_refused_beside_a_release_without_noise_too() -> None:
+    both = dpa.ComposedDpEvent([dpa.NonPrivateDpEvent(), dpa.UnsupportedDpEvent()])
+    for ask in (epsilon_of, delta_of):
+        with pytest.raises(accounting.UnsupportedEvent, match="event=Unsupported"):
+            ask(both, 0.1)
