@@ -297,11 +297,11 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="run so many, drawn at random (0: all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(TESTS), help="modules, such as privacy/noise")
-    parser.add_argument("--match", default="", help="only mutants whose name contains this")
+    parser.add_argument("--match", nargs="*", default=[""], help="only mutants whose name contains one of these")
     parser.add_argument("--list", action="store_true", help="print the names, run nothing")
     asked = parser.parse_args()
     known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in asked.only}
-    every = [mutant for each in known.values() for mutant in each if asked.match in mutant.name]
+    every = [mutant for each in known.values() for mutant in each if any(text in mutant.name for text in asked.match)]
     todo = [mutant for mutant in every if not is_same(mutant)]
     if asked.list:
         print(*(mutant.name for mutant in every), sep="\n")

@@ -10,6 +10,7 @@ _CALIBRATION = "tests/privacy/test_privacy_calibration.py"
 
 TESTS: dict[str, list[str]] = {
     "privacy/noise": [
+        "tests/privacy/test_noise_bits.py",
         "tests/privacy/test_privacy_noise.py",
         "tests/privacy/test_privacy_chacha.py",
         "tests/privacy/test_noise_scales.py",
