@@ -323,7 +323,7 @@ def run_all(bench: Bench, chosen: list[Mutant]) -> dict[Mutant, str]:
         print(f"{module}: {len(own)} mutants; its tests take {took:.1f} s", flush=True)
         for mutant in own:
             bench.write(module, mutated(bench.source(module), mutant))
-            results[mutant], _ = bench.run(module, 60 + 4 * took)
+            results[mutant], _ = bench.run(module, 20 + 3 * took)
             print(f"  {'killed  ' if results[mutant] != 'pass' else 'SURVIVED'} {mutant.name}", flush=True)
         bench.write(module, bench.source(module))
     return results

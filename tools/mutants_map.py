@@ -66,6 +66,7 @@ _MASKED = "on the CPU rows without weight are masked before the sum or after it;
 _START = "only where the last search starts, which ends at the same noise from anywhere"
 
 SAME: dict[str, str] = {
+    "privacy/noise:_sfc64: * in return *": "more bits of a key, or a larger pool for them, are as good",
     "privacy/clips:_weights: not rows.exact -> *": _GPU,
     "privacy/clips:AdaptiveClip.next: 700.0 -> 1400.0 in * (2)": "exp(-700) times any bound is below the least bound",
     "privacy/accounting:calibrate: 0.01 -> *": _START,
