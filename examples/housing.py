@@ -17,16 +17,16 @@ from isthmus import PrivateRegressor
 from isthmus.app import datasets
 
 RANGES = {  # public: what a district may have
-    "MedInc": (0, 15),
-    "HouseAge": (0, 52),
-    "AveRooms": (0, 15),
-    "AveBedrms": (0, 5),
-    "Population": (0, 10_000),
-    "AveOccup": (0, 10),
-    "Latitude": (32, 42),
-    "Longitude": (-125, -114),
+    "longitude": (-125, -114),
+    "latitude": (32, 42),
+    "housing_median_age": (0, 52),
+    "total_rooms": (0, 10_000),
+    "total_bedrooms": (0, 2_000),
+    "population": (0, 5_000),
+    "households": (0, 2_000),
+    "median_income": (0, 15),
 }
-PRICES = (0, 5)  # in 100,000 dollars
+PRICES = (0, 500_000)  # dollars
 
 
 def districts(count):
@@ -39,7 +39,7 @@ def districts(count):
     low, high = np.array(list(RANGES.values()), dtype=float).T
     X = rng.uniform(low, high, (count, len(RANGES)))
     scaled = (X - low) / (high - low)
-    y = 3 * scaled[:, 0] + scaled[:, 1] - scaled[:, 7] + 1 + 0.3 * rng.normal(size=count)
+    y = 100_000 * (1 + 3 * scaled[:, 7] + scaled[:, 2] - scaled[:, 0] + 0.3 * rng.normal(size=count))
     return X, np.clip(y, *PRICES), "made-up districts (set ISTHMUS_DATA for the real ones)"
 
 
@@ -59,9 +59,9 @@ def main(argv=None):
     plain = LinearRegression().fit(X[test:], y[test:])
 
     print(f"{source}: {len(y) - test} private records, {test} held out")
-    for name, fitted in (("private", model), ("not private", plain)):
-        off = 100_000 * np.abs(fitted.predict(X[:test]) - y[:test]).mean()
-        print(f"{name:12} R^2 {fitted.score(X[:test], y[:test]):6.3f}, off by {off:,.0f} dollars on average")
+    for name, fitted in (("private", model), ("a line, not private", plain)):
+        off = np.abs(fitted.predict(X[:test]) - y[:test]).mean()
+        print(f"{name:20} R^2 {fitted.score(X[:test], y[:test]):6.3f}, off by {off:,.0f} dollars on average")
     strongest = max(zip(np.abs(model.coef_.ravel()) * (high - low), RANGES, strict=True))[1]
     print(f"what moves the price most, in the private model: {strongest}\n")
     print(model.privacy_.words())

@@ -35,7 +35,7 @@ def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_every_example_is_listed() -> None:
-    tested_elsewhere = {"mnist", "minilm", "private_table", "own_parts"}
+    tested_elsewhere = {"make_notebooks", "mnist", "minilm", "private_table", "own_parts"}
     scripts = {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("_")}
     assert scripts == {*SAID, *tested_elsewhere}
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
