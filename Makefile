@@ -12,7 +12,7 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := private_tables public_subspace glm_tables regret
 
-.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos docs docs-serve docs-test dist check-dist clean
+.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
@@ -71,6 +71,11 @@ fuzz: $(VENV)/.installed-fuzz
 # Kills, full disks, clocks and neighbours: is anything that was released uncounted, or any file corrupt?
 chaos: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m chaos
+
+# Small changes to the code that privacy rests on: do its tests notice?  ONLY="privacy/noise privacy/clips" for some modules.
+SAMPLE ?= 100
+mutants: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(PY) tools/mutants.py --sample $(SAMPLE) --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
 # The wheel and the source archive, in dist/; then the wheel in an environment of its own, with the network off while it runs.
 dist: | $(PY)

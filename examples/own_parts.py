@@ -142,8 +142,9 @@ def _half(facts):
 def main() -> None:
     """Run all five through `minimize`, the planner, and an estimator that is saved and loaded."""
     rng = np.random.default_rng(0)
-    X = rng.uniform(-1, 1, (4000, 6))
-    y = (X @ [2.0, 1.0, 0.5, 0.0, 0.0, 0.0] + 0.1 * rng.standard_normal(4000) > 0).astype(int)
+    X = rng.uniform(-1, 1, (5000, 6))
+    y = (X @ [2.0, 1.0, 0.5, 0.0, 0.0, 0.0] + 0.1 * rng.standard_normal(5000) > 0).astype(int)
+    X, y, X_public, y_public = X[:4000], y[:4000], X[4000:], y[4000:]  # scores are of records declared public
 
     # minimize
     rows = X / np.sqrt(6)
@@ -165,7 +166,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         estimators.save(model, f"{folder}/model.safetensors")
         again = estimators.load(f"{folder}/model.safetensors")
-    print(model.score(X, y), again.predict(X[:3]), again.privacy_)
+    print(model.score(X_public, y_public), again.predict(X_public[:3]), again.privacy_)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from isthmus.privacy.event_json import Json
 
 HEAD = ("what", "how often", "noise")
 _SAMPLED = "over a random sample"
+_BY_CHANCE = ("PoissonSampled", "SampledWithoutReplacement", "MixtureOfGaussians")
 _WORDS = {
     "gradient": "sum of gradients",
     "anchor": "sum of gradients at an anchor",
@@ -78,10 +79,23 @@ def of_event(data: Json, times: int = 1) -> list[Released]:
     """
     found = []
     for leaf, count in event_json.flatten(data):
-        whole = leaf["event"] not in ("PoissonSampled", "SampledWithoutReplacement", "MixtureOfGaussians")
-        what = "value from all records" if whole else "value from a random sample of the records"
+        what = "value from a random sample of the records" if of_a_sample(leaf) else "value from all records"
         found.append(Released(what, count * times, event_json.words(leaf)))
     return found
+
+
+def of_a_sample(data: Json) -> bool:
+    """Whether all that an event is made of saw a random sample; a rate of 1 is no chance.
+
+    >>> one = {"event": "Gaussian", "noise_multiplier": 2.0}
+    >>> of_a_sample({"event": "SelfComposed", "inner": one, "count": 2})
+    False
+    >>> [of_a_sample({"event": "PoissonSampled", "inner": one, "sampling_probability": p}) for p in (0.5, 1.0)]
+    [True, False]
+    """
+    leaves = [leaf for leaf, _ in event_json.flatten(data)]
+    chance = [leaf["event"] in _BY_CHANCE and leaf.get("sampling_probability") != 1 for leaf in leaves]
+    return bool(chance) and all(chance)
 
 
 def together(rows: Iterable[Released]) -> tuple[Released, ...]:

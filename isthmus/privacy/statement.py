@@ -78,6 +78,8 @@ class PrivacyStatement:
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         if not self.releases:
             object.__setattr__(self, "releases", tables.together(tables.of_event(self.event)))
+        told, made = sum(row.times for row in self.releases), sum(count for _, count in event_json.flatten(self.event))
+        validate.check(told >= made, "releases", told, f"the event has {made}: a table may not leave any out")
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
             validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
@@ -274,7 +276,7 @@ class Account:
     """Everything that one statement is about: releases, added as they are known, and what is to be said of them.
 
     A mechanism's words, source of noise and guarantee are its own.  One release without a guarantee is all that is
-    left to say of an event: nothing beside it is private.
+    left to say of an event, nothing beside it being private; the table has them all.
 
     seeded    whether any of the noise came from a seed
     samplers  how records were taken, and `sources`, where the noise came from, in words
@@ -299,7 +301,6 @@ class Account:
     releases: Sequence[Released] = ()
     _events: list[tuple[DpEvent, int]] = field(default_factory=list)
     _rows: list[Released] = field(default_factory=list)
-    _named: bool = False
 
     def add(
         self,
@@ -320,10 +321,9 @@ class Account:
         self.samplers += [sampler] if sampler else []
         for name, mechanism in zip(names or ("value",) * len(mechanisms), mechanisms, strict=True):
             words, source, guarantee = words_of(mechanism)
-            self._rows += [Released(tables.named(name, "inner" in data), count, words)] if count else []
+            self._rows += [Released(tables.named(name, tables.of_a_sample(data)), count, words)] if count else []
             self.sources.append(source or noise)
             self.guarantees += [guarantee] if guarantee else []
-        self._named = self._named or bool(mechanisms)
         if not mechanisms:
             self._rows += tables.of_event(data, count) if count else []
             self.sources += [noise] if noise else []
@@ -341,7 +341,6 @@ class Account:
     def statement(self) -> PrivacyStatement:
         """What was promised."""
         event = self.event()
-        named = self._named and not isinstance(event, dpa.NonPrivateDpEvent)
         return PrivacyStatement.of(
             event,
             self.delta,
@@ -353,7 +352,7 @@ class Account:
             guarantee="; ".join(dict.fromkeys(self.guarantees)),
             noise="; ".join(dict.fromkeys(self.sources)) or SECRET,
             leaks=self.leaks,
-            releases=self.releases or (self._rows if named else ()),
+            releases=self.releases or self._rows,
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from attack import shapes
+from isthmus import PrivacyEngine
 
 F32, F64 = torch.float32, torch.float64
 
@@ -24,6 +26,25 @@ def test_a_mean_does_and_its_statement_says_so() -> None:
     """The known gap: a mean divides by the size of the batch, and rounding that is long changes with it."""
     moved = shapes.averaged(256, F64, "mean").moved()
     assert moved is not None and moved.ratio > 100
+    for reduction in ("mean", "sum"):
+        assumed = " ".join(assumptions(reduction))
+        assert "do not depend on the shape of its batch" in assumed
+        assert ("do not depend on how many records its batch has" in assumed) == (reduction == "mean")
+
+
+def assumptions(reduction: str) -> tuple[str, ...]:
+    """What the statement of an engine rests on, before its first step."""
+    data, module = TensorDataset(torch.zeros(8, 2), torch.zeros(8)), torch.nn.Linear(2, 1)
+    engine = PrivacyEngine()
+    engine.make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=4),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        loss_reduction=reduction,
+    )
+    return engine.statement(1e-5).assumptions
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

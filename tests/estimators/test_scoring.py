@@ -210,7 +210,7 @@ def test_a_regressor_without_a_range_is_refused(rng: np.random.Generator) -> Non
     model, X, y = numbered(rng, 50)
     with pytest.raises(InvalidInput, match=r"target_bounds=None is not allowed: give a public range"):
         private_score(model, X, y)
-    with pytest.raises(InvalidInput, match="give finite numbers"):
+    with pytest.raises(InvalidInput, match="NaN or infinite"):
         private_score(model, X, np.full(50, np.nan), target_bounds=(0, 1))
 
 

@@ -11,8 +11,8 @@ import pytest
 from dp_accounting import dp_event as E
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy.event_json import canonical, composed, flatten, from_json, to_json
-from isthmus.privacy.ledger import Ledger
+from isthmus.privacy.event_json import all_words, canonical, composed, flatten, from_json, sampling_words, to_json
+from isthmus.privacy.ledger import BudgetExceeded, Ledger
 
 GAUSSIAN = E.GaussianDpEvent(40.0)
 EVENTS = [
@@ -66,3 +66,27 @@ def test_numbers_of_any_type_give_one_event() -> None:
 def test_events_that_cannot_be_written_are_refused(event: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Ledger().run({"main": event})
+
+
+def test_a_mixture_says_that_its_sample_is_part_of_it() -> None:
+    mixture = to_json(E.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0), (0.9, 0.1)))
+    assert all_words(mixture) == "Gaussian noise of standard deviation 2"
+    assert "how often a record is in it is part of the event" in sampling_words(mixture)
+
+
+@pytest.mark.parametrize("scales", ["12", {"a": 1.0}, 3.0])
+def test_a_list_of_scales_is_a_list(scales: Any) -> None:
+    event = {"event": "MixtureOfGaussians", "standard_deviation": 1.0, "sensitivities": scales, "sampling_probs": [1.0]}
+    with pytest.raises(InvalidInput, match="give a list"):
+        to_json(event)
+
+
+def test_a_shared_budget_counts_what_its_runs_count() -> None:
+    shared = Ledger(budget=(1.0, 1e-5))
+    with pytest.raises(InvalidInput, match="the shared budget counts add-remove"):
+        Ledger(adjacency="replace-one", shared=shared)
+    run = Ledger(shared=shared, label="fit", planned=[E.GaussianDpEvent(6.0)])
+    run.require(GAUSSIAN)
+    with pytest.raises(BudgetExceeded, match="'fit' needs"):
+        run.require(E.GaussianDpEvent(4.5))
+    shared.require(E.GaussianDpEvent(4.5))  # by itself, without what was planned for afterwards

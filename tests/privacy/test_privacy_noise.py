@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 from isthmus.base.validate import InvalidInput
-from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource
+from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource, noise
 from isthmus.privacy.noise import _PAIRS as _CHUNK
 from isthmus.privacy.noise import Source, _keyed, _torch_normal
 
@@ -146,6 +146,18 @@ def test_a_device_is_keyed_afresh_at_every_call() -> None:
         assert each.dtype == torch.float64 and each.shape == (4, N)
         assert stats.kstest(each.reshape(-1).numpy(), "norm").pvalue > 1e-6
         assert all(stats.kstest(each.reshape(-1).numpy() * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
+
+
+def test_a_process_without_its_parents_threads_draws_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a fork: the same law at the same scale, every coordinate, whatever the shape and type."""
+    monkeypatch.setattr(noise, "_HOME", -1)
+    drawn = FastSource().normal((2, N // 2), dtype=torch.float32)
+    added = torch.full((N,), 5.0, dtype=torch.float64)
+    FastSource().add_normal(added, 3.0)
+    assert drawn.shape == (2, N // 2) and drawn.dtype == torch.float32
+    for each in (drawn.reshape(-1).numpy(), (added.numpy() - 5) / 3):
+        assert len(np.unique(each)) > 0.99 * N and stats.kstest(each, "norm").pvalue > 1e-7
+        assert all(stats.kstest(each * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
 
 
 def test_generator_draws_repeat_and_follow_the_generator() -> None:

@@ -25,6 +25,7 @@ from isthmus.privacy import (
     Adjacency,
     Clip,
     DiscreteGaussian,
+    Exact,
     FullBatch,
     Gaussian,
     Laplace,
@@ -33,8 +34,10 @@ from isthmus.privacy import (
     PrivacyStatement,
     Skellam,
     TopK,
+    joint,
 )
 from isthmus.privacy.releases import Released
+from isthmus.privacy.statement import Account
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 
 X = np.random.default_rng(0).uniform(-1, 1, (50, 3))
@@ -155,3 +158,30 @@ def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
     with pytest.warns(PrivacyBudgetWarning, match="at least 1/n") as caught:
         model = made(delta=0.5, bounds=(-1, 1), algorithm="dp_gd", max_iter=2, **known).fit(X, np.arange(50) % 2)
     assert len(caught) == 1 and "protects hardly anyone" in model.privacy_.words()
+
+
+def test_two_releases_of_all_records_are_not_called_a_sample():
+    made = [Laplace(4.0), Laplace(4.0)]
+    account = Account(1e-5)
+    account.add(joint([each.event() for each in made]), *made, names=["below", "ranges"], count=3)
+    assert not any("sample" in row.what for row in account.statement().releases)
+
+
+def test_a_table_has_every_release_also_where_nothing_is_private():
+    account = Account(1e-5)
+    account.add(Exact().event(), Exact(), names=["gradient"], count=7)
+    account.add(Gaussian(3.0).event(), Gaussian(3.0), names=["ranges"], count=2)
+    assert [(row.what, row.times, row.noise[:4]) for row in account.statement().releases] == [
+        ("sum of gradients", 7, "none"),
+        ("ranges of the columns", 2, "Gaus"),
+    ]
+
+
+def test_a_table_that_leaves_a_release_out_is_refused():
+    account = Account(1e-5)
+    account.add(Gaussian(3.0).event(), Gaussian(3.0), names=["gradient"], count=20)
+    told = json.loads(account.statement().to_json())
+    assert PrivacyStatement.from_json(json.dumps(told)) == account.statement()
+    told["releases"][0]["times"] = 19
+    with pytest.raises(InvalidInput, match="may not leave any out"):
+        PrivacyStatement.from_json(json.dumps(told))

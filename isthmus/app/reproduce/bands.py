@@ -1,8 +1,9 @@
 """What was measured before, and whether a new run agrees: the mean of five seeds, plus or minus three deviations.
 
 The deviation of one cell from five seeds is itself uncertain by a third.  Cells of one experiment that measure the same
-thing have deviations of the same relative size, so each band takes the larger of the cell's own and of the root mean
-square of all cells' relative ones; a number that no seed moves gets a millionth of itself.
+thing have deviations of the same relative size, so each band takes the larger of the cell's own and of the median of
+all cells' relative ones: a cell whose mean is near 0, or that a seed threw far off, widens no band but its own.  A
+number that no seed moves gets a millionth of itself.  What was expected and not measured lies outside its band.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ def summary(experiment: Experiment, results: Results) -> dict[str, dict[str, flo
 def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     """The deviation that each band uses.
 
-    >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1))}
+    >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1), (3, 9.0))}
     >>> [round(each, 4) for each in deviations(rows).values()]
-    [0.0707, 0.1]
+    [0.1, 0.1, 9.0]
     """
     relative: dict[str, list[float]] = {}
     for key, row in rows.items():
         if row["mean"]:
             relative.setdefault(key.rpartition(" / ")[2], []).append(row["sd"] / abs(row["mean"]))
-    pooled = {name: math.sqrt(statistics.fmean(x * x for x in values)) for name, values in relative.items()}
+    pooled = {name: statistics.median(values) for name, values in relative.items()}
     return {
         key: max(row["sd"], abs(row["mean"]) * max(pooled.get(key.rpartition(" / ")[2], 0.0), LEAST), 1e-12)
         for key, row in rows.items()
@@ -66,16 +67,15 @@ def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
 
 
 def check(experiment: Experiment, results: Results, scale: str) -> list[Checked] | None:
-    """Every measured number beside its band; None where fewer than two seeds were measured at this scale."""
+    """Every expected number beside its band, NaN where it was not measured; None without bands (under two seeds)."""
     expected = load(experiment.name, scale)
     if expected is None or len(expected["seeds"]) < 2:
         return None
     wanted, checked = expected["metrics"], []
-    spread = deviations(wanted)
-    for key, row in summary(experiment, results).items():
-        if key in wanted:
-            middle, half = wanted[key]["mean"], WIDTH * spread[key]
-            checked.append(Checked(key, row["mean"], middle - half, middle + half))
+    spread, measured = deviations(wanted), summary(experiment, results)
+    for key, row in wanted.items():
+        value, half = measured.get(key, {"mean": math.nan})["mean"], WIDTH * spread[key]
+        checked.append(Checked(key, value, row["mean"] - half, row["mean"] + half))
     return checked
 
 

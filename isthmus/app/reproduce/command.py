@@ -83,7 +83,7 @@ def finish(experiment: Experiment, plan: Request, lines: list[Any]) -> Finished:
     checked = bands.check(experiment, results, plan.scale)
     seconds, machines = sum(line["took"] for _, line in lines), [line["machine"] for _, line in lines]
     each = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
-    done = Finished(experiment, results, experiment.verdict(results), checked, seconds, each)
+    done = Finished(experiment, results, experiment.judged(results), checked, seconds, each)
     folder = plan.out / plan.scale
     figures.draw(experiment, results, folder / f"{experiment.name}.svg")
     (folder / f"{experiment.name}.json").write_text(json.dumps(record(done, plan), indent=1) + "\n", encoding="utf-8")

@@ -134,6 +134,15 @@ class Experiment:
         """Of "small" or "full"."""
         return {"small": self.small, "full": self.full}[scale]
 
+    def judged(self, results: Results) -> Judgement:
+        """The verdict; none on numbers that are no numbers, for no comparison with them says anything."""
+        lost = [
+            f"{name} ({key_of(cell)})" for cell, _, run in results.runs for name, x in run.metrics.items() if x != x
+        ]
+        if lost:
+            return Judgement("not comparable", f"Not a number: {', '.join(dict.fromkeys(lost))}.")
+        return self.verdict(results)
+
 
 def key_of(cell: Cell) -> str:
     """A cell as text, the same in every run.

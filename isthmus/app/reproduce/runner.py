@@ -18,7 +18,11 @@ from typing import Any
 import torch
 
 from isthmus.app.reproduce.experiment import Cell, Experiment, Observed, Results, RunSetting, fingerprint, key_of
+from isthmus.app.reproduce.sources import code_of
 
+Identity = tuple[str, str, int, str, str, str]
+KEYS = ("name", "cell", "seed", "config", "device", "code")
+"""What a line says of its `identity`."""
 VERSIONS = ("torch", "numpy", "scipy", "scikit-learn", "dp-accounting")
 
 
@@ -44,8 +48,7 @@ def jobs(experiment: Experiment, scale: str, seeds: Sequence[int], device: str) 
 def do(job: Job) -> dict[str, Any]:
     """One run, on one thread, as a line of JSON; the experiment is looked up by name, for other processes."""
     torch.set_num_threads(1)
-    package = import_module(f"isthmus.app.reproduce.paper_{job.paper}")
-    experiment = next(each for each in package.EXPERIMENTS if each.name == job.name)
+    experiment = _experiment(job)
     began = time.perf_counter()
     measured = experiment.run(job.cell, job.setting)
     took = time.perf_counter() - began
@@ -87,20 +90,31 @@ def results_of(lines: Sequence[tuple[Job, dict[str, Any]]]) -> Results:
     return Results((job.cell, job.setting.seed, Observed(line["metrics"], line["curves"])) for job, line in ordered)
 
 
-def identity(job: Job) -> tuple[str, str, int, str]:
-    """What makes a kept line the answer to this job."""
-    return job.name, key_of(job.cell), job.setting.seed, fingerprint(job.setting.config)
+def identity(job: Job) -> Identity:
+    """What makes a kept line the answer to this job: the same numbers, kind of device and code of the experiment.
+
+    The library's own code is not part of it: its version stands beside every line, as torch's does.
+    """
+    config, code = fingerprint(job.setting.config), code_of(_experiment(job).run)
+    return job.name, key_of(job.cell), job.setting.seed, config, job.setting.device.partition(":")[0], code
 
 
-def done(folder: Path) -> dict[tuple[str, str, int, str], dict[str, Any]]:
-    """The lines that are kept in a folder; one that a kill cut off is left out."""
+def _experiment(job: Job) -> Experiment:
+    package = import_module(f"isthmus.app.reproduce.paper_{job.paper}")
+    experiment: Experiment = next(each for each in package.EXPERIMENTS if each.name == job.name)
+    return experiment
+
+
+def done(folder: Path) -> dict[Identity, dict[str, Any]]:
+    """The lines that are kept in a folder; what a kill cut off, or does not say all of `KEYS`, is left out."""
     kept = {}
     for path in sorted(folder.glob("*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
             try:
                 line = json.loads(text)
-                kept[(line["name"], line["cell"], line["seed"], line["config"])] = line
-            except (ValueError, KeyError):
+                name, cell, seed, config, device, code = (line[key] for key in KEYS)
+                kept[(name, cell, seed, config, device, code)] = line
+            except (ValueError, KeyError, TypeError):
                 continue
     return kept
 
@@ -125,10 +139,9 @@ def version_of(name: str) -> str:
 
 
 def _line(job: Job, measured: Observed) -> dict[str, Any]:
-    name, cell, seed, config = identity(job)
     curves = {key: (list(map(float, x)), list(map(float, y))) for key, (x, y) in measured.curves.items()}
     metrics = {key: float(value) for key, value in measured.metrics.items()}
-    return {"name": name, "cell": cell, "seed": seed, "config": config, "metrics": metrics, "curves": curves}
+    return dict(zip(KEYS, identity(job), strict=True)) | {"metrics": metrics, "curves": curves}
 
 
 def _keep(folder: Path, job: Job, line: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,19 @@ import pytest
 from click.testing import CliRunner
 
 from isthmus.app.cli import main
-from isthmus.app.reproduce import Cell, Experiment, Judgement, Observed, Results, RunSetting, bands, figures, page
+from isthmus.app.reproduce import (
+    Cell,
+    Experiment,
+    Judgement,
+    Observed,
+    Results,
+    RunSetting,
+    all_experiments,
+    bands,
+    figures,
+    page,
+    sources,
+)
 from isthmus.app.reproduce import paper_000 as package
 
 
@@ -72,6 +84,87 @@ def test_a_run_is_kept_and_a_second_one_goes_on(trial: Any) -> None:
     trial(shift=0.5)  # other numbers in the configuration: nothing kept answers for it
     invoke("000-trial")
     assert len(log.read_text().splitlines()) == 7
+
+
+MODULE = """
+from isthmus.app.reproduce.measures import log10
+SIZE = 3
+def run(cell, setting):
+    "A run."
+    return helper(cell) + log10(SIZE)
+def helper(cell):
+    return cell["m"]  # as it is
+def verdict(results):
+    return "holds"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ('"holds"', '"fails"', True),
+        ('"A run."', '"Words."', True),
+        ("# as it is", "", True),
+        ('cell["m"]', 'cell["m"] + 1', False),
+        ("SIZE = 3", "SIZE = 4", False),
+        ("import log10", "import slope as log10", False),
+        ("SIZE = 3", "SIZE = 3\nprint(SIZE)", False),
+    ],
+)
+def test_other_code_of_a_run_is_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, same: bool
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def code(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        seen: dict[tuple[str, str], str] = {}
+        sources._reach(name, "run", seen)
+        return "\n".join(text for _, text in sorted(seen.items(), key=lambda pair: pair[0][1]))
+
+    assert old in MODULE
+    before, after = (f"made_{tmp_path.name.replace('-', '_')}_{which}" for which in "ab")
+    assert (code(before, MODULE) == code(after, MODULE.replace(old, new))) == same
+
+
+def test_lines_of_other_code_or_another_device_answer_for_nothing(trial: Any) -> None:
+    log = trial()
+    invoke("000-trial")
+    kept = Path("reproduced/small/000-trial.jsonl")
+    line, *rest = [json.loads(text) for text in kept.read_text().splitlines()]
+    stale: list[Any] = [line | {"code": "0" * 12}, line | {"device": "cuda"}, {**line, "code": ["0"]}, *rest]
+    kept.write_text("".join(json.dumps(each) + "\n" for each in stale) + "[1]\n")
+    invoke("000-trial")
+    assert log.read_text().split()[::2] == ["1", "2", "1"]
+    assert line["code"] == sources.code_of(run) != sources.code_of(judge)
+
+
+def test_every_experiment_has_code() -> None:
+    codes = {each.name: sources.code_of(each.run) for each in all_experiments().values()}
+    assert codes["000-table-1"] != codes["000-table-1-private"]
+    assert codes["004-figures-5a-9"] != codes["004-figures-3a-4a-7"]  # lambdas: the whole module, with what it imports
+
+
+def test_what_was_not_measured_is_outside_its_band_and_outliers_widen_no_other(trial: Any) -> None:
+    trial()
+    invoke("000-trial", "--seeds", "5", "--seed", "0", "--expect")
+    path = bands.FOLDER / "small" / "000-trial.json"
+    stored = json.loads(path.read_text())
+    stored["metrics"]["m=3 / loss"] = {"mean": 1e-9, "sd": 1.0, "seeds": 5}
+    path.write_text(json.dumps(stored))
+    answer = invoke("000-trial", code=1)
+    assert "2 of 3 within bands" in answer and "m=3 / loss: nan" in answer
+    spread = bands.deviations(stored["metrics"])
+    assert spread["m=2 / loss"] < 1 == spread["m=3 / loss"]
+
+
+def test_no_verdict_on_what_is_no_number(tmp_path: Path) -> None:
+    runs = [({"m": m}, 0, Observed({"loss": loss})) for m, loss in ((1, 1.0), (2, float("nan")))]
+    assert experiment(tmp_path).judged(Results(runs)).kind == "not comparable"
+    assert (
+        experiment(tmp_path).judged(Results([(c, s, Observed({"loss": float(c["m"])})) for c, s, _ in runs])).kind
+        == "holds"
+    )
 
 
 def test_bands_hold_for_other_seeds_and_fail_for_other_numbers(trial: Any) -> None:

@@ -1,0 +1,164 @@
+"""Accounting at its corners: what every route makes of every event, what is no noise, searches that get stuck."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dp_accounting as dpa
+import pytest
+
+from isthmus.base.validate import InvalidInput
+from isthmus.privacy import (
+    Adjacency,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    NoisyMax,
+    Poisson,
+    accounting,
+    calibrate,
+    compose,
+    curves,
+    delta,
+    delta_of,
+    epsilon,
+    epsilon_of,
+    joint,
+    noise_multiplier,
+)
+from isthmus.privacy.accounting import NO_NOISE, _convert, _cost, _key, leaves_of, noiseless, route_of
+from isthmus.privacy.calibrate import solve
+from isthmus.privacy.library import SkellamDpEvent
+
+ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+DELTA = 1e-5
+GAUSS, HALF = dpa.GaussianDpEvent(3.0), dpa.GaussianDpEvent(1.5)
+LAPLACE, ZC = dpa.LaplaceDpEvent(3.0), dpa.ZCDpEvent(0.25, 0.0)
+SUBSET = dpa.SampledWithoutReplacementDpEvent(100, 10, GAUSS)
+MIXTURE = dpa.dp_event.MixtureOfGaussiansDpEvent(2.0, (0.0, 1.0), (0.9, 0.1))
+
+
+def some(event: Any) -> Any:
+    return dpa.PoissonSampledDpEvent(0.1, event)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "adjacency", "pld", "pair", "rdp"),
+    [
+        (GAUSS, ADD, GAUSS, None, GAUSS),
+        (GAUSS, REPLACE, HALF, GAUSS, HALF),
+        (LAPLACE, ADD, LAPLACE, None, LAPLACE),
+        (LAPLACE, REPLACE, dpa.LaplaceDpEvent(1.5), None, dpa.LaplaceDpEvent(1.5)),
+        (some(GAUSS), ADD, some(GAUSS), None, some(GAUSS)),
+        (some(GAUSS), REPLACE, None, some(GAUSS), None),
+        (some(LAPLACE), ADD, some(LAPLACE), None, None),
+        (some(LAPLACE), REPLACE, None, None, None),
+        (SUBSET, ADD, None, None, None),
+        (SUBSET, REPLACE, None, None, dpa.SampledWithoutReplacementDpEvent(100, 10, HALF)),
+        (dpa.SampledWithoutReplacementDpEvent(100, 10, LAPLACE), REPLACE, None, None, None),
+        (dpa.SampledWithReplacementDpEvent(100, 10, GAUSS), REPLACE, None, None, None),
+        (ZC, ADD, None, None, ZC),
+        (ZC, REPLACE, None, None, dpa.ZCDpEvent(1.0, 0.0)),
+        (dpa.ZCDpEvent(0.25, 0.1), ADD, None, None, dpa.ZCDpEvent(0.25, 0.1)),
+        (dpa.ZCDpEvent(0.25, 0.1), REPLACE, None, None, None),
+        (MIXTURE, ADD, MIXTURE, None, None),
+        (MIXTURE, REPLACE, None, None, None),
+        (SkellamDpEvent(3.0), ADD, GAUSS, None, GAUSS),
+        (SkellamDpEvent(3.0), REPLACE, HALF, GAUSS, HALF),
+        (some(SkellamDpEvent(3.0)), ADD, some(GAUSS), None, some(GAUSS)),
+        (some(SkellamDpEvent(3.0)), REPLACE, None, None, None),
+    ],
+)
+def test_every_route_reads_an_event_like_this(leaf: Any, adjacency: Adjacency, pld: Any, pair: Any, rdp: Any) -> None:
+    """None where the route's accountant must not be asked: it would answer for something else."""
+    found = {route: _convert(leaf, adjacency, route) for route in ("pld", "pair", "rdp")}
+    assert found == {"pld": pld, "pair": pair, "rdp": rdp}
+    known = [route for route, event in found.items() if event is not None]
+    if known:
+        assert route_of({leaf: 2}, adjacency) == known[0]
+
+
+def test_parts_of_nested_compositions_are_counted() -> None:
+    inner = dpa.ComposedDpEvent([GAUSS, dpa.SelfComposedDpEvent(LAPLACE, 2), dpa.NoOpDpEvent()])
+    nested = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([inner, GAUSS]), 3)
+    assert leaves_of(nested) == {GAUSS: 6, LAPLACE: 6}
+    assert leaves_of(dpa.PoissonSampledDpEvent(1.0, nested), 2) == {GAUSS: 12, LAPLACE: 12}
+    assert leaves_of(dpa.SelfComposedDpEvent(GAUSS, 0)) == {} == leaves_of(GAUSS, 0)
+    lists = dpa.dp_event.MixtureOfGaussiansDpEvent(2.0, [0.0, 1.0], [0.9, 0.1])
+    assert leaves_of(compose([lists, MIXTURE])) == {MIXTURE: 2}
+    assert compose([GAUSS]) == GAUSS and compose([]) == dpa.NoOpDpEvent() == joint([])
+    assert joint([GAUSS, dpa.NonPrivateDpEvent()]) == dpa.NonPrivateDpEvent()
+    merged = joint([dpa.SelfComposedDpEvent(GAUSS, 4), ZC, ZC])
+    assert merged.events == [HALF, dpa.SelfComposedDpEvent(ZC, 2)]
+    assert joint([ZC]) == ZC and joint([GAUSS, dpa.GaussianDpEvent(0.0)]) == dpa.GaussianDpEvent(0.0)
+
+
+@pytest.mark.parametrize("wrap", [lambda event: event, some])
+def test_hardly_any_noise_is_none(wrap: Any) -> None:
+    for kind in (dpa.GaussianDpEvent, dpa.LaplaceDpEvent):
+        assert noiseless(wrap(kind(NO_NOISE * 0.999))) and not noiseless(wrap(kind(NO_NOISE)))
+        silent = compose([wrap(kind(NO_NOISE / 2)), GAUSS])
+        assert epsilon_of(silent, DELTA) == math.inf and delta_of(silent, 5.0) == 1.0
+    assert NO_NOISE == 1e-9 and not noiseless(ZC)
+    assert curves.exact(0.0, "delta", 1.0) == 1.0
+    assert curves.exact(math.inf, "delta", 0.0) == curves.exact(math.inf, "epsilon", DELTA) == 0.0
+
+
+def test_front_doors_mean_one_release_of_all_records() -> None:
+    assert epsilon(noise_multiplier=1.0, delta=DELTA) == epsilon_of(Gaussian(1.0).event(), DELTA)
+    assert delta(noise_multiplier=1.0, epsilon=1.0) == delta_of(Gaussian(1.0).event(), 1.0)
+    for eps in (0.01, 0.3, 1.0, 7.0, 40.0):
+        for steps in (1, 9):
+            z = noise_multiplier(epsilon=eps, delta=DELTA, steps=steps, adjacency=REPLACE)
+            spent = epsilon(noise_multiplier=z, delta=DELTA, steps=steps, adjacency=REPLACE)
+            assert eps * (1 - 1e-9) < spent <= eps
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Poisson(0.1).event(GAUSS), compose([GAUSS, LAPLACE]), compose([GAUSS, NoisyMax(0.1).event()])],
+    ids=["sampled", "laplace", "selection"],
+)
+def test_haste_only_costs_more(event: Any) -> None:
+    """What a search starts from is never below what the careful accountant says, and not far above it."""
+    careful, quick, quickest = (_cost(_key(event), ADD, "epsilon", DELTA, haste) for haste in (0, 1, 2))
+    assert careful <= quick * (1 + 1e-9) <= careful * 1.02
+    assert careful <= quickest * (1 + 1e-9) <= careful * 1.5
+    assert delta_of(event, careful) == pytest.approx(DELTA, rel=0.02)  # distributions are discrete, orders few
+
+
+def test_a_search_across_a_cliff_ends_on_its_cheap_side() -> None:
+    for guess in (0.01, 0.99, 30.0):
+        scale, _ = solve(lambda s: 2.0 if s < 1 else 0.5, 1.0, guess)
+        assert 1.0 <= scale <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("power", [0.1, 1.0, 4.0])
+def test_a_search_ends_just_below_its_target(power: float) -> None:
+    for guess in (1e-4, 1.0, 1e4):
+        calls: list[float] = []
+
+        def cost(s: float, calls: list[float] = calls) -> float:
+            calls.append(s)
+            return s**-power
+
+        scale, slope = solve(cost, 0.3, guess)
+        assert 0.3 * (1 - 2e-5) <= scale**-power <= 0.3 and slope == pytest.approx(-power, rel=0.05)
+        assert len(calls) <= 4 + abs(math.log(guess) - math.log(scale)) / 2 + 2
+
+
+def test_quick_accountants_with_a_floor_are_passed_over() -> None:
+    """Renyi orders end at 8192, so an epsilon of 5e-4 is beyond the first search; the tight one reaches it."""
+    b = noise_multiplier(epsilon=5e-4, delta=DELTA, mechanism="laplace")
+    assert 0.9999 * 5e-4 <= epsilon_of(Laplace(b).event(), DELTA) <= 5e-4
+    with pytest.raises(InvalidInput, match="no amount of noise"):
+        calibrate(lambda s: Laplace(1.0).event(), 0.1, DELTA)
+
+
+def test_a_part_that_two_routes_do_not_share_is_named_with_the_others() -> None:
+    with pytest.raises(accounting.UnsupportedEvent, match=r"event=ZC .*together with PoissonSampled\(Laplace\) for"):
+        route_of({some(LAPLACE): 1, ZC: 1}, ADD)
+    assert route_of({GAUSS: 1, ZC: 1}, ADD) == "rdp" and route_of({GAUSS: 1, some(GAUSS): 1}, REPLACE) == "pair"
+    sampled = FixedSize(10, n=100).event(GAUSS)
+    assert route_of({sampled: 1, GAUSS: 1}, REPLACE) == "rdp" and sampled == SUBSET

@@ -1,0 +1,77 @@
+"""Which tests belong to which module, what cannot be run without a GPU, and which changes change nothing."""
+
+from __future__ import annotations
+
+_SETS = [f"tests/geometry/sets/test_sets_{name}.py" for name in ("values", "contract", "refusals")]
+
+_CORNERS = "tests/privacy/test_accounting_corners.py"
+_ACCOUNTING = "tests/privacy/test_privacy_accounting.py"
+_CALIBRATION = "tests/privacy/test_privacy_calibration.py"
+
+TESTS: dict[str, list[str]] = {
+    "privacy/noise": [
+        "tests/privacy/test_privacy_noise.py",
+        "tests/privacy/test_privacy_chacha.py",
+        "tests/privacy/test_noise_scales.py",
+    ],
+    "privacy/clips": ["tests/privacy/test_clips_weights.py", "tests/privacy/test_clips_extremes.py"],
+    "privacy/bounded": ["tests/privacy/test_bounded_sums.py", "tests/gradients/test_adding.py"],
+    "privacy/adjacency": [_CORNERS, _ACCOUNTING],
+    "privacy/accounting": [_CORNERS, _ACCOUNTING, _CALIBRATION],
+    "privacy/curves": [_CORNERS, _ACCOUNTING],
+    "privacy/calibrate": [_CORNERS, _CALIBRATION],
+    "privacy/mechanisms": ["tests/privacy/test_privacy_mechanisms.py", "tests/privacy/test_privacy_budget.py"],
+    "privacy/sampling": ["tests/privacy/test_privacy_sampling.py"],
+    "geometry/sets/balls": [*_SETS, "tests/geometry/sets/test_sets_derivatives.py"],
+    "geometry/sets/threshold": ["tests/geometry/sets/test_sets_threshold.py", *_SETS],
+    "geometry/sets/lp": _SETS,
+    "geometry/sets/polytopes": _SETS,
+    "geometry/sets/structured": _SETS,
+    "geometry/sets/matrices": _SETS,
+    "geometry/sets/linear": _SETS,
+    "geometry/sets/widths": _SETS,
+}
+"""The quick tests that belong to a module, the likeliest to notice first; its doctests are run too."""
+
+_SHARES = "tests/privacy/test_clips_extremes.py::test_no_share_exceeds_its_bound"
+_ROWS = ("lazy", "linear", "csr", "positions", "lookup", "blocks", "tied", "residual")
+
+SLOW: list[str] = [
+    *(f"{_SHARES}[{kind}-torch.float{bits}]" for kind in _ROWS for bits in (32, 64)),
+    *(f"{_CALIBRATION}::test_the_result_costs_the_target[{start}" for start in ("1.0-0.0", "8.0", "0.1-0.1", "4.0")),
+    f"{_CALIBRATION}::test_without_replacement_oracle",
+    f"{_CALIBRATION}::test_poisson_oracles[1.0",
+    f"{_ACCOUNTING}::test_sampling_with_replacement_as_a_mixture",
+    f"{_ACCOUNTING}::test_the_accounting_library_is_loaded_only_when_it_is_needed",
+    f"{_ACCOUNTING}::test_the_library_means_two_things_by_replace_one",
+    f"{_ACCOUNTING}::test_replace_one_is_counted_once_on_every_route",
+]
+"""Tests that are left out, because they say of other modules, or again, what a quicker one says."""
+
+_PIECES = "how much is drawn at a time: every size gives the same law"
+_GPU = "runs on a GPU only"
+
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "privacy/curves": {"interval": "decides how tight a cost is, never whether it is an upper bound"},
+    "privacy/noise": {
+        **dict.fromkeys(("_CHUNK", "_PAIRS", "CHUNK", "DEVICE_CHUNK", "_BUFFER"), _PIECES),
+        **dict.fromkeys(("_generator_of", "_chacha"), _GPU),
+    },
+}
+"""Functions and constants that are not changed, and why."""
+
+_MASKED = "on the CPU rows without weight are masked before the sum or after it; elsewhere it needs a GPU"
+
+SAME: dict[str, str] = {
+    "privacy/clips:_weights: not rows.exact -> *": _GPU,
+    "privacy/clips:AdaptiveClip.next: 700.0 -> 1400.0 in * (2)": "exp(-700) times any bound is below the least bound",
+    "privacy/bounded:encoded_sum: single * gain -> single / gain in return *": "a code is one term: its bound cancels",
+    "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": "differs where two roundings are equal only",
+    "privacy/bounded:_shortened: lost < allowed * -> lost <= *": "differs where two roundings are equal only",
+    "privacy/bounded:weighted_sum: if weights.is_cuda -> *": _MASKED,
+    "privacy/bounded:weighted_sum: * in blind = *": _MASKED,
+    "privacy/bounded:weighted_sum: * in rows = rows.without*": _MASKED,
+    "privacy/bounded:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
+    "privacy/bounded:Bounded._low: 32 -> 33 *": "there are no types of 33 bits",
+}
+"""Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""
