@@ -115,8 +115,8 @@ FASHION = Experiment(
     small=SMALL | {"sigmas": [18, 2]},
     full=FULL | {"sigmas": [18, 14, 10, 6, 4, 2]},
     data=("fashion_mnist",),
-    note=SHORTER + " With micro-batches of 5 a record moves the sum of clipped means by up to twice the clip, which "
-    "the paper's accounting leaves out: our ε is that of what was run.",
+    note=SHORTER + " With micro-batches of 5 a record moves the sum of clipped means by up to twice the clip; σ is a "
+    "multiple of that bound here, so that ε is that of what was run.",
 )
 
 
