@@ -57,7 +57,7 @@ def _slab_sum(
 def _square_sums(
     g: tl.tensor, out: tl.tensor, size: tl.tensor, parts: tl.tensor, sums: tl.constexpr, block: tl.constexpr
 ) -> tl.tensor:
-    part, i = tl.program_id(0) * sums + tl.arange(0, sums), tl.program_id(1).to(tl.int64)
+    part, i = tl.program_id(1) * sums + tl.arange(0, sums), tl.program_id(0).to(tl.int64)
     place = part.to(tl.int64)[:, None] * block + tl.arange(0, block)[None, :]
     x = tl.load(g + i * size + place, mask=place < size, other=0.0)
     tl.store(out + i * parts + part, tl.sum(x * x, axis=1), mask=part < parts)
@@ -91,7 +91,7 @@ def _norm_sums(
     x: tl.tensor, b: tl.tensor, out: tl.tensor, t: tl.tensor, width: tl.tensor, parts: tl.tensor, eps: tl.tensor,
     places: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    part, i = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, i = tl.program_id(1), tl.program_id(0).to(tl.int64)
     column = tl.arange(0, block)
     scale, shift = tl.zeros([block], dtype=tl.float32), tl.zeros([block], dtype=tl.float32)
     for lo in range(0, places, tile):
@@ -209,7 +209,7 @@ def square_sums(g: Tensor) -> Tensor:
     made = torch.empty(len(g), parts, dtype=torch.float32, device=g.device)
     if made.numel():
         with torch.cuda.device_of(g):
-            blocks = (triton.cdiv(parts, SUMS), len(g))
+            blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
             _square_sums_there[blocks](g, made, size, parts, sums=SUMS, block=SQUARES)
     return made
 
@@ -254,7 +254,7 @@ def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
     tile, parts = max(1, min(PLACES, WIDEST // block)), triton.cdiv(t, PLACES)
     made = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        _norm_sums_there[(parts, n)](
+        _norm_sums_there[(n, parts)](
             x.contiguous(), b.contiguous(), made, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
             num_warps=8,
         )  # fmt: skip

@@ -118,15 +118,25 @@ def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> N
     >>> [round(value, 3) for value in out[0].tolist()]
     [1.5, 2.0]
     """
-    one, two = (torch.linalg.vector_norm(x, dim=1) * (1 + 2 * rounding.gamma(x.shape[1], x.dtype)) for x in (a, b))
+    # in float64: squares, and products of a small weight with a small norm, leave the normal numbers of float32
+    one, two = (rounding.device_upper(x, 2) for x in (a, b))
     share = (c * one * two / bound).clamp_max(1.0).sqrt()
-    alive = (one > 0) & (two > 0)
-    (ah, al), (bh, bl) = (_digits(x, torch.where(alive, share / y, 0.0)) for x, y in ((a, one), (b, two)))
+    (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, one), (b, two)))
     middle = torch.cat([al, ah], 1)
     for lo in range(0, len(bh), MOST // 8):
         rows = slice(lo, lo + MOST // 8)
         mixed = torch._int_mm(torch.cat([bh[rows], bl[rows]], 1), middle.T)
         _join(torch._int_mm(bh[rows], ah.T), mixed, torch._int_mm(bl[rows], al.T), bound / GRID**2, out[rows])
+
+
+def _usable(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scales of rows, 0 where they are no normal number of the dtype: rounding up may double others, or is endless.
+
+    >>> _usable(torch.tensor([0.5, 1e-40, 1e40, torch.nan], dtype=torch.float64), torch.float32)
+    tensor([0.5000, 0.0000, 0.0000, 0.0000])
+    """
+    near, info = scale.to(dtype), torch.finfo(dtype)
+    return torch.where((near >= info.tiny) & (near <= info.max), near, 0.0)
 
 
 def _join(high: Tensor, mixed: Tensor, low: Tensor, scale: float, place: Tensor) -> None:
@@ -143,7 +153,7 @@ def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """trunc(N scale_i x_i) = 128 h + l by its digits, transposed and filled up with zeros to multiples of 32: int8."""
     if fused.can_sum(x.device, x.dtype):
         return fused.digits(x, scale, GRID, SIDE)
-    whole = (x * scale[:, None] * GRID).trunc_().clamp_(-GRID, GRID)
+    whole = (x * scale[:, None] * GRID).nan_to_num_(0.0).trunc_().clamp_(-GRID, GRID)
     high = (whole / SIDE).trunc_()
     low = whole.sub_(high, alpha=SIDE)
     n, k = x.shape

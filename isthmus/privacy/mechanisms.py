@@ -199,7 +199,7 @@ class Laplace(Mechanism):
 
     Guarantee of one release: pure `1 / multiplier` differential privacy (add/remove), twice that (replace-one), so
     `T / multiplier` for T of them whatever the values are.  The tight accountant composes the one-dimensional Laplace
-    pair, the worst way to spend an l1 bound in every numerical check made, but without a published proof for vectors.
+    pair, which is the worst way to spend an l1 bound (docs/privacy.md has the proof).
 
     >>> Laplace(2.0).event()
     LaplaceDpEvent(noise_multiplier=2.0)

@@ -43,6 +43,13 @@ def test_lengths_are_never_too_short(n: int, q: int, p: int, bias: bool) -> None
     assert bool((found >= true).all()) and bool((found <= true * (1 + 1e-3) + 2 * faint).all())
 
 
+def test_there_may_be_more_records_than_a_grid_has_columns() -> None:
+    g = torch.ones(70_000, 1, 3, device="cuda")
+    assert bool((fused.square_sums(g) == 3.0).all())
+    found = fused.norm_sums(g, g, 1e-5)
+    assert found is not None and bool((found[:, 1::2] == 1.0).all())
+
+
 def test_lengths_of_what_is_not_finite_are_not_finite() -> None:
     g = torch.ones(3, 2, 5, device="cuda")
     g[0, 0, 0], g[1, 1, 4] = torch.nan, torch.inf

@@ -48,6 +48,15 @@ def test_no_record_is_longer_than_its_bound():
         assert size * 0.9 <= float(alone.double().norm()) <= size * (1 + 1e-6)
 
 
+def test_no_record_is_longer_where_squares_and_weights_leave_the_normal_numbers():
+    """Norms of 4.57e-23 in float32 are 22 % short; a weight times one of them has a few bits left."""
+    bound, small = 1e-6, torch.full((1, 64), 4.57e-23)
+    for large in torch.linspace(2e37, 8e37, 60)[:, None, None]:
+        alone = torch.empty(1, 64)
+        integer_sum(small, large, Clip(bound).weights(Outer(small, large), bound), bound, alone)
+        assert 0.98 * bound < float(alone.double().norm()) <= bound * (1 + 1e-6)
+
+
 def test_one_record_more_moves_nothing_but_its_own_share():
     """Records in whole numbers: the difference of two sums is that record's row, up to the last rounding of the sum."""
     outer, bound = rows(ones=False), 1.0

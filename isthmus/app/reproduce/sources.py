@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = "isthmus.app.reproduce"
+FRAME = tuple(f"{HERE}.{name}" for name in ("experiment", "figures"))
+"""What hands numbers on and draws them: it makes none."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _reach(module: str, name: str, seen: dict[tuple[str, str], str]) -> None:
         elif used in sources.imports:
             there, what = sources.imports[used]
             whole = f"{there}.{what}" if what and f"{there}.{what}" in sys.modules else ""
-            if (whole or there).startswith(HERE):
+            if (whole or there).startswith(HERE) and (whole or there) not in FRAME:
                 _reach(whole or there, "" if whole else what, seen)
 
 

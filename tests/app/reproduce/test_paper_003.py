@@ -5,6 +5,7 @@ import pytest
 from tiny import changed, judged, smoke
 
 from isthmus.app import datasets
+from isthmus.app.reproduce import Observed, Results
 from isthmus.app.reproduce.paper_003 import common, regressions, section_4_3, table_1
 
 needs_tables = pytest.mark.skipif(
@@ -53,3 +54,15 @@ def test_uneven_columns():
 def test_real_tables():
     passes = {"california_housing": 1, "lending_club": 1}
     smoke(regressions.REAL, {"rows": 300, "rounds": 4, "batch": None, "passes": passes})
+
+
+def test_the_best_of_five_samplings_must_lead_by_more_than_seeds_do():
+    def results(lead, spread):
+        runs = []
+        for cell in regressions.table_cells({}):
+            middle = lead if cell["method"] == regressions.OURS[1] else 0.0
+            runs += [(cell, seed, Observed({regressions.R2: middle + spread * (seed - 2)})) for seed in range(5)]
+        return Results(runs)
+
+    assert judged(regressions.REAL, results(0.1, 0.01)) == "holds"
+    assert judged(regressions.REAL, results(0.1, 0.1)) == judged(regressions.REAL, results(0.0, 0.0)) == "fails"

@@ -187,6 +187,12 @@ def test_the_page_is_written_from_the_files(trial: Any) -> None:
     assert Path("docs/reproduction/000-trial-small.svg").exists()
 
 
+def test_the_committed_page_is_what_the_committed_files_say() -> None:
+    committed = Path(__file__).parents[3] / "docs" / "reproduction.md"
+    assert committed.read_text(encoding="utf-8") == page.page()
+    assert "not run yet" not in committed.read_text(encoding="utf-8")
+
+
 def test_what_is_asked_for_must_exist(trial: Any) -> None:
     trial()
     assert "000-trial" in invoke("--list")
