@@ -21,7 +21,11 @@ TESTS: dict[str, list[str]] = {
     "privacy/accounting": [_CORNERS, _ACCOUNTING, _CALIBRATION],
     "privacy/curves": [_CORNERS, _ACCOUNTING],
     "privacy/calibrate": [_CORNERS, _CALIBRATION],
-    "privacy/mechanisms": ["tests/privacy/test_privacy_mechanisms.py", "tests/privacy/test_privacy_budget.py"],
+    "privacy/mechanisms": [
+        "tests/privacy/test_privacy_mechanisms.py",
+        "tests/privacy/test_noise_scales.py",
+        "tests/privacy/test_privacy_budget.py",
+    ],
     "privacy/sampling": ["tests/privacy/test_privacy_sampling.py"],
     "geometry/sets/balls": [*_SETS, "tests/geometry/sets/test_sets_derivatives.py"],
     "geometry/sets/threshold": ["tests/geometry/sets/test_sets_threshold.py", *_SETS],

@@ -79,7 +79,7 @@ def test_noisy_max_is_the_exponential_mechanism(signed: bool) -> None:
 
 
 def test_top_k_is_k_exponential_mechanisms_in_a_row() -> None:
-    scores, bound, eps = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64), 0.5, 1.0
+    scores, bound, eps = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64), 0.75, 1.5
 
     def law(eps: float) -> dict[tuple[float, ...], float]:
         weight = [math.exp(eps * abs(float(s)) / (2 * bound)) for s in scores]
@@ -154,6 +154,16 @@ PRIVATE = [
     DiscreteGaussian(1.0, grid=0.1),
     Skellam(1.0, grid=0.1),
 ]
+
+
+def test_selections_are_told_by_their_epsilon_and_noise_by_its_multiplier() -> None:
+    for mechanism in PRIVATE:
+        chooses = isinstance(mechanism, NoisyMax | TopK)
+        assert mechanism.selects is chooses and mechanism.dial == ("epsilon" if chooses else "multiplier")
+        assert mechanism.number == 1.0 and mechanism.with_number(3.0).number == 3.0
+        spent = mechanism.spending(0.5, 0.1).number
+        assert spent == pytest.approx(1.0 if chooses else 0.2)
+    assert TopK(4, 1.0).spending(0.5).number == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("mechanism", PRIVATE, ids=lambda m: type(m).__name__)
