@@ -83,6 +83,8 @@ SAME: dict[str, str] = {
     "privacy/accounting:_front: 1 -> 2 in return *": "a Poisson sample of rate 1 is all records, see `leaves_of`",
     "privacy/accounting:_noise_multiplier: * in guess = *": _START,
     "privacy/calibrate:solve: 2.0 -> 4.0 in *": "how long a step may be: more or fewer of them to the same end",
+    "privacy/calibrate:solve: y > 0 -> y >= 0 in below, above *": "it has returned where y is 0",
+    "privacy/calibrate:solve: 1e-10 -> 2e-10 in *": "a bracket twice as wide is still far below the tolerance",
     "privacy/bounded:encoded_sum: single * gain -> single / gain in return *": "a code is one term: its bound cancels",
     "privacy/bounded:encoded_sum: 2 -> 3 in total = *": "a sum that loses less than it may is as good",
     "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": "differs where two roundings are equal only",

@@ -134,6 +134,11 @@ def test_a_search_across_a_cliff_ends_on_its_cheap_side() -> None:
         assert 1.0 <= scale <= 1.0 + 1e-9
 
 
+def test_a_search_stops_within_its_tolerance_and_not_before() -> None:
+    for guess, least in ((1 + 1.5e-5, 1 + 1.4e-5), (1 + 3e-5, 1.0)):
+        assert least <= solve(lambda s: 1 / s, 1.0, guess)[0] <= 1 + 2e-5
+
+
 @pytest.mark.parametrize("power", [0.1, 1.0, 4.0])
 def test_a_search_ends_just_below_its_target(power: float) -> None:
     for guess in (1e-4, 1.0, 1e4):
