@@ -138,7 +138,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             len(self.classes_) > 1,
             "y",
             self.classes_.tolist(),
-            "it holds a single class: declare all classes with classes=",
+            "it holds one class only: declare all classes with classes=",
         )
         return (leak(*CLASSES_READ),) if self._private else ()
 

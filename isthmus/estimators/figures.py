@@ -134,7 +134,7 @@ def too_few(noise: float, need: str) -> str:
     """What is said in the place of a number that the noise would hide.
 
     >>> too_few(7.7, "about 3,100")
-    'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would do'
+    'too few rows: noise of s.d. 7.7 would hide it; about 3,100 test rows would be enough'
     """
     size = f" of s.d. {noise:.2g}" if math.isfinite(noise) and noise > 0 else ""
     return f"too few rows: noise{size} would hide it; {need} test rows would be enough"

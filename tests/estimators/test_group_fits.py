@@ -175,7 +175,7 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
         ("epsilon", "InvalidInput", "give all ranks the same budget"),
         ("clip", "InvalidInput", "the ranks differ"),
         ("rounds", "InvalidInput", "give all ranks the same budget"),
-        ("budget", "BudgetExceeded", "from 0"),
+        ("budget", "BudgetExceeded", "in total"),
         ("empty", "InvalidInput", "give at least one rank some rows"),
         ("step", "InvalidInput", "steps that learn nothing"),
     ],

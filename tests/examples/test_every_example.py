@@ -13,7 +13,7 @@ SAID = {
     "text_classifier": "made-up reviews",
     "public_images": "the 100 public images alone",
     "housing": "off by",
-    "sparse": "CompSGD, sketches of a tenth",
+    "sparse_model": "CompSGD, sketches of a tenth",
     "choosing_epsilon": "accuracy in rehearsal",
     "auditing": "the claim is refuted",
     "lora": "weights are trained",

@@ -88,7 +88,12 @@ def configuration(data: bytes) -> None:
 
 
 def _csv_seeds() -> list[bytes]:
-    return [b"\0" + ROWS, b"\2" + ROWS.replace(b",", b";"), b"\x10" + gzip.compress(ROWS), b"\x20" + bz2.compress(ROWS)]
+    return [
+        b"\0" + ROWS,
+        b"\2" + ROWS.replace(b",", b";"),
+        b"\x10" + gzip.compress(ROWS, mtime=0),
+        b"\x20" + bz2.compress(ROWS),
+    ]
 
 
 def _libsvm_seeds() -> list[bytes]:

@@ -27,8 +27,8 @@ from isthmus.tables.schema import Schema
     ("name", "data"),
     [
         ("csv", b"@\r$"),  # csv.Error: lines that end as on old machines
-        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9)[:-12]),  # EOFError
-        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9)[:20] + b"\xff" * 9),  # zlib.error
+        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:-12]),  # EOFError
+        ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:20] + b"\xff" * 9),  # zlib.error
         ("csv", b"\x0cage,city\n1,2\n"),  # UnicodeError: no mark of the order of bytes
         ("schema", b'[target]\nname = "\xf8"\n'),  # UnicodeDecodeError
         ("statement", b""),
@@ -60,16 +60,17 @@ def test_a_cut_archive_is_refused_by_name() -> None:
         read(path)
 
 
-def test_what_is_not_text_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_not_text_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a long path would be shortened in the message
     (tmp_path / "a.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(InvalidInput, match=r"a\.csv\.gz"):
-        read(tmp_path / "a.csv.gz")
+        read(Path("a.csv.gz"))
     (tmp_path / "b.csv").write_bytes("é,b\n1,2\n".encode("latin-1"))
     with pytest.raises(InvalidInput, match="latin-1"):
         read(tmp_path / "b.csv", reading=Reading())
     (tmp_path / "s.toml").write_bytes(b"\xff")
     with pytest.raises(InvalidInput, match=r"s\.toml"):
-        Schema.load(tmp_path / "s.toml")
+        Schema.load(Path("s.toml"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"items": 3}', "[" * 10**5])

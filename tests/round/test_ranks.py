@@ -169,7 +169,7 @@ def test_secret_coins_and_noise_give_equal_weights(ranks: list[dict[str, Any]]) 
 def test_a_refused_budget_is_refused_everywhere(ranks: list[dict[str, Any]]) -> None:
     assert [each["planned"][0] for each in ranks] == ["BudgetExceeded"] * SIZE
     assert [each["spent"] for each in ranks] == [ranks[0]["spent"]] * SIZE
-    assert ranks[0]["spent"][0] == "BudgetExceeded" and "from 0.7 to 0.9" in ranks[0]["spent"][1]
+    assert ranks[0]["spent"][0] == "BudgetExceeded" and "needs epsilon 0.9 in total" in ranks[0]["spent"][1]
 
 
 def test_an_error_of_one_rank_is_everybodys_and_nothing_is_charged_for_it(ranks: list[dict[str, Any]]) -> None:

@@ -157,7 +157,9 @@ class ConvexSet(ABC):
         gauge(x) <= 1 then says that x lies in t C for some t <= 1, not that x lies in C.
         """
         self.require("gauge")
-        return self._gauge(working(self._read("x", x)).double())  # a float32 product overflows long before its inputs
+        point = working(self._read("x", x))
+        value = self._gauge(point)  # in the precision of x, which says how far outside is rounding
+        return value if math.isfinite(value) else self._gauge(point.double())  # a float32 product may have overflowed
 
     def support(self, g: object) -> float:
         """The support function max_{s in C} <g, s>."""

@@ -1,7 +1,7 @@
 """A sparse model from ten times fewer numbers: gradients are sent as short sketches, and the l1 ball brings them back.
 
-    python examples/sparse.py
-    python examples/sparse.py --small    # seconds: does it run?
+    python examples/sparse_model.py
+    python examples/sparse_model.py --small    # seconds: does it run?
 
 Two thousand features, of which twenty matter.  Plain SGD sends all 2,000 numbers of every gradient; CompSGD sends a
 sketch of 200, and finds the point of the l1 ball that explains it.  The last line does the same with noise on the
