@@ -332,7 +332,7 @@ class Dense(Rows):
         return Dense(self.values, blank=True) if fused.few(self.values) else self.masked(weights > 0)
 
     def part(self, lo: int, hi: int) -> Dense:
-        return Dense(self.values[lo:hi])
+        return Dense(self.values[lo:hi], self._blank)
 
     def finite(self) -> Dense:
         return Dense(torch.nan_to_num(self.values, 0.0, 0.0, 0.0))

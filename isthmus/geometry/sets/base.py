@@ -159,7 +159,9 @@ class ConvexSet(ABC):
         self.require("gauge")
         point = working(self._read("x", x))
         value = self._gauge(point)  # in the precision of x, which says how far outside is rounding
-        return value if math.isfinite(value) else self._gauge(point.double())  # a float32 product may have overflowed
+        if math.isfinite(value) or point.dtype == torch.float64:
+            return value
+        return self._gauge(point.double())  # a float32 product may have overflowed
 
     def support(self, g: object) -> float:
         """The support function max_{s in C} <g, s>."""
@@ -267,7 +269,8 @@ class ConvexSet(ABC):
 
     def _write(self, result: Tensor, point: Tensor, given: Point) -> Point:
         result = result.reshape(point.shape).to(point.dtype)
-        if point.dtype != torch.float64 and not math.isfinite(float(result.sum(dtype=torch.float64))):
+        narrow = point.dtype != torch.float64 and result.device.type == "cpu"  # on a device the host would wait for it
+        if narrow and not math.isfinite(float(result.sum(dtype=torch.float64))):
             check(False, "dtype", point.dtype, "points of this set are too large for it: give float64")
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
