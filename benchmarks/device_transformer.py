@@ -29,44 +29,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from isthmus.bench.models import Gpt
+
 COLUMNS = ("plain", "ghost", "none", "per_layer", "kronecker", "exact")
 LOOPS = 3
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer, normalised before."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, t, width = x.shape
-        shape = (n, t, 3, self.heads, width // self.heads)
-        q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(n, t, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class Gpt(nn.Module):
-    """Words and positions, blocks, a head over the words."""
-
-    def __init__(self, words: int, width: int, layers: int, tokens: int, heads: int) -> None:
-        super().__init__()
-        self.word, self.place = nn.Embedding(words, width), nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
-
-    def forward(self, index: Tensor) -> Tensor:
-        places = torch.arange(index.shape[1], device=index.device).expand_as(index).contiguous()
-        x = self.word(index) + self.place(places)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
 
 
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
@@ -97,7 +63,7 @@ def column(name: str, precision: str, options: argparse.Namespace) -> dict[str, 
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    module = Gpt(options.words, options.width, options.layers, options.tokens, max(1, options.width // 64)).to(device)
+    module = Gpt(options.words, options.width, options.layers, options.tokens).to(device)
     optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.01)
     shape = (options.batch, options.tokens)
     x, y = (torch.randint(0, options.words, shape, device=device) for _ in range(2))

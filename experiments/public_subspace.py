@@ -37,10 +37,10 @@ import numpy as np
 import torch
 from common import arguments, save, table
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 import isthmus
 from isthmus import datasets
+from isthmus.app.reproduce.paper_004.training import loader_of, network
 from isthmus.engine import warm_start
 
 SIGMAS, SETS = (18, 6, 2), ("mnist", "fashion_mnist")
@@ -60,39 +60,6 @@ STEPS: dict[str, dict[int, float]] = {
 }
 CLIP = {"clip_after": 0.3, "kronecker": 0.3, "embedding": 0.3, "progressive": 0.3}
 RANKS = {"1": (12, 32), "4": (20, 48), "8": (20, 48), "10": (10, 24)}
-
-
-class Images(Dataset):
-    """Examples that are fetched a batch at a time."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index : index + 1], self.y[index : index + 1]
-
-    def __getitems__(self, index: list[int]) -> tuple[Tensor, Tensor]:
-        places = torch.tensor(index, dtype=torch.long, device=self.x.device)
-        return self.x[places], self.y[places]
-
-
-def network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 28)),
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    )
 
 
 def sketch(method: str) -> Any:
@@ -156,7 +123,7 @@ def train(
         return {"accuracy": accuracy(module, *parts["test"]), "epsilon": 0.0, "seconds": 0.0}
     engine = isthmus.PrivacyEngine(seed=seed)
     optimizer = torch.optim.SGD(module.parameters(), lr=step_size(method, sigma, name, 0))
-    loader = DataLoader(Images(*parts["private"]), batch_size=BATCH, collate_fn=lambda batch: batch)
+    loader = loader_of(*parts["private"], BATCH)
     module, optimizer, loader = engine.make_private(
         module=module, optimizer=optimizer, data_loader=loader, criterion=nn.functional.cross_entropy,
         noise_multiplier=float(sigma), max_grad_norm=CLIP.get(own, 1.0), sketch=sketch(own), public=parts["public"],

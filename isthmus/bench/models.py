@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from isthmus.app.reproduce.paper_004.training import network
+
 BATCH = {"mlp": 256, "cnn": 250, "transformer": 64, "embedding": 256}
 WORDS = 50_000
 
@@ -38,19 +40,7 @@ def mlp() -> nn.Module:
 
 def cnn() -> nn.Module:
     """Paper 004's network, d = 26,010."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 28)),
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.Tanh(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    )
+    return network()
 
 
 def transformer(layers: int = 6, width: int = 128) -> nn.Module:
