@@ -18,14 +18,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import torch
+from device_transformer import measured
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 COLUMNS = ("plain", "ghost", "identity", "kronecker")
-LOOPS = 3
 
 
 def network(width: int, inputs: int = 1024) -> nn.Sequential:
@@ -71,27 +70,7 @@ def column(name: str, width: int, batch: int, rank: int, steps: int) -> dict[str
         loss(module(x), y).backward()
         optimizer.step()
 
-    sync = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(24):  # memory comes to rest, and a private step is recorded
-        step()
-    sync()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    times, free = [], []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        sync()
-        times.append(time.perf_counter() - start)
-    for _ in range(LOOPS):  # as a training loop runs: the host does not wait after every step
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        sync()
-        free.append((time.perf_counter() - began) / steps)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
-    times.sort()
-    return {"median_ms": 1e3 * times[len(times) // 2], "free_ms": 1e3 * sorted(free)[LOOPS // 2], "peak_gib": peak}
+    return measured(step, device, steps)
 
 
 def main() -> None:
@@ -112,6 +91,8 @@ def main() -> None:
         done = subprocess.run(
             [sys.executable, __file__, "--only", name, *same], capture_output=True, text=True, env=os.environ
         )
+        if os.environ.get("PROFILE"):
+            print(done.stderr[-20000:])
         if done.returncode:
             print(f"{name}: {done.stderr.strip().splitlines()[-1:]}")
             continue
@@ -120,7 +101,8 @@ def main() -> None:
     print(f"{'column':10} {'median ms':>10} {'no wait ms':>11} {'/ plain':>8} {'peak GiB':>9}")
     for name, row in found.items():
         ratio = row["free_ms"] / plain["free_ms"] if plain else float("nan")
-        print(f"{name:10} {row['median_ms']:10.2f} {row['free_ms']:11.2f} {ratio:8.3f} {row['peak_gib']:9.2f}")
+        peak = row.get("peak_gib", float("nan"))
+        print(f"{name:10} {row['median_ms']:10.2f} {row['free_ms']:11.2f} {ratio:8.3f} {peak:9.2f}")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def launches(step: Any) -> dict[str, float]:
     waits = sum(event.count for event in found if event.key in ("cudaStreamSynchronize", "cudaMemcpy"))
     busy = sum(event.self_device_time_total for event in found) / 1e3
     if os.environ.get("PROFILE"):
-        print(found.table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), file=sys.stderr)
+        print(found.table(sort_by="self_cuda_time_total", row_limit=40, max_name_column_width=60), file=sys.stderr)
     return {"launches": count, "waits": waits, "gpu_ms": busy}
 
 
@@ -170,7 +170,7 @@ def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) ->
         command = [sys.executable, __file__, "--only", name, "--precision", precision, *same]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
         if os.environ.get("PROFILE"):
-            print(done.stderr[-6000:])
+            print(done.stderr[-20000:])
         if done.returncode:
             print(f"{name}: " + "\n".join(done.stderr.strip().splitlines()[-12:]))
             continue
