@@ -96,11 +96,11 @@ def column(name: str, precision: str, options: argparse.Namespace) -> dict[str, 
     return measured(step, device, options.steps, runs)
 
 
-def measured(step: Any, device: torch.device, steps: int, runs: Any = lambda: 0) -> dict[str, float]:
+def measured(step: Any, device: torch.device, steps: int, runs: Any = lambda: 0, first: int = 24) -> dict[str, float]:
     """Milliseconds, memory, launches."""
     cuda = device.type == "cuda"
     sync = torch.cuda.synchronize if cuda else (lambda: None)
-    for _ in range(24):  # memory comes to rest, and a private step is recorded
+    for _ in range(first):  # memory comes to rest, and a private step is recorded
         step()
     sync()
     if cuda:

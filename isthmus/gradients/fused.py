@@ -24,6 +24,10 @@ except ImportError:  # the kernels are never called then: see `can_sum`
     triton = tl = None
 
 BLOCK = 1024
+TALL = 8
+"""Rows that a program has on their way from memory at the same time."""
+DEEP = 256
+"""Rows that one program adds up, column by column."""
 SQUARES = 512
 """Squares that are added up in float32 before float64 takes over."""
 SUMS = 4
@@ -40,17 +44,18 @@ PLACES = 16
 
 def _slab_sum(
     g: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, size: tl.tensor, width: tl.tensor, stride: tl.tensor,
-    factor: tl.tensor, block: tl.constexpr,
+    factor: tl.tensor, tall: tl.constexpr, block: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < size
     total = tl.zeros([block], dtype=tl.float32)
-    at = g + place
-    for i in range(n):
-        weight = tl.load(c + i) * factor
+    for lo in range(0, n, tall):  # so many rows are on their way from memory together
+        i = lo + tl.arange(0, tall)
+        weight = tl.load(c + i, mask=i < n, other=0.0) * factor
         weight = tl.where(tl.abs(weight) >= 1.1754943508222875e-38, weight, 0.0)  # 0 below the normal numbers
-        total += weight * tl.load(at, mask=inside & (weight != 0), other=0.0)
-        at += size
+        read = (weight != 0)[:, None] & inside[None, :]
+        x = tl.load(g + i.to(tl.int64)[:, None] * size + place[None, :], mask=read, other=0.0)
+        total += tl.sum(weight[:, None] * x, axis=0)
     tl.store(out + (place // width) * stride + place % width, total, mask=inside)
 
 
@@ -61,6 +66,31 @@ def _square_sums(
     place = part.to(tl.int64)[:, None] * block + tl.arange(0, block)[None, :]
     x = tl.load(g + i * size + place, mask=place < size, other=0.0)
     tl.store(out + i * parts + part, tl.sum(x * x, axis=1), mask=part < parts)
+
+
+def _row_norms(x: tl.tensor, out: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tensor:
+    i = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([block], dtype=tl.float64)
+    for lo in range(0, size, block):
+        place = lo + tl.arange(0, block)
+        value = tl.load(x + i * size + place, mask=place < size, other=0.0).to(tl.float64)
+        total += value * value
+    tl.store(out + i, tl.sqrt(tl.sum(total, axis=0)))
+
+
+def _column_sums(
+    x: tl.tensor, c: tl.tensor, out: tl.tensor, n: tl.tensor, width: tl.tensor, deep: tl.constexpr, tall: tl.constexpr,
+    wide: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    column = tl.program_id(0) * wide + tl.arange(0, wide)
+    total = tl.zeros([wide], dtype=tl.float64)
+    for lo in range(0, deep, tall):
+        row = tl.program_id(1).to(tl.int64) * deep + lo + tl.arange(0, tall)
+        weight = tl.load(c + row, mask=row < n, other=0.0).to(tl.float64)
+        read = (weight != 0)[:, None] & (column < width)[None, :]
+        value = tl.load(x + row[:, None] * width + column[None, :], mask=read, other=0.0).to(tl.float64)
+        total += tl.sum(weight[:, None] * value, axis=0)
+    tl.store(out + tl.program_id(1).to(tl.int64) * width + column, total, mask=column < width)
 
 
 def _lengths(
@@ -158,6 +188,8 @@ def _compiled(kernel: Any, *changing: str) -> Any:
 
 _slab_sum_there = _compiled(_slab_sum, "n")
 _square_sums_there = _compiled(_square_sums)
+_row_norms_there = _compiled(_row_norms)
+_column_sums_there = _compiled(_column_sums, "n")
 _lengths_there = _compiled(_lengths)
 _shares_there = _compiled(_shares, "n")
 _norm_sums_there = _compiled(_norm_sums)
@@ -194,9 +226,10 @@ def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> N
     if size == 0:
         return
     with torch.cuda.device_of(g):
-        blocks = (triton.cdiv(size, BLOCK),)
+        blocks = (triton.cdiv(size, BLOCK // 2),)
         width, stride = out.shape[1], out.stride(0)
-        _slab_sum_there[blocks](g, c.contiguous(), out, len(g), size, width, stride, float(factor), block=BLOCK)
+        known = g, c.contiguous(), out, len(g), size, width, stride, float(factor)
+        _slab_sum_there[blocks](*known, tall=TALL, block=BLOCK // 2)
 
 
 def square_sums(g: Tensor) -> Tensor:
@@ -210,8 +243,32 @@ def square_sums(g: Tensor) -> Tensor:
     if made.numel():
         with torch.cuda.device_of(g):
             blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
-            _square_sums_there[blocks](g, made, size, parts, sums=SUMS, block=SQUARES)
+            _square_sums_there[blocks](g, made, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
     return made
+
+
+def norms(x: Tensor) -> Tensor:
+    """(n,) float64: the lengths of the rows of a float32 matrix; squares are exact, and added in float64."""
+    made = torch.empty(len(x), dtype=torch.float64, device=x.device)
+    if len(x):
+        with torch.cuda.device_of(x):
+            _row_norms_there[(len(x),)](x.contiguous(), made, x.shape[1], block=2048, num_warps=8)
+    return made
+
+
+def column_sums(x: Tensor, c: Tensor) -> Tensor:
+    """(q,) float64: sum_i c_i x_i over the i with c_i != 0, for float32 x (n, q); products are exact.
+
+    What x_i holds where c_i is 0 is never read.
+    """
+    n, width = x.shape
+    made = torch.zeros(triton.cdiv(n, DEEP), width, dtype=torch.float64, device=x.device)
+    if made.numel():
+        with torch.cuda.device_of(x):
+            blocks = (triton.cdiv(width, 128), len(made))
+            known = x.contiguous(), c.contiguous(), made, n, width
+            _column_sums_there[blocks](*known, deep=DEEP, tall=16, wide=128)
+    return made.sum(0)
 
 
 def lengths(squares: Tensor, more: Tensor | None, scale: float, faint: float) -> Tensor:

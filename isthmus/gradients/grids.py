@@ -63,15 +63,29 @@ class Gridded(Rows):
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         few = adding.roundings(rho, self.dtype) - adding.SPARE
         if self.n <= few or self.n > MOST or few < ROUNDINGS:
-            return self.outer.sum_to(weights, rho, out)
+            return self.outer.without(weights).sum_to(weights, rho, out)
         room, outer = self._room(rho, out), self.outer
         assert isinstance(outer.a, Tensor)
         a, b, c = (x.to(self.dtype) for x in (outer.a.flatten(1), outer.b.flatten(1), weights.to(self.device)))
         matrix = room.view(outer.q, outer.p)
         integer_sum(a, b, c, self.bound, matrix[:, : a.shape[1]])
         if outer.ones:
-            adding.row_sum(b * c[:, None], rho, matrix[:, -1])
+            self._bias_sum(b, c, rho, matrix[:, -1])
         return room
+
+    def _bias_sum(self, b: Tensor, c: Tensor, rho: float, place: Tensor) -> None:
+        if self.small:
+            place.copy_(fused.column_sums(b, c))
+        else:
+            adding.row_sum(b * c[:, None], rho, place)
+
+    @property
+    def small(self) -> bool:
+        """Kernels read no row of weight 0, and take what is no number for 0."""
+        return fused.can_sum(self.device, self.dtype)
+
+    def without(self, weights: Tensor) -> Rows:
+        return self if self.small else self.masked(weights > 0)
 
     def masked(self, keep: Tensor) -> Rows:
         kept = self.outer.masked(keep)

@@ -170,6 +170,10 @@ class Outer(Rows):
         a, b = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (self.a, self.b))
         return Outer(a, b, self.ones)
 
+    @property
+    def small(self) -> bool:
+        return isinstance(self.a, Tensor) and self.a.nbytes + self.b.nbytes <= 3 * CHUNK_BYTES
+
     def masked(self, keep: Tensor) -> Rows:
         if is_lazy(self.a):
             return super().masked(keep)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.matrix import Matrix, View, is_lazy, is_sparse, row_norms
+from isthmus.gradients import fused
 
 Bounds = tuple[Tensor, Tensor]
 
@@ -213,10 +214,13 @@ def narrow(*factors: Tensor) -> bool:
 
 
 def device_upper(x: Tensor, ord: float) -> Tensor:
-    """The upper bound alone, in two kernels where the numbers are float32 or less."""
+    """The upper bound alone, in a kernel or two where the numbers are float32 or less."""
     if x.dtype == torch.float64 or x.shape[1] == 0:
         return matrix_bounds(x, ord)[1]
-    norms: Tensor = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
+    if ord == 2 and fused.can_sum(x.device, x.dtype):
+        norms = fused.norms(x)
+    else:
+        norms = torch.linalg.vector_norm(x, ord, dim=1, dtype=torch.float64)
     return norms * (1 + 2 * gamma(x.shape[1] + 8, torch.float64))
 
 

@@ -37,7 +37,10 @@ class _Undone(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """n g, rounded to the output's dtype last."""
         ctx.fired()
-        return (gradients[0] * ctx.n).to(ctx.dtype), None, None
+        if torch.is_grad_enabled():  # a gradient of this gradient is asked for
+            return (gradients[0] * ctx.n).to(ctx.dtype), None, None
+        made = torch.empty_like(gradients[0], dtype=ctx.dtype)
+        return torch.mul(gradients[0], ctx.n, out=made), None, None  # multiplied in float32 and rounded, in one kernel
 
 
 class Undo:

@@ -43,6 +43,8 @@ FEW = 3
 """Examples of any trial of a large module, whose passes take much memory."""
 AGAIN = 128
 """One batch in this many, at random, is tried out again."""
+SELDOM = 1024
+"""The same for a large module, of which a trial takes as long as ten steps."""
 NUMBERS = 1 << 20
 """Numbers of a gradient that are compared in a trial: of some layers, drawn anew, where a module has more."""
 SHAPES = 4
@@ -80,10 +82,11 @@ def look(layers: Layers, args: Args, kwargs: Kwargs, n: int | None, run: Run | N
     first = shape not in layers.trusted and (len(layers.trusted) < SHAPES or bool(layers.seen_pieces))
     layers.pieces = layers.trusted.get(shape, frozenset())
     layers.expected = None if run is None else layers.pieces
-    if not first and secrets.randbelow(AGAIN):
+    large = _large(layers.module)
+    if not first and secrets.randbelow(SELDOM if large else AGAIN):
         return
     layers.seen_pieces.clear()
-    most = FEW if _large(layers.module) else EXAMPLES if first else LATER
+    most = FEW if large else EXAMPLES if first else LATER
     count = most if first else secrets.randbelow(min(most, n) - 1) + 2
     with Dice(next(layers.parameters()).device) as dice, torch.enable_grad():
         _try_out(_Trial(layers, run or _call, dice), batch, count, thorough=first)
