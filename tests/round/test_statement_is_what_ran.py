@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ import pytest
 import scipy.sparse as sp
 import torch
 from click.testing import CliRunner
-from scipy.stats import chi2, gamma, norm
+from scipy.stats import norm
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from statement_recorder import RARE, Recorder, counted, listening
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import isthmus.round.pipeline
-import isthmus.round.torch_loop
 from isthmus import LeastSquares, Logistic, algorithms, minimize, private_score, private_summary
 from isthmus.algorithms.before import Bought, buying
 from isthmus.algorithms.purchases import ClassCounts, Ranges, TargetRange
@@ -38,142 +37,24 @@ from isthmus.geometry.sets import L1Ball, L2Ball, Simplex
 from isthmus.geometry.sketches import CountSketch, PublicSubspace, TensorSketch
 from isthmus.privacy import (
     AdaptiveClip,
-    DiscreteGaussian,
     Exact,
-    FixedSize,
-    FullBatch,
     Gaussian,
-    Laplace,
     NoisyMax,
-    Poisson,
     PrivacyStatement,
     SecretSource,
-    TopK,
     event_json,
     joint,
 )
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.state import State
 
-MECHANISMS = (Exact, Gaussian, Laplace, NoisyMax, TopK, DiscreteGaussian)
-SAMPLERS = (FullBatch, Poisson, FixedSize)
 N, D = 60, 4
-RARE = 1e-10
-"""Of secret noise nothing is certain: sums of it are this rare beyond their limits."""
 Case = Callable[["Recorder", Path], PrivacyStatement]
-
-
-# ---------------------------------------------------------------- what ran
-
-
-@dataclass
-class Recorder:
-    """Everything that was released while it listened."""
-
-    rounds: list[Any] = field(default_factory=list)
-    """The event of every group of releases that looked at one sample."""
-    squares: list[torch.Tensor] = field(default_factory=list)
-    """Of the added Gaussian noise, relative to multiplier times bound: chi-squared."""
-    sizes: list[torch.Tensor] = field(default_factory=list)
-    """Of the added Laplace noise, relative to the same: exponential."""
-    made: list[Any] = field(default_factory=list)
-    """The mechanisms, in the order of their releases."""
-    used: set[str] = field(default_factory=set)
-    drew: set[str] = field(default_factory=set)
-    open: list[Any] | None = None
-
-    def heard(self, mechanism: Any, bounded: Bounded, before: torch.Tensor, after: torch.Tensor) -> None:
-        self.made.append(mechanism)
-        event = mechanism.event()
-        if self.open is None:
-            self.rounds.append(event)
-        else:
-            self.open.append(event)
-        if isinstance(mechanism, (Gaussian, Laplace)):
-            unit = (after.double() - before) / (mechanism.multiplier * bounded.bound)
-            kept, values = (
-                (self.squares, unit.square()) if isinstance(mechanism, Gaussian) else (self.sizes, unit.abs())
-            )
-            kept.append(values.reshape(-1))
-
-    def events(self) -> Counter[str]:
-        return counted(self.rounds)
-
-    def check(self, statement: PrivacyStatement) -> None:
-        """The statement counts what ran; the noise is as large as is said; samplers are those that drew."""
-        assert not any(isinstance(each, Exact) for each in self.made), "released without noise"
-        assert counted([event_json.from_json(statement.event)]) == self.events()
-        self.check_noise()
-
-    def check_noise(self) -> None:
-        for kept, law in ((self.squares, chi2), (self.sizes, gamma)):
-            values = torch.cat([torch.zeros(0), *kept])
-            low, high = law.ppf(RARE, len(values)), law.isf(RARE, len(values))
-            assert not len(values) or low <= float(values.sum()) <= high, "the noise is not as large as is said"
-        assert self.used <= self.drew, "a sampler is accounted for and did not draw"
-
-
-def counted(events: list[Any]) -> Counter[str]:
-    """Single releases, with how often each was made; numbers to 12 digits."""
-    total: Counter[str] = Counter()
-    for event in events:
-        for leaf, count in event_json.flatten(event_json.to_json(event)):
-            total[json.dumps(_rounded(leaf), sort_keys=True)] += count
-    return total
-
-
-def _rounded(data: Any) -> Any:
-    if isinstance(data, dict):
-        if data.get("event") == "PoissonSampled" and data["sampling_probability"] == 1:
-            return _rounded(data["inner"])  # every record, every time
-        return {key: _rounded(value) for key, value in data.items()}
-    return float(f"{data:.12g}") if isinstance(data, float) else data
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    """A recorder at the places where noise is drawn; everything runs as it would without it."""
-    found = Recorder()
-    for kind in MECHANISMS:
-        monkeypatch.setattr(kind, "release", _heard(kind.release, found))
-    for kind in SAMPLERS:
-        monkeypatch.setattr(kind, "draw", _drawn(kind.draw, found))
-    closing = _closing(isthmus.round.step.close_stage, found)
-    monkeypatch.setattr(isthmus.round.step, "close_stage", closing)
-    monkeypatch.setattr(isthmus.round.torch_loop, "close_stage", closing)
-    yield found
-
-
-def _heard(release: Any, found: Recorder) -> Any:
-    def heard(self: Any, bounded: Bounded, noise: Any) -> torch.Tensor:
-        before = bounded.value.detach().double().clone()
-        after = release(self, bounded, noise)
-        found.heard(self, bounded, before, after.detach())
-        return after
-
-    return heard
-
-
-def _drawn(draw: Any, found: Recorder) -> Any:
-    def drawn(self: Any, *arguments: Any, **named: Any) -> Any:
-        found.drew.add(self.describe())
-        return draw(self, *arguments, **named)
-
-    return drawn
-
-
-def _closing(close: Any, found: Recorder) -> Any:
-    def closing(round: Any, stage: Any, *rest: Any, **named: Any) -> Any:
-        found.open = []
-        try:
-            return close(round, stage, *rest, **named)
-        finally:
-            if found.open:
-                found.rounds.append(stage.sampler.event(joint(found.open)))
-                found.used.add(stage.sampler.describe())
-            found.open = None
-
-    return closing
+    yield from listening(monkeypatch)
 
 
 # ---------------------------------------------------------------- the paths
