@@ -22,7 +22,7 @@ import torch
 from click.testing import CliRunner
 from scipy.stats import norm
 from sklearn.linear_model import LinearRegression, LogisticRegression
-from statement_recorder import RARE, Recorder, counted, listening
+from statement_recorder import Recorder, counted, listening
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
