@@ -77,7 +77,7 @@ def compressive_dp_sgd(
     if as_published or variant in ("gaussian", "laplace"):
         needed = {**needed, "p": p} if variant != "dense" else {}
     for name, value in needed.items():
-        validate.check(value is not None, name, value, f"variant={variant!r} needs it")
+        validate.check(value is not None, name, value, f"give a number, which variant={variant!r} needs")
         validate.positive_int(**{name: value or 0})
     validate.check(p is None or p >= 3, "p", p, "give at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)

@@ -264,7 +264,12 @@ class _Private:
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro)
         one = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
-        validate.check(one, "micro_batch", self.micro, "micro-batches have one fixed clip, and are not as published")
+        validate.check(
+            one,
+            "micro_batch",
+            self.micro,
+            "leave it out, or give a fixed clip and as_published=False, which micro-batches need",
+        )
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
         validate.check(fixed, "clip", self.clip, "give a number")
         self.clipping()

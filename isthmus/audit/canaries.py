@@ -62,7 +62,12 @@ def one_run(
     >>> print(one_run(leak, canaries, guesses=30, noise=SeededSource(0)))
     30 of 30 guesses about 50 canaries were right: epsilon >= 2.254 at delta=0 (confidence 0.95)
     """
-    validate.check(canaries.ndim == 2 and len(canaries) > 0, "canaries.shape", tuple(canaries.shape), "give m x d")
+    validate.check(
+        canaries.ndim == 2 and len(canaries) > 0,
+        "canaries.shape",
+        tuple(canaries.shape),
+        "give an m x d matrix with at least one row",
+    )
     m = len(canaries)
     guesses = m if guesses is None else guesses
     validate.positive_int(guesses=guesses)

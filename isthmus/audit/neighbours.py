@@ -137,7 +137,9 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
     """The largest movement of a pair, and what pairs are ordered by."""
     adjacency = probe.promise.adjacency
     same = pair.adjacency is adjacency
-    validate.check(same, "pair", pair.name, f"the promise is for {adjacency.describe()}: give such a pair")
+    validate.check(
+        same, "pair", pair.name, f"give a pair of data sets as the promise compares them: {adjacency.describe()}"
+    )
     left, right = pair.records(left=True), pair.records(left=False)
     worst: Movement | None = None
     total = sharp = 0.0

@@ -33,7 +33,7 @@ class ArrowTable:
         self.dataset = dataset
         names = [str(name) for name in dataset.schema.names]
         twice = sorted({name for name in names if names.count(name) > 1})
-        validate.check(not twice, "X", f"columns {twice}", "these names occur twice: rename the columns")
+        validate.check(not twice, "X", f"columns {twice}", "rename these columns: their names occur twice")
         self.names = names
         groups = [(piece, group) for piece in dataset.get_fragments() for group in _groups(piece)]
         self.groups = [(piece, group.id, group.num_rows) for piece, group in groups if group.num_rows > 0]
@@ -99,7 +99,12 @@ class _Cursor:
         piece, own, _ = group
         file = parquet.ParquetFile(piece.open(), buffer_size=1 << 16, pre_buffer=False)
         missing = [name for name in self.columns if name not in file.schema_arrow.names]
-        validate.check(not missing, "X", f"columns {missing}", f"the file {piece.path} does not have them")
+        validate.check(
+            not missing,
+            "X",
+            f"columns {missing}",
+            f"give files with the same columns: {piece.path} does not have these",
+        )
         self.at = (number, 0)
         self.batches = file.iter_batches(batch_size=step, row_groups=[own], columns=list(self.columns))
 
@@ -107,7 +112,9 @@ class _Cursor:
         import pyarrow
 
         batch = next(self.batches, None)
-        validate.check(batch is not None, "X", str(group[0].path), "the file has changed since it was opened")
+        validate.check(
+            batch is not None, "X", str(group[0].path), "open the file again: it has changed since it was opened"
+        )
         return pyarrow.Table.from_batches([batch]).select(list(self.columns))
 
 
@@ -124,10 +131,10 @@ class ArrowRows(Streamed):
     def __init__(self, table: ArrowTable, columns: Sequence[str] | None = None, without: Sequence[str] = ()) -> None:
         names = [name for name in table.names if name not in without] if columns is None else list(columns)
         missing = [name for name in names if name not in table.names]
-        validate.check(not missing, "columns", missing, f"the table has {table.names[:20]}")
+        validate.check(not missing, "columns", missing, f"name columns of the table, which are {table.names[:20]}")
         kinds = {name: str(table.dataset.schema.field(name).type) for name in names}
         others = [name for name, kind in kinds.items() if not kind.startswith(NUMBERS)]
-        remedy = "they hold no numbers: leave them out, or encode them (isthmus train, TableEncoder)"
+        remedy = "leave them out, or encode them (isthmus train, TableEncoder): they do not hold numbers"
         validate.check(not others, "X", f"columns {others}", remedy)
         validate.check(bool(names), "X", "no columns", "give a table with columns of numbers")
         self.table, self.names = table, tuple(names)
@@ -193,14 +200,16 @@ def parquet_dataset(path: str | Path) -> Any:
     try:
         from pyarrow import ArrowException, dataset
     except ImportError:
-        validate.refuse("X", str(path), f"pyarrow is needed to read it: {INSTALL}")
+        validate.refuse("X", str(path), f"install pyarrow, which is needed to read it: {INSTALL}")
     place = Path(path)
     validate.present(place.exists(), path, kind="File or folder")
     try:
         found = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        validate.refuse("X", str(path), f"it cannot be read as Parquet ({str(error).splitlines()[0]})")
-    validate.check(bool(found.files), "X", str(path), "the folder has no Parquet files")
+        validate.refuse(
+            "X", str(path), f"give a Parquet file: this one cannot be read as one ({str(error).splitlines()[0]})"
+        )
+    validate.check(bool(found.files), "X", str(path), "give a folder with Parquet files: this one has none")
     return found
 
 
@@ -221,6 +230,6 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
         table = ArrowTable(X if is_dataset(X) else parquet_dataset(X))
         if not isinstance(y, str):
             return ArrowRows(table), y
-        validate.check(y in table.names, "y", y, f"the table has no such column; it has {table.names[:20]}")
+        validate.check(y in table.names, "y", y, f"name a column of the table, which has {table.names[:20]}")
         return ArrowRows(table, without=(y,)), table.column(y)
     return X, y

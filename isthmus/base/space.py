@@ -62,7 +62,7 @@ class Space:
         for leaf in self.leaves:
             if leaf.name == name:
                 return leaf
-        raise KeyError(f"no leaf {name!r}; this space has {[leaf.name for leaf in self.leaves]}")
+        raise KeyError(f"name={name!r} is not allowed: this space has the leaves {[leaf.name for leaf in self.leaves]}")
 
     def slice(self, name: str) -> slice:
         """Where a leaf lies in the flat vector."""

@@ -175,7 +175,7 @@ def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fi
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
     numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
-    validate.check(numeric, path, value, "only arrays of numbers or strings can be stored")
+    validate.check(numeric, path, value, "give an array of numbers or strings: others cannot be stored")
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     while path in tensors:  # {"a/b": x, "a": {"b": y}}
         path += "'"
@@ -203,11 +203,16 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         values, kind = decode(inner, tensors), np.dtype(tree["dtype"])
         array = np.array(values, dtype=object if kind.kind == "O" else str)  # as wide as its texts, whatever is said
         fits = kind.kind in "OU" and array.dtype.itemsize <= kind.itemsize
-        validate.check(fits, "path", tree["dtype"], "an array of other texts was written here")
+        validate.check(fits, "path", tree["dtype"], "give a file as it was written: this array was altered")
         return array
     if tag in ("@tensor", "@numpy"):
         return tensors[inner] if tag == "@tensor" else tensors[inner].numpy()
-    validate.check(tag in _OBJECTS, "path", tag, "this file holds something that this version cannot read")
+    validate.check(
+        tag in _OBJECTS,
+        "path",
+        tag,
+        "use the version of Isthmus that wrote this file: this one cannot read what it holds",
+    )
     named = isinstance(inner, str)
     return _OBJECTS[tag].make(inner if named else None, decode(tree["fields"] if named else inner, tensors))
 

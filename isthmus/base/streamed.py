@@ -63,7 +63,7 @@ class Streamed(View):
 
     def __getitem__(self, span: slice) -> Tensor:
         lo, hi, step = span.indices(self.shape[0])
-        validate.check(step == 1, "step", step, "rows are read one after the other")
+        validate.check(step == 1, "step", step, "take a slice with step 1: rows are read one after the other")
         return self.read(lo, max(lo, hi))
 
     def spans(self) -> list[tuple[int, int]]:
@@ -179,7 +179,7 @@ class FileRows(Streamed):
         view, done = memoryview(rows.data).cast("B"), 0
         while done < len(view):
             count = os.preadv(self._file, [view[done:]], self._start + lo * self.array.strides[0] + done)
-            validate.check(count > 0, "X", _mapped_file(self.array), "the file has become shorter")
+            validate.check(count > 0, "X", _mapped_file(self.array), "open the file again: it has become shorter")
             done += count
         return rows
 
@@ -193,7 +193,11 @@ class FileRows(Streamed):
             return False
 
     def __getstate__(self) -> dict[str, Any]:
-        validate.refuse("X", type(self).__name__, "rows of a file do not travel: open the file where they are read")
+        validate.refuse(
+            "X",
+            type(self).__name__,
+            "open the file in the process that reads it: rows of a file are not sent between processes",
+        )
 
 
 class DerivedRows(Streamed):

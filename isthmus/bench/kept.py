@@ -61,7 +61,9 @@ def load(path: Path) -> KeptRun:
     found = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(found, list):
         return KeptRun(path.stem, "", {}, [whole(row) for row in found])
-    validate.check(found.get("form") == FORM, "form", found.get("form"), f"this version reads form {FORM}")
+    validate.check(
+        found.get("form") == FORM, "form", found.get("form"), f"measure again: this version reads form {FORM}"
+    )
     rows = [whole(row) for row in found["rows"]]
     return KeptRun(path.stem, found.get("when", ""), found.get("machine", {}), rows, bool(found.get("quick")))
 

@@ -133,7 +133,7 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     try:
         found = dict(text) if isinstance(text, Mapping) else json.loads(text)
     except ValueError as error:
-        raise CodecError(f"codec={shown(text)} is no JSON ({error}): give what Codec.to_json wrote") from error
+        raise CodecError(f"codec={shown(text)} is not JSON ({error}): give what Codec.to_json wrote") from error
     fine = isinstance(found, dict) and "codec" in found
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
     name = found.pop("codec")

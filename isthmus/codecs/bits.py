@@ -83,7 +83,7 @@ class Reader:
 
     def __init__(self, data: bytes) -> None:
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise CodecError(f"the payload is no bytes but {type(data).__name__}: give what `encode` returned")
+            raise CodecError(f"the payload is a {type(data).__name__} and not bytes: give what `encode` returned")
         self._data = np.frombuffer(data, np.uint8)
         self._at = 0  # in bits
 

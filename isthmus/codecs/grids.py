@@ -85,7 +85,9 @@ class Int8(PackedBits):
     kind = 3
 
     def __post_init__(self) -> None:
-        validate.check(self.width == 8, "width", self.width, "leave it out: it is 8; PackedBits has others")
+        validate.check(
+            self.width == 8, "width", self.width, "leave it out, because it is 8 here; PackedBits has other widths"
+        )
 
 
 @dataclass(frozen=True)

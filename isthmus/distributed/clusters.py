@@ -57,7 +57,7 @@ def check_columns(names: Sequence[str], target: str, weight: str | None) -> None
     """Refuse names that the table does not have, before the engine does anything."""
     for argument, name in (("target", target), ("weight", weight)):
         known = name in names or (name is None and argument == "weight")
-        validate.check(known, argument, name, f"the table has no such column; it has {list(names)[:20]}")
+        validate.check(known, argument, name, f"name a column of the table, which has {list(names)[:20]}")
 
 
 def check_estimator(estimator: Any) -> None:

@@ -39,7 +39,7 @@ def joined(address: str, rank: int, size: int, *, seconds: float = 600.0, backen
     validate.check(rank < size, "rank", rank, f"number the ranks 0 .. {size - 1}")
     validate.positive(seconds=seconds)
     free = not dist.is_initialized()
-    validate.check(free, "address", address, "this process has a default process group already: give it as group=True")
+    validate.check(free, "address", address, "give group=True: this process has a default process group already")
     dist.init_process_group(
         backend, init_method=address, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
     )

@@ -80,13 +80,20 @@ def load(
 ) -> dict[str, Any]:
     """Restore, and charge again what the ledger does not show: rounds, and that their noise was seeded."""
     tree = FORMAT.read(path, dict)
-    validate.check(tree["terms"] == agreed, "path", str(path), f"it was written under other settings: {tree['terms']}")
+    validate.check(
+        tree["terms"] == agreed,
+        "path",
+        str(path),
+        f"make the module private with the settings of this checkpoint: {tree['terms']}",
+    )
     if tree.get("seeded"):  # before anything is read in: it can never be forgotten again
         ledger.taint()
     charge_again(ledger, tree["spent"])
     module.load_state_dict(tree["module"])
     if optimizer is not None:
-        validate.check(tree["optimizer"] is not None, "optimizer", optimizer, "the checkpoint holds no optimiser")
+        validate.check(
+            tree["optimizer"] is not None, "optimizer", optimizer, "leave it out: the checkpoint holds no optimiser"
+        )
         optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"]))
     driver.forget()
     kept = tree["driver"]

@@ -433,15 +433,15 @@ class PrivacyEngine:
             validate.positive(normaliser=normaliser)
         if poisson:
             return Poisson(batch / n, float(batch / micro if normaliser is None else normaliser))
-        validate.check(normaliser is None, "normaliser", normaliser, "batches of a fixed size divide by their size")
-        validate.check(micro == 1, "micro_batch_size", micro, "micro-batches are of Poisson batches only")
+        validate.check(normaliser is None, "normaliser", normaliser, "leave it out: fixed batches divide by their size")
+        validate.check(micro == 1, "micro_batch_size", micro, "give 1, or poisson_sampling=True, which it needs")
         return FixedSize(batch, n)
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
             known = isinstance(generator, torch.Generator)
             validate.check(known, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
-            validate.check(not self.secure_mode, "noise_generator", generator, "secure_mode draws its own noise")
+            validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()
 

@@ -110,7 +110,12 @@ class Filling:
         known = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
         validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
         if self.micro > 1:
-            validate.check(self.clipping == "flat", "micro_batch_size", self.micro, "micro-batches have one clip: flat")
+            validate.check(
+                self.clipping == "flat",
+                "micro_batch_size",
+                self.micro,
+                "use clipping='flat': micro-batches have one clip",
+            )
 
     def releases(self, z: float, space: Space) -> list[Release]:
         """The releases of a round whose noise, taken together, has the multiplier z."""
@@ -144,8 +149,15 @@ class Filling:
         ]
 
     def _embedding(self, sketch: GradientEmbedding, z: float) -> list[Release]:
-        validate.check(self.clipping == "flat", "clipping", self.clipping, "a gradient embedding is clipped flat")
-        validate.check(self.constraint is None, "constraint", self.constraint, "a gradient embedding takes none")
+        validate.check(
+            self.clipping == "flat", "clipping", self.clipping, "use clipping='flat', which a gradient embedding needs"
+        )
+        validate.check(
+            self.constraint is None,
+            "constraint",
+            self.constraint,
+            "leave it out: a gradient embedding takes no constraint",
+        )
         validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, 'here the code is clipped: "after"')
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip

@@ -173,7 +173,12 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
         validate.check(hasattr(each, "project"), f"constraint[{name!r}]", each, "give a set from isthmus.sets")
         size, dim = layers.space[name].size, getattr(each, "dim", None)
-        validate.check(dim in (None, size), f"constraint[{name!r}]", each, f"the layer has {size} numbers [W | c]")
+        validate.check(
+            dim in (None, size),
+            f"constraint[{name!r}]",
+            each,
+            f"give a set of dimension {size}: the layer has so many numbers [W | c]",
+        )
     return given
 
 

@@ -34,7 +34,9 @@ def check_loss(criterion: Any, reduction: str) -> None:
     """
     validate.one_of(("mean", "sum"), loss_reduction=reduction)
     own = getattr(criterion, "reduction", reduction)
-    validate.check(own in (reduction, "none"), "loss_reduction", reduction, f"the criterion's reduction is {own!r}")
+    validate.check(
+        own in (reduction, "none"), "loss_reduction", reduction, f"give {own!r}, which is the criterion's reduction"
+    )
     weighted = reduction == "mean" and getattr(criterion, "weight", None) is not None
     remedy = "a mean with class weights divides by the weights of the whole batch: use reduction='sum' with them"
     validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
@@ -60,12 +62,14 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
         not rand_on_empty,
         "rand_on_empty",
         rand_on_empty,
-        "an empty batch is an empty batch here: it is released as noise and paid for, random data would be wrong",
+        "leave it out: an empty batch is released as noise here and paid for, and random data would be wrong",
     )
     found = {}
     for name, value in more.items():
         if name not in ADAPTIVE:
             validate.refuse(name, value, REFUSED.get(name, "make_private has no such option: check its name"))
-        validate.check(clipping == "adaptive", name, value, 'it belongs to clipping="adaptive"')
+        validate.check(
+            clipping == "adaptive", name, value, 'leave it out, or give clipping="adaptive", to which it belongs'
+        )
         found[ADAPTIVE[name]] = value
     return found

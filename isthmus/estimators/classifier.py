@@ -138,7 +138,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             len(self.classes_) > 1,
             "y",
             self.classes_.tolist(),
-            "it holds one class only: declare all classes with classes=",
+            "declare all classes with classes=: y holds only one",
         )
         return (leak(*CLASSES_READ),) if self._private else ()
 

@@ -195,7 +195,7 @@ def _curvature(
         bound = float(model._kind.slope_bound)
         remedy = f"it shortens gradients of confident mistakes, which moves the coefficients: fit with clip={bound:g}"
         validate.check(clip >= bound, "clip", clip, remedy)
-        validate.check(residual_sd is None, "residual_sd", residual_sd, "labels have none: leave it out")
+        validate.check(residual_sd is None, "residual_sd", residual_sd, "leave it out: labels have no residuals")
         return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
     squared = issubclass(model._kind, LeastSquares)
     remedy = "intervals are known for the logistic and the squared loss"

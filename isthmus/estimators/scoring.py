@@ -85,7 +85,7 @@ class Scores:
     def __getitem__(self, name: str) -> Figure:
         """A figure by its name, such as "accuracy"."""
         found = {figure.name: figure for figure in self.figures}
-        validate.check(name in found, "name", name, f"these were measured: {sorted(found)}")
+        validate.check(name in found, "name", name, f"name a figure that was measured: {sorted(found)}")
         return found[name]
 
     def words(self) -> str:

@@ -195,7 +195,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
             )
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
-            validate.check(not published, "as_published", True, "a search takes sound mechanisms only")
+            validate.check(not published, "as_published", True, "leave it out: a search takes sound mechanisms only")
         if not self._classifies:
             bounds = self.estimator.target_bounds
             known = bounds is not None and not isinstance(bounds, str)
@@ -421,7 +421,7 @@ class BestOf(NoisyMax):
             adjacency is adjacency_set,
             "adjacency",
             adjacency,
-            f"the noise of this choice is set for {adjacency_set.value}",
+            f"give {adjacency_set.value}, for which the noise of this choice is set",
         )
         return Gaussian(self.multiplier).event(adjacency)
 

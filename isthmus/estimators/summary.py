@@ -80,7 +80,7 @@ class Summary:
     def __getitem__(self, name: str) -> ColumnSummary:
         """A column by its name."""
         found = {column.name: column for column in self.columns}
-        validate.check(name in found, "name", name, f"these were summarised: {sorted(found)}")
+        validate.check(name in found, "name", name, f"name a column that was summarised: {sorted(found)}")
         return found[name]
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,14 +57,16 @@ class Outer(Rows):
         self, a: Matrix, b: Tensor, ones: bool = False, sizes: Callable[[float], Tensor] | None = None
     ) -> None:
         ndims = (2,) if is_sparse(a) else (2, 3)
-        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give (n, p) or, dense, (n, T, p)")
+        validate.check(a.ndim in ndims, "a.shape", tuple(a.shape), "give shape (n, p), or (n, T, p) if it is dense")
         validate.check(
             b.ndim == a.ndim and tuple(b.shape[:-1]) == tuple(a.shape[:-1]),
             "b.shape",
             tuple(b.shape),
             f"give {(*a.shape[:-1], 'q')} to match a of shape {tuple(a.shape)}",
         )
-        validate.check(not (ones and is_sparse(a)), "ones", ones, "a CSR factor carries its own column of ones")
+        validate.check(
+            not (ones and is_sparse(a)), "ones", ones, "give ones=False: a CSR factor carries its own column of ones"
+        )
         self.a: Matrix = a.detach() if isinstance(a, Tensor) else a
         self.b, self.ones = b.detach(), ones
         self.n, self.p, self.q = a.shape[0], a.shape[-1] + ones, b.shape[-1]

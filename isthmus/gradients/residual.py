@@ -45,7 +45,7 @@ class ResidualRows(Rows):
     """
 
     def __init__(self, rows: Rows, codes: Rows, sketch: Sketch) -> None:
-        validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: others have no cheap pseudo-inverse")
+        validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: other ones have no cheap pseudo-inverse")
         expected = (rows.n, sketch.m)
         found = (codes.n, codes.d)
         validate.check(found == expected, "codes (n, d)", found, f"give the codes of these rows: {expected}")

@@ -45,7 +45,7 @@ class Sum(Rows):
     """
 
     def __init__(self, pieces: Sequence[Rows]) -> None:
-        validate.check(len(pieces) > 0, "pieces", pieces, "give at least one")
+        validate.check(len(pieces) > 0, "pieces", pieces, "give at least one piece")
         first = pieces[0]
         for piece in pieces[1:]:
             first._check_alike(piece)

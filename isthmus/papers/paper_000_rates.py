@@ -64,7 +64,10 @@ def weighted_average(points: Sequence[Sequence[float]] | np.ndarray, steps: Sequ
     """
     stack, weights = np.asarray(points, dtype=float), np.asarray(steps, dtype=float)
     validate.check(
-        weights.shape == stack.shape[:1], "steps.shape", weights.shape, f"give one a point: {stack.shape[:1]}"
+        weights.shape == stack.shape[:1],
+        "steps.shape",
+        weights.shape,
+        f"give one step for each point, which is shape {stack.shape[:1]}",
     )
     validate.check(bool((weights >= 0).all()) and weights.sum() > 0, "steps", weights, "give steps >= 0, not all 0")
     return np.asarray(weights @ stack / weights.sum())

@@ -88,10 +88,10 @@ def uniform_stability(
     array([0.  , 0.5 , 0.75])
     """
     validate.positive_int(steps=steps)
-    validate.check(len(seeds) > 0, "seeds", seeds, "give at least one")
+    validate.check(len(seeds) > 0, "seeds", seeds, "give at least one seed")
     sample, neighbours = _neighbours(problem, replaced)
     bare = noise_seed is not None or not _is_private(sample, recipe, constraint, steps)
-    remedy = "a private recipe draws its own noise in every run: give a noise_seed, which the runs of a pair share"
+    remedy = "give a noise_seed, which the runs of a pair share: a private recipe draws its own noise in every run"
     validate.check(bare, "noise_seed", noise_seed, remedy)
     size = sample.n, sample.space.d
     for other in neighbours:
@@ -118,7 +118,12 @@ def replace_record(objective: Any, index: int, record: tuple[Any, Any] | None = 
     ([1.0, 2.0, 5.0], [0.0, 0.0, 7.0])
     """
     known = isinstance(getattr(objective, "X", None), Tensor) and isinstance(getattr(objective, "y", None), Tensor)
-    validate.check(known, "objective", objective, "it has no dense X and y: give a pair, or a function that replaces")
+    validate.check(
+        known,
+        "objective",
+        objective,
+        "give a pair, or a function that replaces a record: this objective has no dense X and y",
+    )
     validate.non_negative_int(index=index)
     validate.at_most(objective.n - 1, "n - 1", index=index)
     other = copy.copy(objective)

@@ -160,7 +160,7 @@ def table_width(
     """
     validate.one_of(("l1", "simplex", "lp", "hull", "subspace", "low_rank", "nuclear"), name=name)
     given(locals(), p=None)
-    validate.check(p > 1, "p", p, "give p > 1; p = 1 is 'l1'")
+    validate.check(p > 1, "p", p, "give p > 1, or 'l1' for p = 1")
     if columns is not None:
         validate.positive_int(columns=columns)
     orders: dict[str, float] = {

@@ -244,7 +244,7 @@ def law_of(chances: Vector | None, count: int) -> np.ndarray:
         return np.full(count, 1 / count)
     q = _positive("chances", chances)
     validate.check(q.size == count, "chances", chances, f"give {count}, one a block")
-    validate.check(abs(q.sum() - 1) < 1e-9, "chances", chances, "let them add up to 1")
+    validate.check(abs(q.sum() - 1) < 1e-9, "chances", chances, "give probabilities that add up to 1")
     return q
 
 
@@ -268,7 +268,7 @@ def cover(blocks: Blocks | None, d: int) -> list[list[int]]:
     """Subsets of 0..d-1 that together hold every coordinate (Assumption 3.1); None is one of all."""
     every = _subsets(blocks, d)
     missing = d - len({j for block in every for j in block})
-    remedy = f"let every coordinate be drawn (Assumption 3.1): {missing} never are"
+    remedy = f"give sets that hold every coordinate (Assumption 3.1): {missing} are never drawn"
     validate.check(missing == 0, "blocks", blocks, remedy)
     return every
 

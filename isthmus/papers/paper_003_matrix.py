@@ -124,7 +124,7 @@ def smoothness_matrix(matrix: Any) -> np.ndarray:
     validate.check(same, "smoothness", "a matrix that is not symmetric", "give (M + M') / 2: only that part counts")
     validate.check(bool((np.diagonal(M) > 0).all()), "smoothness", "a diagonal with entries <= 0", "give entries > 0")
     least = float(np.linalg.eigvalsh(M)[0])
-    remedy = "a bound of Hessians of convex losses has none: give M >= 0"
+    remedy = "give M >= 0, as a bound of Hessians of convex losses is"
     validate.check(least >= -1e-10 * scale, "smoothness", f"an eigenvalue {least:g}", remedy)
     return np.asarray((M + M.T) / 2)
 

@@ -36,7 +36,12 @@ class Plan:
     def best(self) -> Choice:
         """The first choice; refused where every algorithm is."""
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
-        validate.check(bool(self.choices), "algorithms", list(self.refused), f"no algorithm can run here ({reasons})")
+        validate.check(
+            bool(self.choices),
+            "algorithms",
+            list(self.refused),
+            f"name another algorithm or give other facts: none of these can run here ({reasons})",
+        )
         return self.choices[0]
 
     def choice(self, name: str) -> Choice:

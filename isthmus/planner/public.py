@@ -61,7 +61,9 @@ def _gradients(X: Matrix, y: Any, half: Any, classes: int) -> Rows:
     part = take(X, torch.from_numpy(half))
     if classes > 1:
         codes = torch.from_numpy(np.unique(np.asarray(y), return_inverse=True)[1].reshape(-1)[half])
-        validate.check(int(codes.max()) < classes, "classes", classes, "the public labels have more")
+        validate.check(
+            int(codes.max()) < classes, "classes", classes, "give at least as many as the public labels have"
+        )
         slopes = torch.full((len(half), classes), 1 / classes, dtype=torch.float64)
         slopes[torch.arange(len(half)), codes] -= 1
         return Outer(part, slopes)

@@ -39,7 +39,7 @@ def split(z: float, *shares: float) -> tuple[float, ...]:
     6.0
     """
     total = math.fsum(shares)
-    validate.check(abs(total - 1) < 1e-9, "shares", shares, "the shares of a budget sum to 1")
+    validate.check(abs(total - 1) < 1e-9, "shares", shares, "give shares that add up to 1")
     for share in shares:
         validate.probability(share=share)
     return tuple(z / math.sqrt(share) for share in shares)

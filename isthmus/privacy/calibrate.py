@@ -41,4 +41,6 @@ def solve(
         x += min(2.0, max(-2.0, step))
         if not below < x < above:  # only possible once both ends are known
             x = (below + above) / 2
-    validate.refuse("epsilon", target, "no amount of noise reaches it with this accountant: give a larger one")
+    validate.refuse(
+        "epsilon", target, "give a larger epsilon: no amount of noise reaches this one with this accountant"
+    )

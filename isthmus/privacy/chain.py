@@ -72,7 +72,11 @@ class FileStore:
                 self._lock = _open_locked(self._lock_path, stack)
                 self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             except OSError as error:
-                refuse("path", str(self.path), f"no ledger can be written there ({error.strerror or error})")
+                refuse(
+                    "path",
+                    str(self.path),
+                    f"give a path that can be written to: no ledger can be written there ({error.strerror or error})",
+                )
             stack.callback(os.close, self._file)
             inode = os.fstat(self._file).st_ino
             if self._inode not in (None, inode):

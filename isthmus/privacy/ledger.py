@@ -183,11 +183,11 @@ class Ledger:
         for name, value in given.items():
             kept = getattr(tally, name)
             if value is not None and value != kept:
-                refuse(name, value, f"this ledger was opened with {kept!r}")
+                refuse(name, value, f"leave it out, or give {kept!r}, with which this ledger was opened")
         self._meter = Meter(tally.budget, Adjacency(tally.adjacency))
         self.shared, self.label, self.planned = shared, label, tuple(planned)
         if shared is not None and shared.adjacency is not self.adjacency:
-            remedy = f"the shared budget counts {shared.adjacency.value}: give the same --adjacency"
+            remedy = f"give {shared.adjacency.value}, which the shared budget counts"
             refuse("adjacency", self.adjacency.value, remedy)
         if shared is not None and self.budget is not None:  # a refusal by the second would come after a charge
             refuse("budget", self.budget, "leave it out: the shared ledger has the budget")
@@ -314,7 +314,7 @@ class Ledger:
         if self.budget is None:
             return math.inf
         if delta not in (None, self.budget[1]):
-            refuse("delta", delta, f"the budget is one at delta={self.budget[1]:g}")
+            refuse("delta", delta, f"leave it out, or give {self.budget[1]:g}, which is the delta of the budget")
         return max(0.0, self.budget[0] - self.spent())
 
     def event(self) -> DpEvent:
@@ -441,7 +441,7 @@ class RunLedger:
         with self._lock:
             self._require_open()
             if name not in self._offers:
-                refuse("stage", name, f"this run announced {sorted(self._offers)}")
+                refuse("stage", name, f"name a stage that this run announced, which are {sorted(self._offers)}")
             if self.limit is not None and max(int(t), self._used[name]) >= self.limit.rounds:
                 raise self.limit.refusal(name, self.ledger.event(), self._offers[name]["event"])
             if not self._left[name]:
@@ -486,9 +486,9 @@ class RunLedger:
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
-            refuse("process", os.getpid(), f"this run belongs to process {self._pid}: begin a new run here")
+            refuse("process", os.getpid(), f"begin a new run in this process: this one belongs to process {self._pid}")
         if self._closed:
-            refuse("run", self.id, "it is closed: begin a new run")
+            refuse("run", self.id, "begin a new run: this one is closed")
 
     def __enter__(self) -> RunLedger:
         return self

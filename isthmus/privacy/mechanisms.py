@@ -112,8 +112,8 @@ class Mechanism(ABC):
 def check_bounded(mechanism: Mechanism, bounded: Bounded) -> None:
     """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
     name, known = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
-    validate.check(known, "bound", bounded.bound, f"{name} noises clipped sums only")
-    remedy = f"{name} takes sums clipped in one of {mechanism.ords}"
+    validate.check(known, "bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
+    remedy = f"clip in one of the norms {mechanism.ords}, which {name} takes"
     validate.check(bounded.ord in mechanism.ords, "ord", bounded.ord, remedy)
 
 
@@ -345,7 +345,7 @@ class DiscreteGaussian(Mechanism):
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
         scale = self.scale(bounded.bound, len(steps)) / self.grid
         reach = 2.0**53 - 40 * scale
-        validate.check(reach > 0, "grid", self.grid, f"the noise is {scale:.3g} grid steps wide: take a coarser grid")
+        validate.check(reach > 0, "grid", self.grid, f"take a coarser grid: the noise is {scale:.3g} of its steps wide")
         # saturation is a contraction: it never moves two neighbours further apart
         integers = steps.nan_to_num(0.0).clamp(-reach, reach).long()
         noisy = _discrete_gaussian(integers.tolist(), scale)

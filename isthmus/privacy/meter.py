@@ -34,7 +34,11 @@ class Meter:
         """Refuse events the accountant cannot compose, before a run begins."""
         for event in events:
             if not accounting.supports(event_json.from_json(event), self.adjacency):
-                refuse("event", event, f"no accountant composes it for {self.adjacency.value}")
+                refuse(
+                    "event",
+                    event,
+                    f"use a mechanism that an accountant composes for {self.adjacency.value}: none composes this event",
+                )
 
     def epsilon(self, totals: Totals, delta: float) -> float:
         """By the accountant, remembered."""

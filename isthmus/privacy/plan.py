@@ -60,7 +60,7 @@ class Charge:
             made.private,
             "mechanism",
             made,
-            "it adds no noise, so no budget can be spent on it: give a private mechanism",
+            "give a private mechanism: this one adds no noise, so no budget can be spent on it",
         )
         validate.check(type(made).__hash__ is not None, "mechanism", made, "make it a frozen dataclass")
         self.mechanism_at(made.number)
@@ -75,9 +75,9 @@ class Charge:
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
         validate.check(subclass, "mechanism", given, "give a Mechanism, its class or its name")
         options: set[str] = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
-        validate.check("k" in options or self.k == 1, "k", self.k, "only top-k takes a k")
+        validate.check("k" in options or self.k == 1, "k", self.k, "leave it out: only top-k takes a k")
         needed = "grid" not in options or self.grid is not None
-        validate.check(needed, "grid", self.grid, "a discrete Gaussian needs its grid")
+        validate.check(needed, "grid", self.grid, "give the grid, which a discrete Gaussian needs")
         own = {name: value for name, value in (("k", self.k), ("grid", self.grid)) if name in options}
         return kind(**{kind.dial: 1.0, **own})
 
@@ -126,13 +126,13 @@ class PrivacyPlan:
         _check_items(self.items)
         if self.numbers is None:
             total = math.fsum(item.share for item in self.items)
-            validate.check(abs(total - 1) < 1e-9, "share", total, "the shares of a plan sum to 1")
+            validate.check(abs(total - 1) < 1e-9, "share", total, "give shares that add up to 1")
             object.__setattr__(self, "numbers", self._calibrate())
         else:
             _check_numbers(self.items, self.numbers)
             object.__setattr__(self, "numbers", dict(self.numbers))
         spent = accounting.epsilon_of(self.total(), self._delta, self.adjacency)  # of calibrated ones it is remembered
-        remedy = f"these items cost {spent:.6g} at delta"
+        remedy = f"give at least {spent:.6g}, which these items cost at delta"
         validate.check(spent <= self.epsilon * (1 + 1e-6), "epsilon", self.epsilon, remedy)
 
     @classmethod
@@ -185,7 +185,9 @@ class PrivacyPlan:
     def item(self, name: str) -> Charge:
         """The item of that name."""
         found = [item for item in self.items if item.name == name]
-        validate.check(bool(found), "name", name, f"the plan has the items {[item.name for item in self.items]}")
+        validate.check(
+            bool(found), "name", name, f"name an item of the plan, which are {[item.name for item in self.items]}"
+        )
         return found[0]
 
     def to_json(self) -> str:
@@ -271,13 +273,20 @@ def _written(given: Any) -> Any:
         return {"class": _address(given)}
     if isinstance(given, Mechanism):
         made: Any = given
-        validate.check(is_dataclass(made), "mechanism", given, "make it a frozen dataclass: its fields are written")
+        validate.check(
+            is_dataclass(made), "mechanism", given, "make it a frozen dataclass, whose fields can be written"
+        )
         return {
             "class": _address(type(given)),
             "fields": {each.name: _written(getattr(made, each.name)) for each in fields(made)},
         }
     known = given is None or isinstance(given, (str, int, float, tuple))
-    validate.check(known, "mechanism", given, "a plan is written with mechanisms made of numbers, texts and mechanisms")
+    validate.check(
+        known,
+        "mechanism",
+        given,
+        "use a mechanism whose fields are numbers, texts or mechanisms: a plan is written with those",
+    )
     return [_written(each) for each in given] if isinstance(given, tuple) else given
 
 
@@ -313,7 +322,7 @@ def _check_items(items: Sequence[Charge]) -> None:
     for item in items:
         first = stages.setdefault(item.stage, item) if item.stage is not None else item
         same = (first.sampler, first.rounds) == (item.sampler, item.rounds)
-        validate.check(same, "stage", item.stage, "items of one stage have one sampler and one number of rounds")
+        validate.check(same, "stage", item.stage, "give the items of one stage the same sampler and number of rounds")
 
 
 def _check_numbers(items: Sequence[Charge], numbers: Mapping[str, float]) -> None:

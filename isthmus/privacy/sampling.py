@@ -150,7 +150,9 @@ class FixedSize:
 
     def draw(self, n: int, t: int, keys: Keyring, client: str) -> Tensor:
         """The indices of the batch, from the secret source."""
-        validate.check(n == self.n, "n", n, f"the sampler was built, and is accounted, for n={self.n} records")
+        validate.check(
+            n == self.n, "n", n, f"give {self.n} records: the sampler was built, and is accounted, for so many"
+        )
         return _secret(self, keys).subset(n, self.batch_size)
 
     def divisor(self, n: int, t: int = 0) -> float:
@@ -181,5 +183,5 @@ def _secret(sampler: Sampler, keys: Keyring) -> Noise:
     source: Noise | None = getattr(keys, "noise", None)
     name = type(sampler).__name__
     if source is None:
-        validate.refuse("noise", source, f"{name} draws secretly: give a SecretSource as keys.noise")
+        validate.refuse("noise", source, f"give a SecretSource as keys.noise: {name} draws secretly")
     return source

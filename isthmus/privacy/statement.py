@@ -84,7 +84,10 @@ class PrivacyStatement:
             value = getattr(self, name)
             validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
         validate.check(
-            self.private == math.isfinite(self.epsilon), "private", self.private, "private means a finite epsilon"
+            self.private == math.isfinite(self.epsilon),
+            "private",
+            self.private,
+            "give private=True with a finite epsilon, and private=False with an infinite one",
         )
         if self.n is not None:
             validate.positive_int(n=self.n)
@@ -249,8 +252,10 @@ class PrivacyStatement:
         validate.known_format("statement", data.pop("format", FORMAT), [FORMAT])
         n_public, _ = data.pop("n_public", None), data.pop("released", None)
         names = {item.name for item in fields(cls)}
-        validate.check(set(data) == names, "text", sorted(data), f"a statement has the fields {sorted(names)}")
-        validate.check(n_public == (data["n"] is not None), "n_public", n_public, "it is public where n is given")
+        validate.check(set(data) == names, "text", sorted(data), f"give the fields of a statement: {sorted(names)}")
+        validate.check(
+            n_public == (data["n"] is not None), "n_public", n_public, "give true where n is given, and false elsewhere"
+        )
         texts = [name for name in ("sampler", "noise", "guarantee", "accountant") if name in data]
         for name, value in [*((name, data[name]) for name in texts), *_lines(data)]:
             validate.check(isinstance(value, str), name, value, "give text")

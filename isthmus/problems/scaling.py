@@ -221,7 +221,8 @@ class Scaled(View):
         if not is_sparse(self.X):
             return self.dense()
         p = len(self.weight)
-        validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", "a centred copy of sparse data is dense")
+        remedy = 'use scale="columns": a centred copy of sparse data would be dense'
+        validate.check(not bool(self.B[:, :p].any()), "X", "CSR, centred", remedy)
         scaled = _weighted(self.X, self.weight, self.r)
         if self.shape[1] > p:
             scaled = sp.hstack([scaled, sp.csr_array((self.U @ self.B[:, p:]).numpy())])

@@ -161,14 +161,16 @@ class Clients(Aggregator):
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """All clients, once, their sums added; no client twice, and records that add up to n."""
         told, names = "clients", f"{len(self.problems)} clients"
-        remedy = "a private run asks every client once a round: a client that is asked twice counts its records twice"
+        remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
         remedy = "give Clients(problems, uniform=False): a private run adds sums, and divides them by a public number"
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
         twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
-        validate.check(not twice, told, names, "one of them is given twice: a record belongs to one client")
+        validate.check(not twice, told, names, "give each of them once: a record belongs to one client")
         found = sum(problem.n for problem in self.problems)
-        validate.check(found == n, told, f"{found} records", f"the objective has {n}: it must be the clients' whole")
+        validate.check(
+            found == n, told, f"{found} records", f"give an objective of all the clients' records: this one has {n}"
+        )
         check_samplers(samplers, told)
 
     def collect(self, order: Asks, site: Any) -> Message:
@@ -193,5 +195,5 @@ class Clients(Aggregator):
 def check_samplers(samplers: Sequence[Sampler], told: str) -> None:
     """Refuse samplers that draw from all records together where each holder draws its own."""
     for sampler in samplers:
-        remedy = "a subset of a fixed size is one draw from all records: use Poisson sampling, or all of them (dp_gd)"
+        remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
         validate.check(not isinstance(sampler, FixedSize), told, type(sampler).__name__, remedy)

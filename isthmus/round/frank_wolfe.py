@@ -52,10 +52,14 @@ class FrankWolfe:
         validate.non_negative(error=self.error)
         self.constraint.require("lmo")
         if self.rule == "short":
-            validate.check(self.smoothness is not None, "smoothness", None, "the short step needs it")
+            validate.check(
+                self.smoothness is not None, "smoothness", None, "give the smoothness, which the short step needs"
+            )
             validate.positive(smoothness=self.smoothness or 0.0)
         needs_loss = self.rule != "line" or self.loss is not None
-        validate.check(needs_loss, "loss", self.loss, "a line search needs the loss: it is not for private runs")
+        validate.check(
+            needs_loss, "loss", self.loss, "give the loss, which a line search needs; it is not for private runs"
+        )
 
     def init(self, w: Tensor) -> Memo:
         """With away steps, the points in use and their weights: at first the start itself."""

@@ -41,7 +41,12 @@ def measure(
     """
     clip = release.clip
     if isinstance(rows, Query):
-        validate.check(clip is not None, "clip", clip, f"{type(rows).__name__} is released with its bound only")
+        validate.check(
+            clip is not None,
+            "clip",
+            clip,
+            f"give the clip {rows.bound}: {type(rows).__name__} is released with its bound only",
+        )
         assert clip is not None
         proven = clip.ord == 2 and rows.bound <= clip.total(bound)
         validate.check(proven, "clip", clip, f"{type(rows).__name__} moves by up to {rows.bound} in the norm 2")

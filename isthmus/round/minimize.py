@@ -458,4 +458,9 @@ def _check_arguments(constraint: Any, steps: Any, epochs: Any, record: Any, phys
         validate.positive_int(record=record)
     validate.check(hasattr(constraint, "project"), "constraint", constraint, "give a set from isthmus.sets")
     dim = getattr(constraint, "dim", None)
-    validate.check(dim is None or dim == d, "constraint", constraint, f"it lives in R^{dim}, the objective in R^{d}")
+    validate.check(
+        dim is None or dim == d,
+        "constraint",
+        constraint,
+        f"give a set of dimension {d}, which is that of the objective: this one has {dim}",
+    )

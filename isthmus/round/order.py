@@ -86,7 +86,7 @@ class Order:
             order = Order(**tree)
             _check(order)
         except (TypeError, AttributeError, LookupError, ValueError) as error:
-            validate.refuse("data", f"{len(data)} bytes", f"this is no order of a round ({error})")
+            validate.refuse("data", f"{len(data)} bytes", f"send an order of a round: this is not one ({error})")
         return order
 
 

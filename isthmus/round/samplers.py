@@ -52,7 +52,9 @@ class _Batches:
 
     def event(self, event: DpEvent) -> NoReturn:
         """Refused: batches from a public seed hide nobody, and may hold a record more than once."""
-        validate.refuse("sampler", type(self).__name__, "a private stage draws with Poisson, FixedSize or Full")
+        validate.refuse(
+            "sampler", type(self).__name__, "use Poisson, FixedSize or Full: a private stage draws with these"
+        )
 
     def describe(self) -> str:
         """Words for a privacy statement."""

@@ -46,7 +46,7 @@ class Spending:
         self.promise, self.noise = promise, SecretSource() if noise_seed is None else SeededSource(noise_seed)
         self.whole, self.leads = whole, leads
         finite = math.isfinite(promise.epsilon)
-        remedy = "a mechanism without a guarantee cannot share a budget"
+        remedy = "leave it out: a mechanism without a guarantee cannot share a budget"
         validate.check(finite or ledger is None, "ledger", ledger, remedy)
         budget = (promise.epsilon, promise.delta) if finite else None
         self.ledger: Budgeted = Ledger(budget=budget, adjacency=promise.adjacency) if ledger is None else ledger
@@ -54,7 +54,7 @@ class Spending:
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
         kept = getattr(self.ledger, "adjacency", promise.adjacency)
-        remedy = f"its charges are counted for {kept.value}, this run's for {promise.adjacency.value}"
+        remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {kept.value}"
         validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
 
     def warn(self, *objectives: Any) -> None:
@@ -73,7 +73,7 @@ class Spending:
         if self.leads and hasattr(self.ledger, "require"):
             self.ledger.require(account.event())
         cost, promised = account.epsilon(), self.promise.epsilon
-        remedy = f"what it releases in {rounds} rounds costs {cost:.6g}: plan it by its budget"
+        remedy = f"promise at least {cost:.6g}, which {rounds} rounds cost, or plan the run by its budget"
         validate.check(cost <= promised * (1 + 1e-6), "promise.epsilon", promised, remedy)
 
     def look(self, stage: Stage, holders: Aggregator, space: Space) -> Tensor:

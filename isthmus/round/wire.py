@@ -57,7 +57,7 @@ class Message:
 
     def __add__(self, other: Message) -> Message:
         same = self.fixed == other.fixed and (not self.fixed or self.divisor == other.divisor)
-        validate.check(same, "divisor", other.divisor, f"all holders divide by one public number, here {self.divisor}")
+        validate.check(same, "divisor", other.divisor, f"give {self.divisor}: all holders divide by one public number")
         values = {name: value + other.values[name] for name, value in self.values.items()}
         divisor = self.divisor if self.fixed else self.divisor + other.divisor
         return Message(values, divisor, self.dims + other.dims, self.bytes + other.bytes, fixed=self.fixed)
@@ -108,7 +108,7 @@ class Message:
         except validate.InvalidInput:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
-            validate.refuse("data", f"{len(data)} bytes", f"this is no message of a round ({error})")
+            validate.refuse("data", f"{len(data)} bytes", f"send a message of a round: this is not one ({error})")
 
 
 def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
@@ -125,9 +125,14 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
         flat = value.ndim == 1 and value.is_floating_point() and known in (None, len(value))
         validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {known or 'some'} real numbers")
         finite = bool(value.isfinite().all())
-        validate.check(finite, f"values[{name!r}]", "not finite", "a sum of clipped records is finite")
+        validate.check(finite, f"values[{name!r}]", "not finite", "send finite numbers, as a sum of clipped records is")
         order, bound = float(header["ord"]), float(header["bound"])
-        validate.check(bound > 0 and order in (1, 2, math.inf), f"values[{name!r}]", (order, bound), "no such bound")
+        validate.check(
+            bound > 0 and order in (1, 2, math.inf),
+            f"values[{name!r}]",
+            (order, bound),
+            "send a bound > 0 and the order 1, 2 or infinity",
+        )
         dtype = None if header["dtype"] is None else packed.DTYPES[header["dtype"]]
         values[name] = Bounded(value, order, bound, dtype=dtype)
     validate.check(
@@ -164,7 +169,12 @@ class Wire:
         if self.shift is None:
             return
         validate.probability(shift=self.shift)
-        validate.check(not self.feedback, "feedback", self.feedback, "a sender keeps a shift or an error, not both")
+        validate.check(
+            not self.feedback,
+            "feedback",
+            self.feedback,
+            "leave it out with shifts: a sender keeps a shift or an error, not both",
+        )
         remedy = "every sender has to answer every round: the receiver knows the mean of all shifts"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
 

@@ -191,7 +191,7 @@ def test_micro_batches_run_and_state_their_budget() -> None:
     ("make", "text"),
     [
         (lambda: algorithms.dp_sgd(micro_batch=0, **COMMON), "micro_batch=0"),
-        (lambda: algorithms.dp_sgd(micro_batch=2, **(COMMON | {"clip": AdaptiveClip(1.0)})), "one fixed clip"),
+        (lambda: algorithms.dp_sgd(micro_batch=2, **(COMMON | {"clip": AdaptiveClip(1.0)})), "a fixed clip"),
         (lambda: algorithms.rpdp_sgd(clipped="twice", **COMMON), "clipped='twice'"),
         (lambda: algorithms.rpdp_sgd(start_epoch=-1, **COMMON), "start_epoch=-1"),
         (lambda: grouped(Clip(1.0)), "give a GroupClip"),

@@ -85,4 +85,4 @@ def test_a_run_over_a_folder(tmp_path: Path) -> None:
 def test_a_folder_without_parquet_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(main, ["train", str(tmp_path / "empty"), "--target", "y"])
-    assert result.exit_code == 2 and "no Parquet files" in result.output
+    assert result.exit_code == 2 and "give a folder with Parquet files" in result.output

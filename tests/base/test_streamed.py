@@ -141,9 +141,9 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="X holds 1 NaN"):
         Logistic(file, y, classes=(0, 1))
     parquet.write_table(pyarrow.table({"a": [1.0, None], "b": ["x", "y"], "c": [0, 1]}), tmp_path / "t.parquet")
-    with pytest.raises(InvalidInput, match="no numbers"):
+    with pytest.raises(InvalidInput, match="do not hold numbers"):
         opened(tmp_path / "t.parquet", "c")
-    with pytest.raises(InvalidInput, match="no such column"):
+    with pytest.raises(InvalidInput, match="name a column of the table"):
         opened(tmp_path / "t.parquet", "d")
     parquet.write_table(pyarrow.table({"a": [1.0, None], "c": [0, 1]}), tmp_path / "t.parquet")
     with pytest.raises(InvalidInput, match="X holds 1 NaN"):

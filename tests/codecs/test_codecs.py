@@ -248,7 +248,7 @@ def test_names_and_json() -> None:
         (lambda: codecs.named("zip"), "codec='zip'.*qsgd"),
         (lambda: codecs.named(3), "codec=3"),
         (lambda: codecs.named(QSGD), "give a codec"),
-        (lambda: codecs.from_json("{"), "no JSON"),
+        (lambda: codecs.from_json("{"), "not JSON"),
         (lambda: codecs.from_json('{"levels": 2}'), "name under"),
         (lambda: codecs.from_json('{"codec": "qsgd", "level": 2}'), "argument of the codec 'qsgd'='level'"),
         (lambda: QSGD(levels=0), "levels=0"),

@@ -85,7 +85,7 @@ def test_a_declared_length_is_compared_before_anything_is_allocated(codec: Codec
         (lambda data: data[:7] + b"\x20" + bytes(8), "coded as 0"),
         (lambda data: data[:8] + b"\xff" * 40, "number of more than 13"),
         (lambda data: data[:-1], "it ends before the levels"),
-        (lambda data: "text", "no bytes but str"),
+        (lambda data: "text", "is a str and not bytes"),
     ],
 )
 def test_a_refusal_says_what_is_wrong(change: object, says: str) -> None:

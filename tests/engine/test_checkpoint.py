@@ -257,7 +257,7 @@ def test_other_terms_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
     path, run = tmp_path / "a", train(private(mlp(), data(), **given), 1)
     run.engine.save_checkpoint(path=path, module=run.module)
     fresh = private(mlp(), data(), **(given | other))
-    with pytest.raises(InvalidInput, match="other settings"):
+    with pytest.raises(InvalidInput, match="the settings of this checkpoint"):
         fresh.engine.load_checkpoint(path=path, module=fresh.module)
     assert_same(fresh.module, mlp(), 0.0)
 

@@ -55,7 +55,7 @@ def test_its_checkpoint_does_not_become_private_training(tmp_path: Any) -> None:
     run = train(private(mlp(), data(), noise_multiplier=0.0), 1)
     run.engine.save_checkpoint(path=tmp_path / "one", module=run.module, optimizer=run.optimizer)
     other = private(mlp(), data(), noise_generator=None)
-    with pytest.raises(InvalidInput, match="other settings"):
+    with pytest.raises(InvalidInput, match="the settings of this checkpoint"):
         other.engine.load_checkpoint(path=tmp_path / "one", module=other.module)
 
 

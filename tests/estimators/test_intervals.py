@@ -103,7 +103,7 @@ def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
         load(tmp_path / "m").coefficient_intervals(residual_sd=1.0)
     with pytest.raises(InvalidInput, match="clip=0.5 is not allowed: it shortens gradients of confident mistakes"):
         signs(PrivateClassifier, classes=[0, 1], clip=0.5).coefficient_intervals()
-    with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: labels have none"):
+    with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: leave it out: labels have no residuals"):
         classifier(0, 3.0).coefficient_intervals(residual_sd=1.0)
     with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
         classifier(0, 3.0, algorithm="dp_sgd", batch_size=200).coefficient_intervals()

@@ -53,7 +53,7 @@ def test_public_rows_are_measured_exactly(rng: np.random.Generator) -> None:
     found = private_score(model, X, y, epsilon=math.inf)
     assert found["R2"].value == pytest.approx(model.score(X, y))
     assert found["root mean squared error"].baseline == pytest.approx(np.std(y))
-    with pytest.raises(InvalidInput, match="name='AUC' is not allowed: these were measured"):
+    with pytest.raises(InvalidInput, match="name='AUC' is not allowed: name a figure that was measured"):
         found["AUC"]
 
 

@@ -73,7 +73,7 @@ def test_what_was_not_declared_is_not_read() -> None:
     assert found.left_out == {"city": "its words were not declared", "note": "it was not declared"}
     assert "hidden" not in found.table() and "hidden" not in json.dumps(found.to_dict())
     assert "left out because it was not declared: note" in found.table()
-    with pytest.raises(InvalidInput, match=r"name='city' is not allowed: these were summarised"):
+    with pytest.raises(InvalidInput, match=r"name='city' is not allowed: name a column that was summarised"):
         found["city"]
 
 

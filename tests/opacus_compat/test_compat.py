@@ -331,7 +331,7 @@ def test_checkpoints_go_into_open_files_and_on_the_same_terms_only() -> None:
     assert other.get_epsilon(DELTA) == engine.get_epsilon(DELTA)
     file.seek(0)
     looser, again, _, _ = made(noise_multiplier=2.0)
-    with pytest.raises(InvalidInput, match="other settings"):
+    with pytest.raises(InvalidInput, match="the settings of this checkpoint"):
         looser.load_checkpoint(path=file, module=again)
     with pytest.raises(InvalidInput, match="torch_save_kwargs"):
         engine.save_checkpoint(path=io.BytesIO(), module=module, torch_save_kwargs={"x": 1})

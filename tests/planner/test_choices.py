@@ -130,7 +130,7 @@ def test_names() -> None:
         found.choice("sgd")
     free = plan(n=500, d=5, epsilon=math.inf, algorithms=["dp_gd"])
     assert "finite epsilon" in free.refused["dp_gd"]
-    with pytest.raises(InvalidInput, match="no algorithm can run here"):
+    with pytest.raises(InvalidInput, match="none of these can run here"):
         _ = free.best
     assert "by name" in plan(n=500, d=5, epsilon=1.0, exact=False).refused["dp_svrg"]
     twice = plan(n=500, d=5, epsilon=1.0, algorithms=["dp_gd", "dp_gd (plain)", "dp_gd"], exact=False)

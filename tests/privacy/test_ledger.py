@@ -93,7 +93,7 @@ def test_a_closed_run_is_over(path: Path | None) -> None:
     run.close()
     assert ledger.rounds() == {"main": 3}
     for act in (lambda: run.charge("main"), run.note):
-        with pytest.raises(InvalidInput, match="it is closed: begin a new run"):
+        with pytest.raises(InvalidInput, match="begin a new run: this one is closed"):
             act()
 
 
@@ -114,7 +114,7 @@ def test_another_process_cannot_spend_or_refund_a_reservation(
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         for act in (lambda: run.charge("main"), run.close, run.note):
-            with pytest.raises(InvalidInput, match="this run belongs to process"):
+            with pytest.raises(InvalidInput, match="begin a new run in this process"):
                 act()
         if path is None:
             with pytest.raises(InvalidInput, match="share a ledger between processes through a path"):
@@ -221,7 +221,7 @@ def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) 
 
 def test_events_no_accountant_composes_are_refused_when_a_run_begins(path: Path | None) -> None:
     unknown = E.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN)
-    with pytest.raises(InvalidInput, match="no accountant composes it for add-remove"):
+    with pytest.raises(InvalidInput, match="an accountant composes for add-remove"):
         Ledger(path, (1.0, 1e-5)).run({"main": unknown})
     Ledger(budget=(1.0, 1e-5), adjacency="replace-one").run({"main": unknown})
 
@@ -232,7 +232,7 @@ def test_without_a_budget_everything_is_recorded(path: Path | None) -> None:
     assert ledger.spent(1e-5) == 0.0 and ledger.event() == E.NoOpDpEvent()
     with pytest.raises(InvalidInput, match="delta=None"):
         ledger.spent()
-    with pytest.raises(InvalidInput, match="the budget is one at delta=1e-05"):
+    with pytest.raises(InvalidInput, match="give 1e-05, which is the delta of the budget"):
         Ledger(budget=(1.0, 1e-5)).remaining(1e-6)
 
 
@@ -275,7 +275,7 @@ def test_a_continued_ledger_must_agree(tmp_path: Path) -> None:
     assert (again.budget, again.adjacency, again.dataset) == ((1.0, 1e-5), Adjacency.REPLACE_ONE, "census")
     Ledger.open(tmp_path / "l", [1, 1e-5], adjacency="replace-one", dataset="census")  # type: ignore[arg-type]
     for wrong in ({"budget": (2.0, 1e-5)}, {"adjacency": Adjacency.ADD_REMOVE}, {"dataset": "other"}):
-        with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*this ledger was opened with"):
+        with pytest.raises(InvalidInput, match=f"{next(iter(wrong))}=.*with which this ledger was opened"):
             Ledger.open(tmp_path / "l", **wrong)  # type: ignore[arg-type]
 
 

@@ -83,7 +83,7 @@ def test_a_list_of_scales_is_a_list(scales: Any) -> None:
 
 def test_a_shared_budget_counts_what_its_runs_count() -> None:
     shared = Ledger(budget=(1.0, 1e-5))
-    with pytest.raises(InvalidInput, match="the shared budget counts add-remove"):
+    with pytest.raises(InvalidInput, match="give add-remove, which the shared budget counts"):
         Ledger(adjacency="replace-one", shared=shared)
     run = Ledger(shared=shared, label="fit", planned=[E.GaussianDpEvent(6.0)])
     run.require(GAUSSIAN)

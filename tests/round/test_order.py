@@ -272,7 +272,7 @@ def _buying() -> Any:
     [
         (lambda parts: Clients(parts, per_round=2, uniform=False), "per_round"),
         (lambda parts: Clients(parts), "uniform"),
-        (lambda parts: [*parts, parts[0]], "given twice"),
+        (lambda parts: [*parts, parts[0]], "give each of them once"),
         (lambda parts: parts[:2], "40 records"),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_mechanism_needs_a_clip_and_a_ledger_that_is_charged_first() -> None:
     with pytest.raises(isthmus.privacy.BudgetExceeded):  # a ledger of the promise's size is the default
         minimize(problem(), pipe, steps=1)
     book = Book(limit=3)
-    with pytest.raises(isthmus.InvalidInput, match=r"promise\.epsilon=1\.0.*costs"):  # whatever the ledger holds
+    with pytest.raises(isthmus.InvalidInput, match=r"promise\.epsilon=1\.0.*rounds cost"):  # whatever the ledger holds
         minimize(problem(), pipe, steps=5, ledger=book)
     assert book.charged == []
     with pytest.raises(RuntimeError, match="budget is spent"):

@@ -155,7 +155,7 @@ def _whole(found: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, in
 def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
     """The table in a file that must have rows."""
     table = read(path, part=part, reading=settings.reading)
-    validate.check(table.n > 0, what, path, "it has no rows")
+    validate.check(table.n > 0, what, path, "give a file with rows: this one has none")
     return table
 
 
@@ -164,10 +164,15 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
     target = schema.target
     assert target is not None
     if table.frame is None:
-        validate.check(table.y is not None, what, table.name, "it has no targets y")
+        validate.check(table.y is not None, what, table.name, "give a file with targets y: this one has none")
         check_numbers(table, what)
     else:
-        validate.check(target.name in table.frame.columns, what, table.name, f"it has no column {target.name!r}")
+        validate.check(
+            target.name in table.frame.columns,
+            what,
+            table.name,
+            f"give a file with the column {target.name!r}: this one does not have it",
+        )
     y, kept = encode_target(_targets(table, target.name), target, table.separator)
     whole = bool(kept.all())
     remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
@@ -317,7 +322,7 @@ def _settle_target(
     """The target with its task and classes: declared, taken from public rows, or guessed with a leak."""
     name = settings.target or "y"
     values = _targets(table, name)
-    validate.check(values is not None, "data", table.name, "it has no targets y")
+    validate.check(values is not None, "data", table.name, "give a file with targets y: this one has none")
     public_targets = None if public is None else _targets(public, name)
     free = public_targets is not None
     source, origin = (public_targets, public) if public is not None and free else (values, table)
@@ -338,9 +343,11 @@ def _settle_target(
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
         leaks += [] if free else [f"{guess}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
-    validate.check(task == "regression" or ranged is None, "target_bounds", ranged, "classes have no range")
+    validate.check(
+        task == "regression" or ranged is None, "target_bounds", ranged, "leave it out: classes have no range"
+    )
     if task == "regression":
-        validate.check(classes is None, "classes", classes, "--task regression has none")
+        validate.check(classes is None, "classes", classes, "leave it out: --task regression has no classes")
         if ranged is None and public_targets is not None and public is not None:
             ranged = _range_of(public_targets, settings.decimal, public.separator)
     if table.frame is not None:

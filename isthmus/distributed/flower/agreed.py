@@ -52,9 +52,9 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     values = {}
     for name, each in sent.values.items():
         known = each.dtype is None or each.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
-        validate.check(known, "dtype", plan.dtype, f"this client's gradients are {each.dtype}: give that")
+        validate.check(known, "dtype", plan.dtype, f"give {each.dtype}, which this client's gradients are")
         more = room(each, reach, plan.clients)
-        remedy = f"adding sums of up to {reach.own:g} bounds rounds too much: give a lower rate, or fewer clients"
+        remedy = f"give a lower rate or fewer clients: to add sums of up to {reach.own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
         # R is counted in the larger bound, hence the quotient
         values[name] = replace(each, bound=each.bound / (1 - more)) if more > NOTHING else each
@@ -145,4 +145,4 @@ def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:
 def check_linear(plan: Federation, problem: Any) -> None:
     """Refuse a model that is not linear where the plan says so: its sums round more than the server's bound holds."""
     fits = not plan.problem.linear or bool(getattr(problem, "linear", False))
-    validate.check(fits, "linear", plan.linear, f"{type(problem).__name__} is no linear model: give linear=False")
+    validate.check(fits, "linear", plan.linear, f"give linear=False: {type(problem).__name__} is not a linear model")

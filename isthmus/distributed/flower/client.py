@@ -82,7 +82,9 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
             return call_next(message, context)
 
         def change(plan: Federation, asked: Ask, name: str) -> OneTerm:
-            validate.check(plan.unit == "client", "unit", plan.unit, 'a mod sends what one client changed: "client"')
+            validate.check(
+                plan.unit == "client", "unit", plan.unit, 'give unit="client": a mod sends what one client changed'
+            )
             return OneTerm(lambda w: w - trained(plan, w))
 
         def trained(plan: Federation, w: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ def contribution(
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         found = [str(each[0]) for each in getattr(problem, "read_off", ())]
-        remedy = "it was read from private records, and no budget pays for that: give it to the objective"
+        remedy = "give it to the objective: it was read from private records, and no budget pays for that"
         validate.check(not found, "data", found, remedy)
         check_linear(plan, problem)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
@@ -149,7 +151,7 @@ def _secured(
     content: Any, context: Any, plan: Federation, added: Callable[[Ask], Message], noise: Noise | None
 ) -> bytes:
     """The answer to one step of secure aggregation, by a plan that this client has computed itself."""
-    remedy = "this plan sends vectors by secure aggregation only"
+    remedy = "send a step of secure aggregation: this plan sends vectors in no other way"
     validate.check("step" in content[RECORD], "message", sorted(content[RECORD]), remedy)
     (stage,) = plan.pipe.stages
     # a wrong m fits no vector of this client, and is refused before it sends one; the rest is this client's own

@@ -56,7 +56,7 @@ class Elsewhere:
     def loss(self, w: Tensor) -> NoReturn:
         """Refused: it is known to the clients only."""
         validate.refuse(
-            "objective", "Elsewhere", "the records are with the clients: use a recipe that asks for no loss"
+            "objective", "Elsewhere", "use a recipe that asks for no loss: the records are with the clients"
         )
 
     gradient = loss
@@ -150,8 +150,18 @@ class Federation:
         validate.one_of(UNITS, unit=self.unit)
         validate.one_of(DOWN, down=self.down)
         one = self.unit == "client"
-        validate.check(one or self.n is not None, "n", self.n, "give the records of all clients, or a public estimate")
-        validate.check(one or self.local is None, "local", self.local, 'local steps make one term: give unit="client"')
+        validate.check(
+            one or self.n is not None,
+            "n",
+            self.n,
+            "give the number of records of all clients, or a public estimate of it",
+        )
+        validate.check(
+            one or self.local is None,
+            "local",
+            self.local,
+            'give unit="client": local steps make one vector of each client',
+        )
         remedy = 'give a share in [0, 1/3), and unit="client"'
         fits = self.dropouts is None or (one and 0 <= self.dropouts < 1 / 3)
         validate.check(fits, "dropouts", self.dropouts, remedy)
@@ -185,7 +195,10 @@ class Federation:
         binding = Binding(self.constraint, self.penalty, self.whole, self.terms, self.rounds, None)
         pipe = self.recipe.bind(binding) if isinstance(self.recipe, Recipe) else self.recipe
         validate.check(
-            not pipe.before, "recipe", _name(self.recipe), "it buys something before its loop: give all of it"
+            not pipe.before,
+            "recipe",
+            _name(self.recipe),
+            "give all of its arguments as numbers: this recipe would buy something before its loop",
         )
         for stage in pipe.stages:
             self._check(stage, pipe)
@@ -193,7 +206,10 @@ class Federation:
             return pipe
         if self.dropouts is not None:
             validate.check(
-                len(pipe.stages) == 1, "dropouts", self.dropouts, "secure aggregation takes one stage a round"
+                len(pipe.stages) == 1,
+                "dropouts",
+                self.dropouts,
+                "use a recipe with one stage: secure aggregation takes one a round",
             )
             pipe = replace(pipe, stages=[with_noise_at_clients(stage) for stage in pipe.stages])
         assert pipe.promise is not None
@@ -216,12 +232,17 @@ class Federation:
     def _check(self, stage: Stage, pipe: Pipeline) -> None:
         if self.unit == "client":
             fits = isinstance(stage.sampler, (FullBatch, Poisson))
-            remedy = "a client is one term of the sum: take all clients, or Poisson sampling of them"
+            remedy = "take all clients, or Poisson sampling of them: a client is one term of the sum"
             validate.check(fits, "sampler", type(stage.sampler).__name__, remedy)
         private, shift = pipe.promise is not None, pipe.wire.shift
-        remedy = "a client that is lost moves its shift and the server does not: use error feedback"
+        remedy = "use error feedback: a client that is lost moves its shift, and the server does not"
         validate.check(shift is None, "shifts", shift, remedy)
-        validate.check(self.dropouts is None or private, "dropouts", self.dropouts, "clients add noise in private runs")
+        validate.check(
+            self.dropouts is None or private,
+            "dropouts",
+            self.dropouts,
+            "leave it out, or use a private recipe: clients add noise only in private runs",
+        )
 
     def secure(self, stage: Stage, m: int, bound: float) -> SecurePlan:
         """The plan of secure aggregation of a stage: all M clients, whoever is connected."""
@@ -232,7 +253,12 @@ class Federation:
     def insiders(self, *, seeded: bool = False) -> PrivacyStatement:
         """What holds against somebody who knows who took part in each round: the same noise, and no amplification."""
         promise = self.pipe.promise
-        validate.check(promise is not None, "recipe", _name(self.recipe), "it promises nothing: there is no statement")
+        validate.check(
+            promise is not None,
+            "recipe",
+            _name(self.recipe),
+            "use a private recipe: this one promises nothing, so there is no statement",
+        )
         assert promise is not None
         said = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
         account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=said)

@@ -104,11 +104,16 @@ def read_ask(content: Any, space: Space, kept: Tensor | None) -> Ask:
         w = from_arrays(content[ARRAYS], space)
     else:
         has = kept is not None and digest_of(kept) == config["since"]
-        validate.check(has, "since", config["since"], "this client does not have that iterate: send it whole")
+        validate.check(has, "since", config["since"], "send the whole iterate: this client does not have that one")
         assert kept is not None
         places = torch.from_numpy(content[UPDATE]["places"].numpy().copy()).long()
         w = kept.index_copy(0, places, torch.from_numpy(content[UPDATE]["values"].numpy().copy()))
-    validate.check(digest_of(w) == order.digest, "order.digest", order.digest, "the iterate is another one")
+    validate.check(
+        digest_of(w) == order.digest,
+        "order.digest",
+        order.digest,
+        "send the iterate whole: this client has another one",
+    )
     return Ask(order, w, int(config["visit"]), config["order"])
 
 
@@ -128,7 +133,12 @@ def answer(message: Message, asked: bytes, divides: bool) -> bytes:
 def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, divides: bool) -> Message:
     """The message of an answer to `asked`, with the sizes, dtypes and bounds of `like`; anything else is refused."""
     right = isinstance(data, bytes) and len(data) > SEAL and data[:SEAL] == _seal(asked, data[SEAL:])
-    validate.check(right, "answer", type(data).__name__, "it was damaged on the way, or answers another order")
+    validate.check(
+        right,
+        "answer",
+        type(data).__name__,
+        "ask the client again: the answer was damaged on the way, or belongs to another order",
+    )
     divisor, at, values = like.divisor, SEAL, {}
     if divides:
         divisor, at = _number("<d", data, at)
@@ -137,7 +147,7 @@ def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, div
         size, at = _number("<I", data, at)
         values[name] = _value(name, each, data[at : at + size], codec)
         at += size
-    validate.check(at == len(data), "answer", f"{len(data)} bytes", f"{at} are due")
+    validate.check(at == len(data), "answer", f"{len(data)} bytes", f"send {at} bytes, as the plan says")
     sent = len(data)
     return replace(like, values=values, divisor=divisor, dims=sum(b.value.numel() for b in values.values()), bytes=sent)
 
@@ -147,16 +157,18 @@ def _value(name: str, like: Bounded, data: bytes, codec: Codec | None) -> Bounde
     if codec is not None:
         value = codec.decode(data, like.value)
     else:
-        remedy = f"{due} are due: both sides need the same federation, dtype={like.value.dtype} included"
+        remedy = f"send {due} bytes: both sides need the same federation, dtype={like.value.dtype} included"
         validate.check(len(data) == due, f"answer[{name!r}]", f"{len(data)} bytes", remedy)
         value = torch.frombuffer(bytearray(data), dtype=like.value.dtype)
-    validate.check(bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", "a sum of gradients is finite")
+    validate.check(
+        bool(value.isfinite().all()), f"answer[{name!r}]", "not finite", "send finite numbers, as a sum of gradients is"
+    )
     return replace(like, value=value)
 
 
 def _number(form: str, data: bytes, at: int) -> tuple[Any, int]:
     stop = at + struct.calcsize(form)
-    validate.check(stop <= len(data), "answer", f"{len(data)} bytes", "it ends too early")
+    validate.check(stop <= len(data), "answer", f"{len(data)} bytes", "send the whole answer: this one ends too early")
     return struct.unpack(form, data[at:stop])[0], stop
 
 
@@ -173,11 +185,15 @@ def content_of(reply: Any, name: str) -> Any:
     """One entry of a client's record; a client that failed, or sent something else, is refused with what it said."""
     if reply.has_error():
         if ANOTHER in str(reply.error.reason):
-            validate.refuse("reply", ANOTHER, "the client has it, and refused: give both sides the same Federation")
-        validate.refuse("reply", reply.error.code, f"the client failed: {reply.error.reason}")
+            validate.refuse(
+                "reply", ANOTHER, "give both sides the same Federation: the client has another one, and refused"
+            )
+        validate.refuse("reply", reply.error.code, f"look at the client, which failed: {reply.error.reason}")
     content = reply.content
     there = RECORD in content and name in content[RECORD]
-    validate.check(there, "reply", sorted(content), f"it has no {name}: run isthmus.distributed.flower at the client")
+    validate.check(
+        there, "reply", sorted(content), f"run isthmus.distributed.flower at the client: its reply has no {name}"
+    )
     return content[RECORD][name]
 
 

@@ -46,7 +46,7 @@ class AtClients(Mechanism):
     def release(self, bounded: Bounded, noise: Noise | None) -> Tensor:
         """The sum as it came."""
         noised = isinstance(bounded, NoisedSum)
-        remedy = "noise of clients comes with secure aggregation only: run it over FlowerClients"
+        remedy = "run it over FlowerClients: noise of clients comes with secure aggregation only"
         validate.check(noised, "mechanism", type(self).__name__, remedy)
         return bounded.value
 
@@ -59,7 +59,7 @@ def with_noise_at_clients(stage: Stage) -> Stage:
     """The stage with its Gaussian noise added at the clients; other noise, and several releases, are refused."""
     (release, *more) = stage.releases
     fits = isinstance(release.mechanism, Gaussian) and not more
-    remedy = "secure aggregation takes one release with Gaussian noise: a fixed clip, and no adaptive one"
+    remedy = "use one release with Gaussian noise and a fixed clip, which is what secure aggregation takes"
     validate.check(fits, "dropouts", f"stage {stage.name!r}", remedy)
     assert isinstance(release.mechanism, Gaussian)
     return replace(stage, releases=[replace(release, mechanism=AtClients(release.mechanism.multiplier))])
@@ -161,10 +161,15 @@ def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: 
         client = SecureClient(plan, int(config["index"]), noise)
         answer = client.keys(config["data"])
     else:
-        validate.check("client" in kept, "step", step, "this client was not invited: nothing of the round is kept here")
+        validate.check("client" in kept, "step", step, "invite the client first: it keeps nothing of this round")
         client = SecureClient.from_bytes(plan, kept["client"], noise)
         if step == "vector":
-            validate.check(kept["sent"] < rounds, "rounds", rounds, "this client has sent as many vectors: no more")
+            validate.check(
+                kept["sent"] < rounds,
+                "rounds",
+                rounds,
+                "begin a new plan: this client has sent a vector for every round of this one",
+            )
             kept["sent"] += 1
             answer = client.masked(config["data"], vector())
         else:

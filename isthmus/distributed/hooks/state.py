@@ -51,7 +51,12 @@ class SketchState:
         validate.non_negative_int(seed=seed, start=start)
         way = WarmRank() if way is None else way
         projects = isinstance(way, WarmRank)
-        validate.check(feedback or not projects, "feedback", feedback, "low rank without it loses what it leaves out")
+        validate.check(
+            feedback or not projects,
+            "feedback",
+            feedback,
+            "give feedback=True: without it low rank loses for good what it leaves out",
+        )
         self.way: Way = way if isinstance(way, WarmRank) else Drawn(way, feedback)
         self.feedback, self.seed, self.start, self.process_group = feedback, seed, start, process_group
         self.t = self.sent = self.plain = 0
@@ -75,7 +80,7 @@ class SketchState:
         layout = Layout(bucket.index(), Space.of(shapes))
         if len(self._parameters) > known:
             first = self.first.setdefault(str(layout.index), list(layout.names))
-            remedy = f"it had {len(first)} when this state was kept: use the same model and bucket_cap_mb"
+            remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} when this state was kept"
             validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
         if (layout.index, layout.names) not in self._compared:
             self._compare(layout, bucket.buffer().device)
@@ -87,7 +92,7 @@ class SketchState:
             return self._parameters[id(parameter)][0]
         name, shape = str(len(self._parameters)), tuple(parameter.shape)
         expected = self.shapes.setdefault(name, shape)
-        remedy = f"parameter {name} had the shape {expected} when this state was kept: use it with the same model"
+        remedy = f"use the state with the same model: parameter {name} had the shape {expected} when it was kept"
         validate.check(shape == expected, "shape", shape, remedy)
         self._parameters[id(parameter)] = name, parameter
         return name
@@ -98,7 +103,9 @@ class SketchState:
         mine = torch.tensor([key(what, layout) >> 1], device=device)
         both = torch.cat([mine, -mine])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
-        remedy = "ranks differ in it (or in their models): make it the same on all, and load states of the same step"
+        remedy = (
+            "make it the same on all ranks, which differ in it or in their models, and load states of the same step"
+        )
         validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
 
     # ------------------------------------------------------------ what was not sent
@@ -155,7 +162,7 @@ class SketchState:
         """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
         validate.known_format("the state", found.get("format", FORMAT), [FORMAT])
         for name, own in (("way", str(self.way)), ("seed", self.seed)):
-            remedy = f"it was saved with {name}={found.get(name)}: make the state that way"
+            remedy = f"make the state with {name}={found.get(name)}, as it was saved"
             validate.check(found.get(name) == own, name, own, remedy)
         self.t, self.sent, self.plain = int(found["t"]), int(found["sent"]), int(found["plain"])
         self.shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}

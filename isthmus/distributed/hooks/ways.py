@@ -73,7 +73,12 @@ class Drawn:
     def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> Linear:
         """The map of (seed, t, bucket)."""
         sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
-        validate.check(sketch.tight, "way", self.encoder, "scale it tight: others have no cheap pseudo-inverse")
+        validate.check(
+            sketch.tight,
+            "way",
+            self.encoder,
+            "make it with scaling='tight': other sketches have no cheap pseudo-inverse",
+        )
         return sketch if self.feedback else UnbiasedMap(sketch)
 
     def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:

@@ -76,7 +76,8 @@ class SecureClient:
             raise BadMessage("the roster does not have this client with its own keys")
         if len(self._roster) < self.plan.needed or len(set(self._roster.values())) < len(self._roster):
             raise BadMessage(
-                f"{len(self._roster)} clients, some perhaps twice: {self.plan.needed} different ones are due"
+                f"the roster has {len(self._roster)} clients, some perhaps twice, and {self.plan.needed} different "
+                "ones are due"
             )
         self._about = crypto.digest(self.plan.digest, roster)
         parts = [self._divide(secret) for secret in (self._seed, self._masks)]
@@ -115,7 +116,8 @@ class SecureClient:
         alive = set(read_set(body, self.plan.clients))
         if len(alive) < self.plan.needed or self.index not in alive or not alive <= self._held.keys():
             raise BadMessage(
-                f"{len(alive)} survivors, this client and {self.plan.needed} with letters must be among them"
+                f"there are {len(alive)} survivors, and this client and {self.plan.needed} with letters must be "
+                "among them"
             )
         self._due, size = None, self.plan.share_bytes
         shares = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
@@ -168,7 +170,7 @@ class SecureClient:
     def _open(self, letters: dict[int, bytes]) -> None:
         """Keep the shares of everybody who sent a letter."""
         if self.index in letters or not letters.keys() <= self._roster.keys():
-            raise BadMessage("letters are from others of the roster")
+            raise BadMessage("a letter is from somebody who is not another client of the roster")
         if len(letters) + 1 < self.plan.needed:
             raise BadMessage(f"{len(letters) + 1} clients have sent letters where {self.plan.needed} are due")
         for peer, sealed in letters.items():
@@ -197,7 +199,7 @@ def _agree(private: bytes, public: bytes, session: bytes, purpose: bytes) -> byt
     try:
         return crypto.agreed(private, public, session, purpose)
     except ValueError as error:
-        raise BadMessage("a public key of the roster is none") from error
+        raise BadMessage("a public key of the roster is not a valid one") from error
 
 
 def _matrix(rows: Tensor | NDArray[np.float64], m: int) -> NDArray[np.float64]:

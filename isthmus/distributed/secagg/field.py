@@ -48,7 +48,9 @@ def pack(values: Words, bits: int) -> bytes:
 def unpack(data: bytes, count: int, bits: int) -> Words:
     """`count` numbers of b bits; their bytes must be exactly as many as these take."""
     length = packed_length(count, bits)
-    validate.check(len(data) == length, "bytes of a packed vector", len(data), f"{count} numbers take {length}")
+    validate.check(
+        len(data) == length, "bytes of a packed vector", len(data), f"send {length} bytes, which {count} numbers take"
+    )
     columns = np.zeros((-(-count // 8), bits), np.uint8)
     columns.reshape(-1)[:length] = np.frombuffer(data, np.uint8)
     columns = np.ascontiguousarray(columns.T)

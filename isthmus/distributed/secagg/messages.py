@@ -46,7 +46,7 @@ def write(kind: Kind, session: bytes, *parts: bytes) -> bytes:
 def read(data: bytes, kind: Kind, session: bytes | None = None, length: int | None = None) -> tuple[bytes, bytes]:
     """Session and body of a message of this kind, session and length of body."""
     if len(data) < HEADER or data[: len(MAGIC)] != MAGIC:
-        raise BadMessage(f"{len(data)} bytes that begin with {data[:4]!r} are no message of version {MAGIC!r}")
+        raise BadMessage(f"{len(data)} bytes that begin with {data[:4]!r} are not a message of version {MAGIC!r}")
     if data[len(MAGIC)] != kind:
         raise BadMessage(f"a message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was due")
     found, body = data[HEADER - SESSION : HEADER], data[HEADER:]

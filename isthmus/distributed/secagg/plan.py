@@ -66,22 +66,31 @@ class SecurePlan:
         validate.non_negative_int(dropouts=self.dropouts, colluding=self.colluding)
         validate.positive(bound=self.bound, noise_multiplier=self.noise_multiplier, peak=self.peak)
         validate.open_unit(precision=self.precision, failure=self.failure)
-        validate.check(self.clients >= 2, "clients", self.clients, "a sum of one client hides nothing: ask two or more")
+        validate.check(
+            self.clients >= 2, "clients", self.clients, "ask two clients or more: a sum of one hides nothing"
+        )
         remedy = "points of the field that shares lie in: take groups (docs/secagg.md)"
         validate.at_most(CLIENTS, remedy, clients=self.clients)
         free = self.needed - self.colluding
-        validate.check(free >= 1, "colluding", self.colluding, f"of {self.needed} who answer one must be honest")
+        validate.check(
+            free >= 1,
+            "colluding",
+            self.colluding,
+            f"give fewer: of the {self.needed} clients who answer one must be honest",
+        )
         guarded = 2 * (self.needed - self.packing + 1) - self.clients
         remedy = (
-            f"with {self.clients} clients and {self.colluding} colluding the server could ask two groups: allow fewer"
+            f"allow fewer: with {self.clients} clients, {self.colluding} colluding, the server could ask two groups"
         )
         validate.check(guarded > self.colluding, "dropouts", self.dropouts, remedy)
         remedy = (
-            f"a server that told clients different things could read {self.counted + self._known} of them: allow fewer"
+            f"allow fewer: a server that tells clients different things could read {self.counted + self._known} of them"
         )
         validate.check(self.counted >= 1, "dropouts", self.dropouts, remedy)
-        remedy = "clients draw at most 2^30: take a larger precision"
-        with validate.reading("plan", asdict(self), "its numbers are too large or too small to compute with"):
+        remedy = "take a larger precision: clients draw a variance of at most 2^30"
+        with validate.reading(
+            "plan", asdict(self), "give numbers that can be computed with: these are too large or too small"
+        ):
             validate.check(float(self.share) <= MOST, "variance of a client's noise", float(self.share), remedy)
             validate.at_most(WIDEST, "the widest field: take a larger precision or a smaller peak", bits=self.bits)
 
@@ -228,7 +237,7 @@ class SecurePlan:
         try:
             data: Any = json.loads(text)
         except ValueError:
-            validate.refuse("plan", text, "it is not JSON")
+            validate.refuse("plan", text, "give what to_json wrote: this is not JSON")
         names = {each.name for each in fields(cls)}
         fits = isinstance(data, dict) and set(data) == names | {"version"} and data["version"] == VERSION
         validate.check(fits, "plan", text, f"give version {VERSION} with the fields {sorted(names)}")

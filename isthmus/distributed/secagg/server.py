@@ -151,7 +151,7 @@ class SecureServer:
         """Keys that would make every other client leave the round are refused here: their owner is lost, alone."""
         pair = {body[: crypto.KEY], body[crypto.KEY :]}
         if len(pair) < 2 or self._taken & pair or not all(map(crypto.usable, pair)):
-            raise BadMessage(f"a public key of client {index} is none, or that of another client")
+            raise BadMessage(f"a public key of client {index} is not a valid one, or is that of another client")
         self._taken |= pair
 
     def _length(self, kind: Kind) -> int:
@@ -172,7 +172,7 @@ class SecureServer:
     def _step(self, now: Kind, then: Kind | None) -> None:
         if self._due is not now:
             due = "nothing: the round is over" if self._due is None else self._due.name
-            raise RoundRefused(f"this is not the moment for {now.name}: due is {due}")
+            raise RoundRefused(f"{now.name} was called where {due} is due: call the steps of a round in their order")
         self._due = then
 
     def _enough(self, what: str) -> dict[int, bytes]:

@@ -46,7 +46,7 @@ def share(secret: bytes, clients: int, threshold: int, packing: int, random: Cal
 
 def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:
     """The secret of the first `threshold` of these shares, by client."""
-    validate.check(len(shares) >= threshold, "shares", len(shares), f"{threshold} are needed")
+    validate.check(len(shares) >= threshold, "shares", len(shares), f"give at least {threshold}, which are needed")
     chosen = sorted(shares)[:threshold]
     _check(chosen[-1] + 1, threshold, packing)
     length = 2 * ELEMENTS // packing

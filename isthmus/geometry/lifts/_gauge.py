@@ -47,7 +47,7 @@ def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -
     if simplex or float(end.residual @ end.residual) > tol * problem.reference(end.w):
         return end
     if not constraint.contains(torch.zeros(phi.d, dtype=torch.float64)):
-        validate.refuse("constraint", constraint, "pick='min_gauge' needs a set that contains the origin")
+        validate.refuse("constraint", constraint, "give a set that contains the origin: pick='min_gauge' needs one")
     if not np.any(v):
         return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
     found = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)

@@ -35,12 +35,17 @@ def cosamp(sketch: Sketch | Point, y: Point, k: int, iterations: int | None = No
     [0.0, 3.0, 0.0, 0.0]
     """
     codes = validate.as_tensor("y", y).detach()
-    validate.check(codes.ndim in (1, 2), "y.shape", tuple(codes.shape), "give (m,) or (batch, m)")
+    validate.check(codes.ndim in (1, 2), "y.shape", tuple(codes.shape), "give codes of shape (m,) or (batch, m)")
     validate.positive_int(k=k)
     if iterations is not None:
         validate.positive_int(iterations=iterations)
     matrix = _matrix(sketch, codes)
-    validate.check(codes.shape[-1] == matrix.shape[0], "y.shape", tuple(codes.shape), f"Phi has {len(matrix)} rows")
+    validate.check(
+        codes.shape[-1] == matrix.shape[0],
+        "y.shape",
+        tuple(codes.shape),
+        f"give codes of length {len(matrix)}, which is the number of rows of Phi",
+    )
     validate.at_most(matrix.shape[1], "the dimension d", k=k)
     z = _decode(matrix, codes.reshape(-1, matrix.shape[0]).to(matrix), k, iterations or 6 * (k + 1))
     z = z.reshape(*codes.shape[:-1], matrix.shape[1]).to(codes.dtype)

@@ -58,7 +58,12 @@ class HeavyHitters(Lift):
         self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step, memory: Memory | None
     ) -> tuple[Lifted, Memory]:
         """Lift a code together with what was left before, and what is left now."""
-        validate.check(not isinstance(eta, Tensor) or eta.numel() == 1, "step", "a vector", "give one step a round")
+        validate.check(
+            not isinstance(eta, Tensor) or eta.numel() == 1,
+            "step",
+            "a vector",
+            "give one number as the step of a round",
+        )
         nothing, same = torch.zeros_like(y), memory is not None and memory["map"] == sketch.fingerprint
         old = memory if memory is not None and same else {"velocity": nothing, "error": nothing}
         velocity = self.momentum * old["velocity"] + y

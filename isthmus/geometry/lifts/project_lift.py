@@ -251,7 +251,9 @@ def _check(constraint: ConvexSet, pick: str, tol: float, max_iter: int, method: 
     validate.positive_int(max_iter=max_iter)
     if not constraint.convex:
         name = type(constraint).__name__
-        validate.refuse("constraint", name, "project-and-lift needs a convex set: use NuclearBall for low rank")
+        validate.refuse(
+            "constraint", name, "give a convex set, which project-and-lift needs; NuclearBall is the one for low rank"
+        )
     constraint.require("project")
 
 
@@ -259,7 +261,12 @@ def _read(constraint: ConvexSet, sketch: Sketch, target: object, start: object) 
     v, w0 = validate.as_tensor("target", target), validate.as_tensor("start", start).detach()
     validate.shape((sketch.m,), target=v)
     validate.shape((sketch.d,), start=w0)
-    validate.check(constraint.dim in (None, sketch.d), "sketch.d", sketch.d, f"the set has dimension {constraint.dim}")
+    validate.check(
+        constraint.dim in (None, sketch.d),
+        "sketch.d",
+        sketch.d,
+        f"give a sketch of dimension {constraint.dim}, which is that of the set",
+    )
     return v.detach(), w0
 
 

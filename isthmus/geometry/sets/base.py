@@ -245,7 +245,7 @@ class ConvexSet(ABC):
 
     def _size(self, d: Size) -> int:
         if d is None:
-            check(self.dim is not None, "d", None, f"give the dimension, {type(self).__name__} goes with any")
+            check(self.dim is not None, "d", None, f"give the dimension: a {type(self).__name__} exists in every one")
             return self.dim or 0
         if isinstance(d, int):
             positive_int(d=d)
@@ -254,7 +254,7 @@ class ConvexSet(ABC):
             for side in d:
                 positive_int(d=side)
             size = math.prod(d)
-        check(self.dim in (None, size), "d", d, f"the set lives in dimension {self.dim}")
+        check(self.dim in (None, size), "d", d, f"give {self.dim}, which is the dimension of the set")
         return size
 
     def _read(self, name: str, value: object) -> Tensor:
@@ -271,7 +271,7 @@ class ConvexSet(ABC):
         result = result.reshape(point.shape).to(point.dtype)
         narrow = point.dtype != torch.float64 and result.device.type == "cpu"  # on a device the host would wait for it
         if narrow and not math.isfinite(float(result.sum(dtype=torch.float64))):
-            check(False, "dtype", point.dtype, "points of this set are too large for it: give float64")
+            check(False, "dtype", point.dtype, "give float64: points of this set are too large for other numbers")
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
         if isinstance(given, Tensor):

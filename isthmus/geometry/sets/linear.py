@@ -129,7 +129,7 @@ class Ellipsoid(ConvexSet):
         axes = own("axes", self.axes, ndim=1)
         check(axes.numel() > 0 and bool((axes > 0).all()), "axes", self.axes, "give positive half-axes")
         squares = bool(((axes * self.radius > 1e-100) & (axes * self.radius < 1e100) & (axes > 1e-100)).all())
-        check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100: their squares are computed with")
+        check(squares, "axes", self.axes, "give half-axes between 1e-100 and 1e100, because their squares are needed")
         object.__setattr__(self, "axes", axes)
 
     @property

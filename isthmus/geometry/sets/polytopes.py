@@ -40,7 +40,7 @@ class Box(ConvexSet):
             ok = bound.ndim == 0 or (bound.ndim == 1 and bound.numel() > 0)
             check(ok, f"{name}.shape", tuple(bound.shape), "give a number or a vector")
         both = lo.ndim == hi.ndim == 1
-        check(not both or len(lo) == len(hi), "hi.shape", tuple(hi.shape), "give lo and hi of one length")
+        check(not both or len(lo) == len(hi), "hi.shape", tuple(hi.shape), "give lo and hi of the same length")
         check(bool((lo <= hi).all()), "lo", self.lo, "give lo <= hi in every coordinate")
         object.__setattr__(self, "lo", lo)
         object.__setattr__(self, "hi", hi)

@@ -219,5 +219,10 @@ def _block_size(part: Any, size: int | Sequence[int]) -> int:
     for side in (size,) if isinstance(size, int) else tuple(size):
         positive_int(size=side)
     total = size if isinstance(size, int) else math.prod(size)
-    check(part.dim in (None, total), "size", size, f"{type(part).__name__} lives in dimension {part.dim}")
+    check(
+        part.dim in (None, total),
+        "size",
+        size,
+        f"give {part.dim}, which is the dimension of this {type(part).__name__}",
+    )
     return total

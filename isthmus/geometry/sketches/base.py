@@ -94,7 +94,9 @@ def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     """
     value = state[key]
     if not isinstance(value, kind):
-        validate.refuse(f"state[{key!r}]", value, f"a {kind.__name__} was kept there: start the run anew")
+        validate.refuse(
+            f"state[{key!r}]", value, f"start the run anew: a {kind.__name__} was kept there, and this is another kind"
+        )
     return value
 
 
@@ -431,7 +433,7 @@ def spread(space: Space, shares: Sequence[float]) -> float | Tensor:
 def check_vector(sketch: Sketch, v: Tensor, name: str, size: int) -> None:
     """A clear error for a vector of the wrong length."""
     if v.shape != (size,):
-        validate.refuse(f"{name}.shape", tuple(v.shape), f"{sketch} takes vectors of length {size}")
+        validate.refuse(f"{name}.shape", tuple(v.shape), f"give vectors of length {size}, which {sketch} takes")
 
 
 def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
@@ -439,7 +441,7 @@ def check_block(sketch: Sketch, x: Stored, lo: int) -> int:
     validate.check(x.ndim == 2, "x.ndim", x.ndim, "give an n x k block of rows")
     hi = lo + x.shape[1]
     if lo < 0 or hi > sketch.d:
-        validate.refuse("columns", (lo, hi), f"{sketch} has columns 0 to {sketch.d}")
+        validate.refuse("columns", (lo, hi), f"give columns between 0 and {sketch.d}, which {sketch} has")
     return hi
 
 

@@ -84,7 +84,7 @@ class Buckets:
     """
 
     def __init__(self, key: int, d: int, m: int):
-        validate.check(d < LIMIT, "d", d, f"bucket hashes are exact below {LIMIT}")
+        validate.check(d < LIMIT, "d", d, f"give a dimension below {LIMIT}: bucket hashes are exact only there")
         self.d, self.m, self.p = d, m, next_prime(d)
         self._a = 1 + randomness.key(key, "a") % (self.p - 1)
         self._c = randomness.key(key, "c") % self.p

@@ -64,7 +64,7 @@ class ResidualMap(Sketch):
     leafwise = False
 
     def __init__(self, inner: Sketch):
-        validate.check(inner.tight, "encoder", inner, "the residual needs a tight sketch")
+        validate.check(inner.tight, "encoder", inner, "give a tight sketch, which the residual needs")
         self.inner, self.space, self.d, self.m = inner, inner.space, inner.d, inner.d
         self.norm = round_up(1.0, 1 << 12)
 
@@ -217,16 +217,21 @@ class Progressive(Encoder):
     schedule: Sequence[tuple[float, Encoder]]
 
     def __post_init__(self) -> None:
-        validate.check(len(self.schedule) > 0, "schedule", self.schedule, "give (until, encoder) pairs")
+        validate.check(len(self.schedule) > 0, "schedule", self.schedule, "give at least one pair (until, encoder)")
         ends = [until for until, _ in self.schedule]
         increasing = all(a < b for a, b in zip(ends, ends[1:], strict=False))
-        validate.check(increasing, "schedule", ends, "give increasing ends")
+        validate.check(increasing, "schedule", ends, "give parts whose ends increase")
 
     @property
     def clips_before(self) -> bool:
         """What every part of the schedule asks for."""
         asked = {encoder.clips_before for _, encoder in self.schedule}
-        validate.check(len(asked) == 1, "sketch", self, "clip after, or before, in every part of the schedule")
+        validate.check(
+            len(asked) == 1,
+            "sketch",
+            self,
+            "let every part of the schedule clip after its map, or every part before it",
+        )
         return asked.pop()
 
     @property

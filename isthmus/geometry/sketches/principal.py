@@ -372,6 +372,9 @@ def _energetic(values: Tensor) -> Tensor:
     """Indices (ascending) of the eigenvalues that are not rounding noise; at least one."""
     largest = float(values[-1])
     validate.check(
-        math.isfinite(largest) and largest > 0, "largest eigenvalue", largest, "public gradients are all zero"
+        math.isfinite(largest) and largest > 0,
+        "largest eigenvalue",
+        largest,
+        "give public examples whose gradients are finite and not all zero",
     )
     return (values > NEGLIGIBLE * largest).nonzero().squeeze(1)

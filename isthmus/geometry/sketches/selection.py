@@ -295,12 +295,17 @@ def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
         validate.check(len(found[-1]) > 0, "blocks", block, "give blocks that are not empty")
     whole = torch.cat(found)
     validate.check(
-        int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"indices are 0 to {space.d - 1}"
+        int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"give indices from 0 to {space.d - 1}"
     )
     twice = any(len(block.unique()) < len(block) for block in found)
-    validate.check(not twice, "blocks", blocks, "a block holds a coordinate once")
+    validate.check(not twice, "blocks", blocks, "name each coordinate at most once in a block")
     times = torch.bincount(whole, minlength=space.d)
-    validate.check(int(times.min()) >= 1, "blocks", blocks, f"blocks leave out {int((times == 0).sum())} coordinates")
+    validate.check(
+        int(times.min()) >= 1,
+        "blocks",
+        blocks,
+        f"give blocks for all coordinates: {int((times == 0).sum())} are in none",
+    )
     return found
 
 
@@ -309,7 +314,9 @@ def _are_names(block: object) -> TypeGuard[Sequence[str]]:
     if not isinstance(block, (list, tuple)):
         return False
     names = [isinstance(entry, str) for entry in block]
-    validate.check(all(names) or not any(names), "blocks", block, "a block is leaf names only, or indices only")
+    validate.check(
+        all(names) or not any(names), "blocks", block, "give a block as names of leaves or as indices, not as both"
+    )
     return any(names)
 
 

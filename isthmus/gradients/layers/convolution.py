@@ -36,7 +36,12 @@ class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
         """The input, with its examples in front wherever the module keeps its own."""
         x: Tensor = args[0] if args else kwargs["input"]
         dims = len(layer.kernel_size) + 2
-        validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
+        validate.check(
+            x.ndim == dims,
+            "input.ndim",
+            x.ndim,
+            f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)",
+        )
         return x.detach()
 
     def dim(self, layer: _ConvNd, output: Tensor) -> int:

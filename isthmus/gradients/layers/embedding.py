@@ -34,19 +34,19 @@ def check_table(name: str, layer: nn.Embedding | nn.EmbeddingBag) -> None:
         layer.max_norm is None,
         f"{own}max_norm",
         layer.max_norm,
-        "it rewrites the rows that the data name, before any noise: set max_norm=None",
+        "set max_norm=None: it rewrites the rows that the data name, before any noise is added",
     )
     validate.check(
         not layer.scale_grad_by_freq,
         f"{own}scale_grad_by_freq",
         True,
-        "it divides an example's gradient by counts of the whole batch: set scale_grad_by_freq=False",
+        "set scale_grad_by_freq=False: it divides an example's gradient by counts of the whole batch",
     )
     validate.check(
         not layer.sparse,
         f"{own}sparse",
         True,
-        "released gradients are dense, and which rows an example names is private: set sparse=False",
+        "set sparse=False: released gradients are dense, and which rows an example names is private",
     )
 
 
@@ -66,7 +66,7 @@ class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
         shared = (
             index.ndim == 1 and len(index) > 1 and torch.equal(index, torch.arange(len(index), device=index.device))
         )
-        remedy = "these look like position ids shared by all examples: give them as one row, shape (1, T)"
+        remedy = "give ids that all examples share, as these seem to be, as one row of shape (1, T)"
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         return self.first(index, 2)
 
@@ -88,7 +88,9 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
         """Only sums and means of a bag are linear in the table."""
         super().check(name, layer)
         own = f"{name}.mode" if name else "mode"
-        validate.check(layer.mode != "max", own, layer.mode, "which entry is largest is not kept: use 'sum' or 'mean'")
+        validate.check(
+            layer.mode != "max", own, layer.mode, "use 'sum' or 'mean': which entry is the largest is not kept"
+        )
 
     def given(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> None:
         """A flat list of places has bags as examples, not entries."""
@@ -103,7 +105,7 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
         weights = torch.ones_like(index, dtype=work) if given is None else given.detach().to(work)
         if index.ndim == 1:
             if offsets is None:
-                validate.refuse("offsets", offsets, "a flat input needs the start of every bag")
+                validate.refuse("offsets", offsets, "give the start of every bag, which a flat input needs")
             index, weights = _bags(index, weights, offsets, layer.include_last_offset)
         if layer.padding_idx is not None:
             weights = weights * (index != layer.padding_idx)

@@ -121,7 +121,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
                     "module",
                     type(layer).__name__,
                     f"layer {name!r} owns trainable parameters and holds {where!r}, which draws random numbers: its "
-                    f"gradients need a second pass, that would draw others; {REMEDY} (or turn the randomness off)",
+                    f"gradients need a second pass, which would draw other ones; {REMEDY} (or turn the randomness off)",
                 )
 
     def ready(self, site: Site, layers: Taps, plain: Callable[..., Any]) -> None:

@@ -170,7 +170,9 @@ class Layers:
         for name, layer in self._mixers:
             kind = type(layer).__name__
             apart = not layer.training and layer.track_running_stats
-            remedy = f"layer {name!r} takes statistics from the batch: use get_compatible_module, or eval() on it"
+            remedy = (
+                f"use get_compatible_module, or call eval() on layer {name!r}, which takes statistics from the batch"
+            )
             validate.check(apart, "module", kind, remedy)
 
     def no_rows(self) -> Stack:
@@ -377,7 +379,7 @@ def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list
             own = f"{name}.{suffix}" if name and suffix else name or suffix
             place = (id(binding.weight), str(binding.rows))
             cut = {rows for weight, rows in owner if weight == place[0] and "None" in (rows, place[1])} - {place[1]}
-            validate.check(not cut, "module", own, "untie it: another layer uses a part of the same parameter")
+            validate.check(not cut, "module", own, "untie this layer: another one uses a part of the same parameter")
             leaf = owner.setdefault(place, own)
             bindings.setdefault(leaf, binding)
             leaves[suffix] = leaf

@@ -142,13 +142,18 @@ class InstanceNormRule(ChannelsRule[_InstanceNorm]):
             not layer.track_running_stats,
             f"{name}.track_running_stats",
             True,
-            "running statistics mix examples: make the layer with track_running_stats=False",
+            "make the layer with track_running_stats=False: running statistics mix examples",
         )
 
     def examples(self, layer: _InstanceNorm, x: Tensor) -> Tensor:
         """Inputs without a batch dimension are refused."""
         dims = next(d for d, kind in enumerate(self.kinds, 3) if isinstance(layer, kind))
-        validate.check(x.ndim == dims, "input.ndim", x.ndim, f"give a {type(layer).__name__} {dims}: (n, C, ...)")
+        validate.check(
+            x.ndim == dims,
+            "input.ndim",
+            x.ndim,
+            f"give a {type(layer).__name__} an input of {dims} dimensions: (n, C, ...)",
+        )
         return x.detach()
 
     def normal(self, layer: _InstanceNorm, x: Tensor) -> Tensor:

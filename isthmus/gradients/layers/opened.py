@@ -168,7 +168,9 @@ class OperationRule(FunctionRule):
         """An output that has no entry for every example: no gradient may come back through it."""
 
         def refuse(b: Tensor) -> list[tuple[Site, dict[str, Rows]]]:
-            why = "gets or returns no tensor with one entry for every example, where its gradient comes from"
+            why = (
+                "gets or returns no tensor with one entry for every example, from which its gradient could be computed"
+            )
             raise validate.InvalidInput(f"layer {site.name!r} owns trainable parameters and {why}: {general.REMEDY}")
 
         floats = isinstance(x, Tensor) and x.is_floating_point()
@@ -270,5 +272,7 @@ def _host(site: Site, layers: Taps) -> nn.Module:
         if not isinstance(layer, HOLDERS):
             return layer
     validate.refuse(
-        "module", type(site.layer).__name__, "it only holds parameters: give the module that computes with them"
+        "module",
+        type(site.layer).__name__,
+        "give the module that computes with these parameters: this one only holds them",
     )

@@ -117,7 +117,7 @@ class LinearModel(Objective):
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
         known = classes is None or (targets is None and self.labelled())
-        validate.check(known, "classes", classes, "only a classifier has classes")
+        validate.check(known, "classes", classes, "leave it out: only a classifier has classes")
         if targets is None:
             targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
         self.targets = targets
@@ -126,7 +126,12 @@ class LinearModel(Objective):
         self._load(X, y)
         if weights is not None:
             self.weights = validate.as_tensor("weights", weights, ndim=1).to(torch.float64)
-            validate.check(len(self.weights) == self.n, "len(weights)", len(self.weights), f"give {self.n}")
+            validate.check(
+                len(self.weights) == self.n,
+                "len(weights)",
+                len(self.weights),
+                f"give one weight for each of the {self.n} rows",
+            )
             good = bool((self.weights >= 0).all())
             validate.require(good, "weights holds a negative number: give weights of 0 or more")
 

@@ -98,7 +98,7 @@ class ClassLabels(Targets):
         known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
         if self.classes is None:
             validate.check(
-                len(known.classes) > 1, "y", known.classes, "it holds one class only: declare all classes with classes="
+                len(known.classes) > 1, "y", known.classes, "declare all classes with classes=: y holds only one"
             )
         return known, torch.from_numpy(_positions(labels, known.classes))
 

@@ -60,7 +60,7 @@ def test_a_run_without_a_shared_budget(tmp_path: Path) -> None:
 
 def test_adjacencies_are_not_mixed(tmp_path: Path) -> None:
     shared = Ledger.open(tmp_path / "shared", budget=(1.0, 1e-5), adjacency="replace-one")
-    with pytest.raises(InvalidInput, match="the shared budget counts replace-one: give the same --adjacency"):
+    with pytest.raises(InvalidInput, match="give replace-one, which the shared budget counts"):
         Ledger(tmp_path / "own", shared=shared, label="a", adjacency="add-remove")
 
 

@@ -107,7 +107,7 @@ def test_one_range_for_all_numbers(people: Path) -> None:
         ({"columns": {"sexx": "drop"}}, "columns='sexx' is not allowed: did you mean 'sex'"),
         ({}, r'columns.joined=.* \(--drop "joined"\)'),
         ({"columns": DECLARED, "classes": ["ja", "nein"]}, "some rows have other labels"),
-        ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has none"),
+        ({"columns": DECLARED, "task": "regression", "classes": ["Ja", "Nein"]}, "--task regression has no classes"),
         ({"columns": DECLARED, "task": "classification", "target_bounds": [0, 1]}, "classes have no range"),
         ({"columns": DECLARED, "target": "comment"}, "classes='400 labels' .* give --task regression, or --classes"),
         (

@@ -82,7 +82,7 @@ def test_lengths_follow_from_public_numbers_and_the_bound_has_room_for_them() ->
     with pytest.raises(InvalidInput, match="lower rate"):
         narrowed(Message({"g": Bounded(torch.ones(4), 2, 1.0)}, 1.0), plan_of(n=10**16), sampler)
     coarse = Message({"g": Bounded(torch.ones(4), 2, 1.0, dtype=torch.float32)}, 1.0)
-    with pytest.raises(InvalidInput, match="gradients are torch.float32"):
+    with pytest.raises(InvalidInput, match="give torch.float32, which this client"):
         narrowed(coarse, plan_of(n=10**6, dtype=torch.float64), sampler)
 
 

@@ -231,5 +231,5 @@ def test_batches_of_clients_and_purchases_are_refused() -> None:
     with pytest.raises(InvalidInput, match="Poisson sampling of them"):
         client_plan(algorithms.comp_dist_sgd(m=12, step=0.1, batch_size=2)).pipe  # noqa: B018
     bought = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, n="exact", scale="columns")
-    with pytest.raises(InvalidInput, match="buys something before its loop"):
+    with pytest.raises(InvalidInput, match="would buy something before its loop"):
         plan_of(bought, constraint=Whole()).pipe  # noqa: B018

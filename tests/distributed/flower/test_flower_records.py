@@ -49,11 +49,11 @@ def test_forged_answers_are_refused_with_a_right_seal_too() -> None:
     """Whoever makes the seal right still has to send as many finite numbers as are due."""
     right, wrong = sent(), torch.tensor([torch.nan])
     cases = {
-        "answers another order": answer(right, b"an earlier order", True),
+        "belongs to another order": answer(right, b"an earlier order", True),
         "bytes": answer(Message({**right.values, "count": Bounded(torch.ones(5), 2, 1.0)}, 7.0), ASKED, True),
         "not finite": answer(Message({**right.values, "count": Bounded(wrong, 2, 1.0)}, 7.0), ASKED, True),
         "divisor": answer(Message(right.values, -1.0), ASKED, True),
-        "are due|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0), ASKED, True),
+        "send .* bytes|too early": answer(Message({"gradient": right.values["gradient"]}, 7.0), ASKED, True),
         "damaged": None,
     }  # fmt: skip
     for told, data in cases.items():
@@ -89,7 +89,7 @@ def test_an_order_travels_without_its_map(draws: torch.Generator) -> None:
     again = read_ask(short, space, w)
     assert torch.equal(again.w, changed) and sum(each.count_bytes() for each in short.values()) < 1500
     for kept in (None, changed):
-        with pytest.raises(InvalidInput, match="does not have that iterate"):
+        with pytest.raises(InvalidInput, match="does not have that one"):
             read_ask(short, space, kept)
 
 
@@ -97,7 +97,7 @@ def test_an_iterate_that_was_changed_on_the_way_is_refused(draws: torch.Generato
     w, space = torch.randn(20, generator=draws), Space.flat(20)
     content = ask(Order("main", 0, 0, 7, 0.5, {}, w), space)
     content["arrays"] = to_arrays(w + 1, space)
-    with pytest.raises(InvalidInput, match="the iterate is another one"):
+    with pytest.raises(InvalidInput, match="this client has another one"):
         read_ask(content, space, None)
 
 

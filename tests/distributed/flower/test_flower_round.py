@@ -92,7 +92,7 @@ def test_a_client_that_lost_its_iterate_is_sent_it_again(draws: torch.Generator)
     strategy = SketchStrategy(plan, wait=0.0)
     strategy.start(grid)
     assert [each["answered"] for each in strategy.clients.traffic.rounds] == [3, 3, 2, 3, 3]
-    assert any("does not have that iterate" in why for why in strategy.clients.traffic.reasons)
+    assert any("does not have that one" in why for why in strategy.clients.traffic.reasons)
 
 
 def test_the_lost_the_late_and_the_corrupt_add_nothing(draws: torch.Generator) -> None:
@@ -199,7 +199,7 @@ def test_the_strategy_is_one_of_flowers(draws: torch.Generator) -> None:
     ("change", "message"),
     [
         ({"unit": "person"}, "unit"),
-        ({"n": None}, "give the records of all clients"),
+        ({"n": None}, "give the number of records of all clients"),
         ({"local": LocalSteps(2, 0.1)}, 'give unit="client"'),
         ({"dropouts": 0.1}, "dropouts"),
         ({"down": "sideways"}, "down"),

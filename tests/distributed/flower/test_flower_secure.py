@@ -125,7 +125,7 @@ def test_a_client_sends_no_more_vectors_than_the_run_has_rounds(draws: torch.Gen
     run(plan, grid)
     again = SketchStrategy(plan, wait=0.0)
     again.start(grid)
-    assert not again.found.x.any() and any("no more" in why for why in again.clients.traffic.reasons)
+    assert not again.found.x.any() and any("begin a new plan" in why for why in again.clients.traffic.reasons)
 
 
 def test_noise_of_clients_is_released_by_secure_aggregation_only(draws: torch.Generator) -> None:

@@ -87,7 +87,7 @@ def test_below_the_threshold_nothing_is_released_and_the_charge_is_kept(moment: 
         found.run(**{moment: [0, 2, 4]})
     assert found.ledger.rounds() == {"secagg": 1}
     for again in (found.server.total, found.server.survivors, found.server.roster, found.server.invitation):
-        with pytest.raises(RoundRefused, match="not the moment"):
+        with pytest.raises(RoundRefused, match="in their order"):
             again()
 
 
@@ -306,7 +306,7 @@ def test_keys_that_would_send_everybody_away_cost_only_their_owner(what: str) ->
         "another's": right[:head] + honest[2][head:],
         "another's for letters": right[:-32] + honest[2][head : head + 32],
     }[what]
-    with pytest.raises(BadMessage, match="public key of client 5 is none, or that of another"):
+    with pytest.raises(BadMessage, match="public key of client 5 is not a valid one, or is that of another"):
         found.server.receive(evil)
     roster = found.server.roster()
     for index in range(5):

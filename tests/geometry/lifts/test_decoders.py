@@ -187,7 +187,7 @@ def test_cosamp_edges() -> None:
     for call, message in [
         (lambda: cosamp(matrix, y, 0), "k=0"),
         (lambda: cosamp(matrix, y, 21), "at most"),
-        (lambda: cosamp(matrix, y[:5], 2), "6 rows"),
+        (lambda: cosamp(matrix, y[:5], 2), "codes of length 6"),
         (lambda: cosamp(matrix, y, 2, iterations=0), "iterations"),
         (lambda: cosamp(matrix, y[None, None], 2), "y.shape"),
     ]:

@@ -132,9 +132,9 @@ def test_another_process_draws_the_same_maps():
 
 
 def test_wrong_lengths_are_refused(sketch):
-    with pytest.raises(ValueError, match="takes vectors of length"):
+    with pytest.raises(ValueError, match="give vectors of length"):
         sketch.forward(torch.zeros(sketch.d + 1))
-    with pytest.raises(ValueError, match="takes vectors of length"):
+    with pytest.raises(ValueError, match="give vectors of length"):
         sketch.adjoint(torch.zeros(sketch.m + 1))
     with pytest.raises(ValueError, match="columns"):
         sketch.rows(torch.zeros(2, sketch.d), 1)

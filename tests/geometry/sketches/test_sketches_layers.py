@@ -211,7 +211,7 @@ def test_encoders_bring_the_facts_that_others_ask_for():
     assert Progressive([(1, before), (2, before)]).clips_before
     assert Progressive([(1, Identity()), (2, Kronecker(1, 1))]).keeps_layers
     assert not Progressive([(1, Identity()), (2, public)]).keeps_layers
-    with pytest.raises(InvalidInput, match="in every part of the schedule"):
+    with pytest.raises(InvalidInput, match="let every part of the schedule clip"):
         _ = Progressive([(1, before), (2, public)]).clips_before
     assert Coordinates(2).draw(4).selects and not CountSketch(2).draw(4).selects
 

@@ -147,7 +147,7 @@ def test_blocks_that_cut_a_leaf():
 
 @pytest.mark.parametrize("blocks", [["hidden", ["out", "bias"]], [["hidden", 3], ["out"]]])
 def test_wrong_groups_are_refused(blocks):
-    with pytest.raises((KeyError, ValueError), match="this space has|leaf names only"):
+    with pytest.raises((KeyError, ValueError), match="this space has|names of leaves or as indices"):
         Blocks(blocks).draw(SPACE)
 
 
