@@ -2,8 +2,9 @@
 
 A short run that nobody stops is made first.  Each fork then begins the run, or goes on with it where its folder is
 there, and sends itself a signal at a random round, before or after its charge; the last one is left to finish.  What
-happens depends on the progress of the run alone, not on how fast the machine is.  After each a line of JSON says what
-the ledgers hold.  Forks need no second import of torch.
+happens depends on the progress of the run alone, not on how fast the machine is, nor on whether a shell that put the
+tests in the background made them deaf to Ctrl-C.  After each a line of JSON says what the ledgers hold.  Forks need no
+second import of torch.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def stop_at(number: int, round: int, before: bool) -> None:
 def child(arguments: list[str], log: Path) -> None:
     from isthmus.app.cli import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
