@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
 collect_ignore = ["conftest.py"]  # several folders have one: it is no module of doctests
+
+
+def pytest_collection_finish() -> None:
+    _keep()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kept() -> Iterator[None]:
+    yield
+    _keep()
+
+
+def _keep() -> None:
+    """What was imported and collected stays to the end: no collection of garbage need look through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
