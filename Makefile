@@ -12,6 +12,9 @@ ENGINES ?= flower,dask
 
 EXPERIMENTS := private_tables public_subspace glm_tables regret
 
+# Tests start many processes: each would compile the package anew where bytecode is not kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed

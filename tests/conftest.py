@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+gc.disable()  # until the tests are collected: nothing is garbage before
 collect_ignore = ["conftest.py"]  # several folders have one: it is no module of doctests
 
 
 def pytest_collection_finish() -> None:
     _keep()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -19,10 +19,13 @@ class LateModule:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._module: Any = None
 
     def __getattr__(self, attribute: str) -> Any:
-        _quiet()
-        return getattr(importlib.import_module(self._name), attribute)
+        if self._module is None:
+            _quiet()
+            self._module = importlib.import_module(self._name)
+        return getattr(self._module, attribute)
 
 
 class _LeftOut(logging.Filter):
@@ -37,7 +40,7 @@ _FILTER = _LeftOut()
 
 
 def _quiet() -> None:
-    """`logging` adds a filter once, however often it is asked."""
+    """`logging` keeps a logger's filters, also where the logger is made before the library that writes to it."""
     logging.getLogger("absl").addFilter(_FILTER)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,15 +36,24 @@ def build(recipe: Any, objective: Any, constraint: Any, steps: int) -> Pipeline:
 
 def one_release(pipe: Pipeline, objective: Any, noise: Any, w: torch.Tensor | None = None) -> tuple[Any, Any]:
     """The message before the noise and the released values of round 0."""
+    return next(releases(pipe, objective, [noise], w))
+
+
+def releases(pipe: Pipeline, objective: Any, noises: Iterable[Any], w: torch.Tensor | None = None) -> Iterator[Any]:
+    """The same for each source of noise: the records of round 0 are looked at once, and their message copied."""
     state = start(pipe, torch.zeros(objective.d, dtype=torch.float64) if w is None else w)
     round = open_round(
         pipe, state, space=objective.space, seed=0, epoch=0, read=lambda: state.w, public_rows=lambda w, data: None
     )
-    stage, keys = pipe.stages[0], Keys(0, noise)
+    stage, message = pipe.stages[0], None
     bind_stage(round, stage, state)
-    message = contribute(round, stage, Client("0", objective), keys, {})
+    for noise in noises:
+        keys = Keys(0, noise)
+        message = contribute(round, stage, Client("0", objective), keys, {}) if message is None else message
+        yield message, close_stage(round, stage, copy.deepcopy(message), keys, Free())
 
-    class Free:
-        def charge(self, stage: Any, t: int) -> None: ...
 
-    return message, close_stage(round, stage, message, keys, Free())
+class Free:
+    """A ledger that charges nothing."""
+
+    def charge(self, stage: Any, t: int) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,10 @@ def problem(kind: str) -> tuple[LeastSquares, Any]:
     return LeastSquares(a, a @ w), NuclearBall(0.7 * float(np.linalg.norm(w)), shape=(6, 10))
 
 
-def best(objective: LeastSquares, constraint: Any) -> float:
+@cache
+def best(kind: str) -> float:
     """F* by projected gradient to convergence."""
+    objective, constraint = problem(kind)
     found = minimize(objective, algorithms.gd(step=1 / objective.smoothness()), constraint, steps=3000, record=None)
     return objective.loss(found.x)
 
@@ -50,7 +53,7 @@ def facts(objective: LeastSquares, constraint: Any) -> dict[str, float]:
 def test_the_bound_of_theorem_e2(kind: str, compressed: bool) -> None:
     """F(w_T) - F* <= 4 mu ||C||^2 / T with the theorem's schedule, at several T."""
     objective, constraint = problem(kind)
-    known, optimum = facts(objective, constraint), best(objective, constraint)
+    known, optimum = facts(objective, constraint), best(kind)
     schedule = theory.convex_fw_schedule(**known, noise=0.0)
     recipe = algorithms.comp_fw(schedule=schedule, batch_size=objective.n) if compressed else algorithms.comp_fw()
     for rounds in (20, 100, 300):
@@ -76,7 +79,7 @@ def test_the_vertex_for_the_sketched_gradient_is_the_vertex_over_the_image(kind:
 def test_away_steps_converge_linearly_where_plain_frank_wolfe_does_not() -> None:
     """An optimum inside a face: away steps reach 1e-9 while the plain method is still at 1/T."""
     objective, constraint = problem("simplex")
-    optimum = best(objective, constraint)
+    optimum = best("simplex")
     gaps = {}
     for name, options in {"plain": {}, "away": {"away": True}}.items():
         recipe = algorithms.comp_fw(line_search="line", **options)

@@ -201,7 +201,7 @@ def test_skgd_as_published_is_sound_and_noisier() -> None:
 def test_the_minibatch_as_published_promises_nothing_and_knows_its_condition() -> None:
     objective = problem(n=1000)
     recipe = algorithms.dp_comp_minibatch(m=10, batch_size=100, as_published=True, **COMMON)
-    found = minimize(objective, recipe, BALL, steps=500, record=None)
+    found = minimize(objective, recipe, BALL, steps=100, record=None)
     assert not found.privacy.private and "moves by up to 2L" in found.privacy.words()
     with pytest.raises(isthmus.InvalidInput):
         minimize(objective, recipe, BALL, steps=2)  # epsilon_0 > 1: the paper's own amplification does not hold

@@ -24,6 +24,9 @@ WEIGHTS = (
     "makes one record's gradient longer, and it is clipped like any other, or it would cost k times the budget"
 )
 SECRET = "compares two fits to the same records: their noise comes from the operating system and differs"
+LONG = "check_class_weight_classifiers"
+"""A thousand rounds, whatever `max_iter` says.  The weight of a class becomes a weight of its records before any loss
+or algorithm is known: the two hinge losses and secret noise are spared it."""
 SEEDED: dict[str, Any] = {"noise_seed": 0, "random_state": 0}
 FEW: dict[str, Any] = {"max_iter": 3, **SEEDED}
 
@@ -59,9 +62,13 @@ def of_secret_noise(estimator: Any) -> dict[str, str]:
 
 @parametrize_with_checks(REPEATABLE, expected_failed_checks=of_weights, xfail_strict=True)
 def test_seeded(estimator: Any, check: Any) -> None:
+    if check.func.__name__ == LONG and "hinge" in estimator.loss:
+        pytest.skip("a thousand rounds")
     check(estimator)
 
 
 @parametrize_with_checks(UNREPEATABLE, expected_failed_checks=of_secret_noise)
 def test_secret(estimator: Any, check: Any) -> None:
+    if check.func.__name__ == LONG:
+        pytest.skip("a thousand rounds")
     check(estimator)

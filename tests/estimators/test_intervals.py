@@ -106,16 +106,16 @@ def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: leave it out: labels have no residuals"):
         classifier(0, 3.0).coefficient_intervals(residual_sd=1.0)
     with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
-        classifier(0, 3.0, algorithm="dp_sgd", batch_size=200).coefficient_intervals()
+        classifier(0, 3.0, 2000, algorithm="dp_sgd", batch_size=200, max_iter=5).coefficient_intervals()
     with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
-        regressor(0, 3.0, features="smooth").coefficient_intervals(residual_sd=1.0)
+        regressor(0, 3.0, 2000, features="smooth").coefficient_intervals(residual_sd=1.0)
     with pytest.raises(InvalidInput, match=r"bounds=\(-1, 1\) is not allowed: rows fill \d+% of the squared length"):
         signs(bounds=(-1, 1)).coefficient_intervals(residual_sd=1.0)
     assert np.allclose(signs(bounds=(-3, 3)).coefficient_intervals(residual_sd=1.0).values[:4], TRUTH[:4], atol=0.2)
     with pytest.raises(InvalidInput, match="this fit is not private: compute ordinary confidence intervals"):
-        classifier(0, math.inf, algorithm="auto", noise_seed=None, max_iter=5).coefficient_intervals()
+        classifier(0, math.inf, 2000, algorithm="auto", noise_seed=None, max_iter=5).coefficient_intervals()
     with pytest.raises(InvalidInput, match="known for the logistic and the squared loss"):
-        regressor(0, 3.0, loss="huber").coefficient_intervals(residual_sd=1.0)
+        regressor(0, 3.0, 2000, loss="huber").coefficient_intervals(residual_sd=1.0)
     with pytest.raises(InvalidInput, match="as large as itself in some direction"):
         regressor(0, 0.2, n=300, scale="moments").coefficient_intervals(residual_sd=1.0)
 

@@ -61,8 +61,9 @@ def until(out: Path, size: int, child: subprocess.Popen[str]) -> None:
         time.sleep(1e-3)
 
 
-@pytest.mark.parametrize(("mode", "reserve", "kills"), [("plain", 1, 20), ("plain", 7, 20), ("torn", 3, 30)])
+@pytest.mark.parametrize(("mode", "reserve", "kills"), [("plain", 1, 10), ("plain", 7, 10), ("torn", 3, 16)])
 def test_a_kill_at_any_moment_never_under_reports(tmp_path: Path, mode: str, reserve: int, kills: int) -> None:
+    """`make chaos` kills more often."""
     path, out = tmp_path / "ledger", tmp_path / "out"
     moments = random.Random(reserve)
     for kill in range(1, kills + 1):
