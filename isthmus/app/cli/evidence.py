@@ -66,9 +66,9 @@ def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, p
 def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path | None, **how: Any) -> None:
     """Run the papers' figures and tables again: all, a paper's (001), or those NAMED.
 
-    Each is compared with the mean of five seeds plus or minus three standard deviations, and judged: does the paper's
-    claim hold? Results (JSON and SVG) go to --out; runs that are done there are not done again. Data sets are read
-    from the folder ISTHMUS_DATA.
+    Each is compared with the mean of five seeds or more plus or minus three standard deviations, and judged: does the
+    paper's claim hold? Results (JSON and SVG) go to --out; runs that are done there are not done again. Data sets are
+    read from the folder ISTHMUS_DATA.
     """
     if page is not None:
         page.write_text(parts.reproduction_page.page(), encoding="utf-8")

@@ -25,7 +25,8 @@ Every figure and table of the five papers that reports a measurement or a rate i
 paper's claim, what we measured, and a verdict on **the paper's claim**, not on our implementation. The numbers come
 from `isthmus reproduce --all --scale small --seeds 5` (sizes that two cores manage in minutes; what was made smaller
 stands with each experiment) and, where it says "full scale", from the paper's own sizes. Run one yourself with
-`isthmus reproduce NAME`: it is checked against the mean of five seeds plus or minus three standard deviations.
+`isthmus reproduce NAME`: it is checked against the mean of five seeds (ten for the noisiest experiments) plus or minus
+three standard deviations.
 """
 
 
