@@ -1,7 +1,12 @@
-"""Real gloo processes for tests: `together(scenario, size)` runs a function on every rank."""
+"""Real gloo processes for tests: `together(scenario, size)` runs a function on every rank.
+
+They are forked from one process that has imported what they need and done nothing else: it starts once, and no rank
+has anything of the tests' own process.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable
@@ -12,6 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from filelock import FileLock
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["torch._dynamo", "torch.distributed", "dp_accounting", "isthmus.estimators", "isthmus.engine"]
+)
 
 
 def _process(rank: int, size: int, folder: str, scenario: Callable[[int], Any]) -> None:
@@ -36,5 +46,5 @@ def once(scenario: Callable[[int], Any], folder: Any, size: int = 2) -> list[Any
 def together(scenario: Callable[[int], Any], size: int = 2) -> list[Any]:
     """What a function of the rank returned on each rank; ranks have different thread counts."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, args=(size, folder, scenario), nprocs=size, join=True)
+        mp.start_processes(_process, args=(size, folder, scenario), nprocs=size, join=True, start_method="forkserver")
         return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(size)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from gloo import FORKS
 
 from isthmus import Logistic, algorithms, minimize
 from isthmus.privacy import Ledger
@@ -43,8 +43,7 @@ def process(rank: int, size: int, folder: str, lost: int) -> None:
 
 @pytest.mark.parametrize(("lost", "size"), [(0, 2), (2, 3)])
 def test_a_killed_rank_ends_the_others(tmp_path: Path, lost: int, size: int) -> None:
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=process, args=(rank, size, str(tmp_path), lost)) for rank in range(size)]
+    ranks = [FORKS.Process(target=process, args=(rank, size, str(tmp_path), lost)) for rank in range(size)]
     for each in ranks:
         each.start()
     for each in ranks:
