@@ -144,7 +144,11 @@ class Facts:
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
         validate.one_of(SCALES, scale=self.scale)
         validate.one_of(FEATURES, features=self.features)
-        validate.check(0 <= self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
+        validate.non_negative(before=self.before)
+        validate.check(self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
+        for name in ("sparse", "ranged", "penalty", "exact"):
+            yes_or_no = isinstance(getattr(self, name), (bool, np.bool_))
+            validate.check(yes_or_no, name, getattr(self, name), "give True or False")
         for name in ("max_passes", "bound", "clip", "step"):
             if getattr(self, name) is not None:
                 validate.positive(**{name: getattr(self, name)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,9 +32,12 @@ def writing(path: str | Path, remedy: str = "what was there before is untouched"
 
 @contextlib.contextmanager
 def replaced(path: str | Path) -> Iterator[Path]:
-    """A file beside `path` to write to; it takes its place once it is whole and on the disk, or disappears."""
+    """A file beside `path` to write to; it takes its place once it is whole and on the disk, or disappears.
+
+    Its name is its own, so that two processes that write the same path do not mix: the later one's file stays.
+    """
     target = Path(path)
-    partial = target.with_name(target.name + ".part")
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(8)}.part")
     with writing(target):
         try:
             yield partial

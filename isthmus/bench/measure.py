@@ -21,7 +21,6 @@ from isthmus.bench.cases import Benchmark, Contest, Growth
 from isthmus.bench.registry import HOMES
 
 FORM = 1
-SMALL = "a quick run: smaller sizes"
 NO_DEVICE = "there is no CUDA device"
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "opacus", "cvxpy", "clarabel", "dp-accounting")
 
@@ -79,7 +78,7 @@ class Worker:
 def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
     """The rows of one benchmark."""
     rows = _compare(benchmark, quick) if isinstance(benchmark, Contest) else [_grow(benchmark, quick)]
-    return [row | {"quick": True, "title": f"{row['title']} ({SMALL})"} for row in rows] if quick else rows
+    return [row | {"quick": True} for row in rows] if quick else rows
 
 
 def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ turns, so that a busy moment hits all of them. Times are medians in milliseconds
 median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
 processes of its own.
 """
+QUICK = "a quick run: smaller sizes than are named and two rounds, for the form alone."
 BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
 
 
@@ -92,7 +93,7 @@ def filled(text: str, kept: list[KeptRun]) -> str:
     def block(match: re.Match[str]) -> str:
         name = match.group(1)
         validate.one_of((*BLOCKS, *FAMILIES), block=name)
-        body = BLOCKS[name](rows) if name in BLOCKS else _family(rows, name)
+        body = BLOCKS[name](rows) if name in BLOCKS else _family([_marked(row) for row in rows], name, starred=True)
         return f"<!-- bench:begin {name} -->\n{body}\n{END}"
 
     return re.sub(BEGIN.pattern + ".*?" + re.escape(END), block, text, flags=re.DOTALL)
@@ -126,16 +127,26 @@ def _machine(source: KeptRun) -> str:
         return "Median milliseconds."
     parts = [f"{told.get('processors', '?')} x {told.get('processor', '?')}", f"Python {told.get('python', '?')}"]
     parts += [f"{name} {each}" for name, each in told.items() if name not in ("processors", "processor", "python")]
-    quick = " A quick run: small sizes and two rounds, for the form alone." if source.quick else ""
+    quick = f" This was {QUICK}" if source.quick else ""
     return f"Measured {source.when} on {', '.join(parts)}.{quick}"
+
+
+def _marked(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with a star behind its title if it is of a quick run; one sentence below the table says what it means."""
+    return row | {"title": f"{row['title']} *"} if "quick" in row else row
+
+
+def _star(rows: Iterable[dict[str, Any]]) -> str:
+    """The sentence of the star, where a row has one."""
+    return f"\\* These rows are of {QUICK}" if any("quick" in row for row in rows) else ""
 
 
 def _family_of(row: dict[str, Any]) -> str:
     return str(row["name"]).partition("-")[0]
 
 
-def _family(rows: Iterable[dict[str, Any]], family: str) -> str:
-    """The table of a family, with facts and memory below."""
+def _family(rows: Iterable[dict[str, Any]], family: str, starred: bool = False) -> str:
+    """The table of a family, with facts and memory below, and what a star means where quick rows have one."""
     rows = [row for row in rows if _family_of(row) == family and "ours_ms" in row]
     met = {(each.name, each.told): each for each in verdicts(rows)}
     lines = ["| | ours | ms | beside | ms | ratio | asked |", "|---|---|---|---|---|---|---|"]
@@ -147,7 +158,8 @@ def _family(rows: Iterable[dict[str, Any]], family: str) -> str:
         lines.append(f"| {' | '.join((*cells, spread(each.peer_ms), spread(each.ratio), asked))} |")
         last = each.title
     notes = [*_facts(rows), *_memory(rows), *_notes(rows)]
-    return "\n".join(lines) + ("\n\n" + "\n".join(notes) if notes else "")
+    words = "\n" + _star(rows) + "\n" if starred and _star(rows) else ""
+    return "\n".join(lines) + (f"\n{words}" if words else "") + ("\n\n" + "\n".join(notes) if notes else "")
 
 
 def _facts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -232,16 +244,14 @@ def headline(rows: Iterable[dict[str, Any]]) -> str:
     lines = ["| | ours | ms | ratio of times to peers (below 1: ours is faster) |", "|---|---|---|---|"]
     for key in HEADLINES:
         if key in by:
-            row = by[key]
+            row = _marked(by[key])
             ratios = ", ".join(f"{number(each['ratio'][0])} {peer}" for peer, each in row["peers"].items())
             lines.append(f"| {row['title']} | {row['ours']} | {number(row['ours_ms'][0])} | {ratios} |")
     missed = [each for each in verdicts(by.values()) if not each.met]
     words = f"{len(missed)} of {len(list(verdicts(by.values())))} goals were missed." if missed else ""
-    quick = (
-        "A quick run: small sizes and two rounds, for the form alone." if any("quick" in row for row in rows) else ""
-    )
-    told = "Quartiles, goals, causes, peers that were left out and how time grows are in"
-    return "\n".join(lines) + "\n\n" + " ".join(filter(None, (quick, words, told))) + " "
+    more = "Quartiles, goals, causes, peers that were left out and how time grows are in"
+    star = _star(by[key] for key in HEADLINES if key in by)
+    return "\n".join(lines) + "\n\n" + " ".join(filter(None, (star, words, more))) + " "
 
 
 def codecs(rows: Iterable[dict[str, Any]]) -> str:

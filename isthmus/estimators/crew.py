@@ -184,7 +184,7 @@ class Crew:
         """The statement of rank 0, whose ledger knows what was charged, on every rank."""
         if self.ranks is None:
             return make()
-        return PrivacyStatement.from_json(self.lead(lambda: make().to_json()))
+        return PrivacyStatement.from_json(self.lead(lambda: make().to_json()), recompute=False)
 
 
 class _Plain(TopEigenvalue):

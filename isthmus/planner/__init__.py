@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from isthmus.algorithms import KNOWN
@@ -53,6 +54,7 @@ def plan(
     >>> found.best.name, found.best.rounds, round(found.best.noise_multiplier, 1)
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
+    _check_names(facts)
     known = Facts(
         n,
         d,
@@ -69,6 +71,19 @@ def plan(
     ranked = sorted(choices, key=lambda choice: _rank(choice, order))
     explained = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
     return Plan(known, explained, refused, notes_of(known, explained), energy_of(known))
+
+
+def _check_names(facts: Iterable[str]) -> None:
+    """Refuse a fact that there is none of, by its name alone: its value may be private rows."""
+    names = [each.name for each in fields(Facts)]
+    for name in facts:
+        if name not in names:
+            nearest = get_close_matches(name, names, 1)
+            meant = f"{nearest[0]!r} may be meant; " if nearest else ""
+            raise TypeError(
+                f"plan() got an unexpected keyword argument {name!r}: {meant}the facts that it takes are "
+                f"{', '.join(names)}; it takes no private rows"
+            )
 
 
 def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
@@ -98,6 +113,9 @@ def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
 
 def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
+    one = isinstance(asked, (str, Algorithm)) or callable(asked)
+    remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
+    validate.check(one or isinstance(asked, Iterable), "algorithms", asked, remedy)
     given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
     for each in dict.fromkeys(given):
         named, wanted = _named(each)

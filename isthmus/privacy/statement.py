@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from isthmus.base import html, validate
 from isthmus.privacy import accounting, event_json
@@ -29,6 +29,7 @@ from isthmus.privacy.noise import SECRET, SEEDED
 from isthmus.privacy.releases import Released
 
 FORMAT = "isthmus-statement-1"
+CLOSE = 0.99  # versions of the accountant differ by less in what they compute for the same releases
 """What a statement's JSON says that it is; one without a format was written before formats had names."""
 ROUNDING = (
     "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
@@ -89,6 +90,8 @@ class PrivacyStatement:
             self.private,
             "give private=True with a finite epsilon, and private=False with an infinite one",
         )
+        hidden = not (self.private and self.noise == SEEDED)
+        validate.check(hidden, "private", self.private, "give False where the noise is seeded: it can be subtracted")
         if self.n is not None:
             validate.positive_int(n=self.n)
         validate.check(
@@ -241,10 +244,23 @@ class PrivacyStatement:
         return event_json.canonical(data)
 
     @classmethod
-    def from_json(cls, text: str) -> PrivacyStatement:
-        """The statement that `to_json` wrote, now or before formats had names (whose words for the releases go)."""
+    def from_json(cls, text: str, *, recompute: bool = True) -> PrivacyStatement:
+        """The statement that `to_json` wrote, now or before formats had names (whose words for the releases go).
+
+        The accountant computes epsilon anew from the event.  A statement that claims less than 99 % of it is refused:
+        its text was altered.  One that claims a little less, by another version of the accountant, gets the larger
+        number.  `recompute=False` believes the text, of another process of the same run, say.
+        """
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
-            return cls._from(json.loads(text))
+            found = cls._from(json.loads(text))
+            return found._recomputed() if recompute else found
+
+    def _recomputed(self) -> PrivacyStatement:
+        follows = accounting.epsilon_of(event_json.from_json(self.event), self.delta, self.adjacency)
+        for name in ("epsilon", "nominal"):
+            remedy = f"give the statement as it was written: epsilon={follows:.6g} follows from its releases"
+            validate.check(getattr(self, name) >= CLOSE * follows, name, getattr(self, name), remedy)
+        return replace(self, epsilon=max(self.epsilon, follows), nominal=max(self.nominal, follows))
 
     @classmethod
     def _from(cls, fields_given: Json) -> PrivacyStatement:

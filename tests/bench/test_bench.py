@@ -32,7 +32,9 @@ def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     assert ours["facts"]["largest difference"] < 1e-12 and ours["skipped"] == {} and ours["rounds"] == 2
     assert [each["size"] for each in grown["points"]] == [1000, 10_000] and isinstance(grown["slope"], float)
     text = page.page([kept.load(file)])
-    assert "NumPy sort" in text and "A quick run" in text
+    assert "NumPy sort" in text and text.count("quick run") == 1
+    readme = page.filled("<!-- bench:begin headline -->\n<!-- bench:end -->", [kept.load(file)])
+    assert readme.count("quick run") == 1 and readme.count(" * |") == 1
 
 
 def test_committed_tables_are_those_of_the_committed_figures() -> None:

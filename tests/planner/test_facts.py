@@ -51,12 +51,24 @@ GOOD: dict[str, Any] = {"n": 1000, "d": 20, "epsilon": 1.0}
         ({"smoothness": [-1.0] * 20}, "smoothness"),
         ({"public": np.ones((5, 3))}, "public"),
         ({"algorithms": ["adam"]}, "algorithms='adam'"),
+        ({"algorithms": 3}, "algorithms=3"),
+        ({"before": "half"}, "before='half'"),
+        ({"sparse": "yes"}, "sparse='yes' is not allowed: give True or False"),
     ],
 )
 def test_wrong_facts_are_named(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         plan(**{**GOOD, **wrong})
     assert named in str(caught.value)
+
+
+def test_an_unknown_fact_is_refused_by_its_name_alone() -> None:
+    """Whoever gives private rows under some name does not find them in the words of the error."""
+    with pytest.raises(
+        TypeError, match=r"plan\(\) got .* 'max_dim': 'max_dims' may be meant; .* n, d, epsilon"
+    ) as caught:
+        plan(**GOOD, max_dim=123456)
+    assert "123456" not in str(caught.value)
 
 
 def test_facts_are_frozen_and_fill_in_what_follows() -> None:

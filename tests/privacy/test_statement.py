@@ -149,6 +149,42 @@ def test_other_texts_are_refused() -> None:
             PrivacyStatement.from_json(json.dumps(wrong))
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"epsilon": 0.1},
+        {"epsilon": 0.1, "nominal": 0.1},
+        {"nominal": 0.1},
+        {"delta": 1e-7},
+        {"adjacency": "replace-one"},
+        {"noise": SEEDED},
+    ],
+    ids=str,
+)
+def test_a_text_that_promises_more_than_its_releases_give_is_refused(edited: dict[str, Any]) -> None:
+    """Whatever was edited, epsilon is computed anew from the event that the text holds."""
+    data = json.loads(PrivacyStatement.of(E.GaussianDpEvent(4.0), 1e-5).to_json())
+    with pytest.raises(InvalidInput, match="follows from its releases|seeded"):
+        PrivacyStatement.from_json(json.dumps(data | edited))
+
+
+def test_something_released_as_it_is_cannot_be_called_private() -> None:
+    data = json.loads(PrivacyStatement.of(E.NonPrivateDpEvent(), 1e-5).to_json())
+    with pytest.raises(InvalidInput, match="epsilon=inf follows from its releases"):
+        PrivacyStatement.from_json(json.dumps(data | {"private": True, "epsilon": 1.0, "nominal": 1.0}))
+
+
+def test_another_accountants_epsilon_is_never_made_smaller() -> None:
+    """A little less than follows becomes what follows; more stays: an accountant of before may have been coarser."""
+    right = PrivacyStatement.of(E.GaussianDpEvent(4.0), 1e-5)
+    data = json.loads(right.to_json())
+    for factor, expected in ((1 - 1e-4, right.epsilon), (1.5, 1.5 * right.epsilon)):
+        told = json.dumps(data | {"epsilon": factor * right.epsilon, "nominal": factor * right.epsilon})
+        found = PrivacyStatement.from_json(told)
+        assert found.epsilon == found.nominal == pytest.approx(expected, rel=1e-12)
+    assert PrivacyStatement.from_json(right.to_json(), recompute=False) == right
+
+
 def test_a_statement_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
         PrivacyStatement.of(POISSON, 1e-5).epsilon = 0.1  # type: ignore[misc]

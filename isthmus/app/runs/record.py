@@ -123,7 +123,8 @@ def write(
 def tidy(run: RunFolder) -> None:
     """Remove what only an unfinished run needs; the secret first."""
     for name in (files.SECRET, files.TRAINED, files.CHECKPOINT):
-        (run.path / name).unlink(missing_ok=True)
+        for file in (run.path / name, *run.path.glob(f"{name}.*.part")):  # a killed process may leave half a file
+            file.unlink(missing_ok=True)
 
 
 def _statement(ledger: Ledger, text: str, leaks: list[str], measured: Measured) -> tuple[Any, int]:
