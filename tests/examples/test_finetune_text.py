@@ -91,16 +91,24 @@ def test_a_step_moves_what_is_trained_and_nothing_else() -> None:
     assert isinstance(module.blocks[0].attention["self"].key, nn.Linear)
 
 
-def test_the_script_runs_goes_on_and_tells(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXPERIMENTS / "finetune_text.py"), "--small", "--out", str(tmp_path)]
-    first = subprocess.run([*command, "--shard", "0/2"], capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.filterwarnings("default")  # as where it is run as a script
+def test_the_script_runs_goes_on_and_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(EXPERIMENTS / "finetune_text.py"), "--small", "--out", str(tmp_path)]
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: None)  # of the whole process
+
+    def said(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+        experiment.main()
+        return capsys.readouterr().out
+
+    said("--shard", "0/2")
+    done = said()
     rows = json.loads((tmp_path / "finetune_text.json").read_text())["rows"]
     assert [row["method"] for row in rows] == list(experiment.METHODS)
     assert all(row["runs"] == 2 and 7.9 < row["spent"] <= 8 and 0 <= row["test"] <= 1 for row in rows)
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert "final" not in again.stdout and again.stdout in done.stdout
-    lost = subprocess.run(command[:2], capture_output=True, text=True)
+    again = said()
+    assert "final" not in again and again in done
+    lost = subprocess.run([sys.executable, command[0]], capture_output=True, text=True)
     assert lost.returncode == 2 and "--folder" in lost.stderr
