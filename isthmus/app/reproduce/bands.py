@@ -1,4 +1,4 @@
-"""What was measured before, and whether a new run agrees: the mean of five seeds or more, plus or minus three deviations.
+"""What was measured before, and whether a new run agrees: the mean of five seeds or more, plus or minus 3 deviations.
 
 The deviation of one cell from five seeds is itself uncertain by a third.  Cells of one experiment that measure the same
 thing have deviations of the same relative size, so each band takes the larger of the cell's own and of the median of
