@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_SETS = [f"tests/geometry/sets/test_sets_{name}.py" for name in ("values", "contract", "refusals")]
+_SETS = [f"tests/geometry/sets/test_sets_{name}.py" for name in ("values", "scales", "contract", "refusals")]
+_DERIVATIVES = "tests/geometry/sets/test_sets_derivatives.py"
 
 _CORNERS = "tests/privacy/test_accounting_corners.py"
 _ACCOUNTING = "tests/privacy/test_privacy_accounting.py"
@@ -27,13 +28,13 @@ TESTS: dict[str, list[str]] = {
         "tests/privacy/test_privacy_budget.py",
     ],
     "privacy/sampling": ["tests/privacy/test_privacy_sampling.py"],
-    "geometry/sets/balls": [*_SETS, "tests/geometry/sets/test_sets_derivatives.py"],
+    "geometry/sets/balls": [*_SETS, _DERIVATIVES],
     "geometry/sets/threshold": ["tests/geometry/sets/test_sets_threshold.py", *_SETS],
     "geometry/sets/lp": _SETS,
     "geometry/sets/polytopes": _SETS,
-    "geometry/sets/structured": _SETS,
-    "geometry/sets/matrices": _SETS,
-    "geometry/sets/linear": _SETS,
+    "geometry/sets/structured": [_DERIVATIVES, *_SETS],
+    "geometry/sets/matrices": [_DERIVATIVES, *_SETS],
+    "geometry/sets/linear": [*_SETS, _DERIVATIVES],
     "geometry/sets/widths": _SETS,
 }
 """The quick tests that belong to a module, the likeliest to notice first; its doctests are run too."""
@@ -94,5 +95,16 @@ SAME: dict[str, str] = {
     "privacy/bounded:weighted_sum: * in rows = rows.without*": _MASKED,
     "privacy/bounded:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
     "privacy/bounded:Bounded._low: 32 -> 33 *": "there are no types of 33 bits",
+    "geometry/sets/balls:LpBall._lmo: 1.0 -> 2.0 in size = *": "zero divided by anything is zero",
+    "geometry/sets/balls:LpBall.linearised: * in top = *": "a scale that cancels",
+    "geometry/sets/threshold:_guess: *": "only where the search starts, which ends at the same threshold from anywhere",
+    "geometry/sets/threshold:threshold: drop < start - top -> *": "the same point where both are equal",
+    "geometry/sets/threshold:_michelot: kept > drop * -> kept >= *": "an entry at the threshold becomes 0 either way",
+    "geometry/sets/lp:project_unit_lp: high - low <= * -> high - low < *": "one more step at the last digit",
+    "geometry/sets/lp:project_unit_lp: 0.0 -> 1.0 in low = * (2)": "a wider bracket holds the root too",
+    "geometry/sets/lp:_coordinates: q >= 1 -> q > 1 in return *": "v to the power 1 is v",
+    "geometry/sets/polytopes:ConvexHull._extreme_scale: 1.0 -> 2.0 in near_one *": "a tolerance that is twice as wide",
+    "geometry/sets/matrices:NuclearBall._lmo_near: min(self.shape) * -> *": "both ways are within the error asked for",
+    "geometry/sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
 }
 """Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""

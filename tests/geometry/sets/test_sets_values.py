@@ -23,6 +23,7 @@ from isthmus.geometry.sets import (
     Simplex,
     Subspace,
     Whole,
+    widths,
 )
 from isthmus.geometry.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
 
@@ -233,3 +234,16 @@ def test_wide_hulls_of_any_scale_project_the_origin_and_their_own_points(scale):
         p = hull.project(x)
         gap = hull.support(x - p) - float((x - p) @ p)
         assert gap <= 1e-10 * float(vertices.norm()) ** 2
+
+
+@pytest.mark.parametrize("samples", [1, 7, 100])
+def test_a_simulated_width_rests_on_as_many_draws_as_asked(samples, monkeypatch):
+    monkeypatch.setattr(widths, "_CHUNK", 12)  # four rows at a time
+    seen = []
+
+    def support(rows):
+        seen.append(len(rows))
+        return rows.amax(-1)
+
+    widths.monte_carlo(support, 3, samples, seed=0)
+    assert sum(seen) == samples and max(seen) <= 4
