@@ -29,8 +29,9 @@ from isthmus.privacy.noise import SECRET, SEEDED
 from isthmus.privacy.releases import Released
 
 FORMAT = "isthmus-statement-1"
-CLOSE = 0.99  # versions of the accountant differ by less in what they compute for the same releases
 """What a statement's JSON says that it is; one without a format was written before formats had names."""
+CLOSE = 0.99
+"""Versions of the accountant differ by less in what they compute for the same releases."""
 ROUNDING = (
     "The most one record can add is its clip bound and an allowance for rounding errors: at most 0.1 % for linear "
     "models and for sketches, at most 5 % for whole gradients of a network."
