@@ -54,17 +54,17 @@ class Variant:
 
     def __call__(self, facts: Facts) -> Choice | Refusal:
         """The choice under its name, or why there is none."""
-        made = self.make(facts)
-        if isinstance(made, Refusal):
-            return made
+        choice = self.make(facts)
+        if isinstance(choice, Refusal):
+            return choice
         measured = None if self.shortfall is None else self.shortfall[int(facts.wide)]
         return replace(
-            made,
+            choice,
             of=self.of,
             algorithm=self.of.name,
-            variant=made.variant or self.variant,
-            evidence=made.evidence or self.evidence,
-            shortfall=measured if made.shortfall is None else made.shortfall,
+            variant=choice.variant or self.variant,
+            evidence=choice.evidence or self.evidence,
+            shortfall=measured if choice.shortfall is None else choice.shortfall,
             research=self.research,
         )
 
@@ -95,9 +95,9 @@ class Algorithm(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Recipe:
         """The recipe for these arguments."""
-        made = self.function(*args, **kwargs)
-        validate.check(isinstance(made, Recipe), "algorithm", self.name, "return a Recipe")
-        return made
+        built = self.function(*args, **kwargs)
+        validate.check(isinstance(built, Recipe), "algorithm", self.name, "return a Recipe")
+        return built
 
     def __repr__(self) -> str:
         return f"<algorithm {self.address}>"
@@ -228,7 +228,7 @@ def algorithm_of(recipe: Any) -> Algorithm[Any]:
 def find(address: str) -> Algorithm[Any] | None:
     """The algorithm at "module:name" in a module that was imported already; None where there is none."""
     module, _, path = address.partition(":")
-    found: Any = sys.modules.get(module)
+    source: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, "__dict__", {}).get(part)  # as it is: a module's own __getattr__ may import something
-    return found if isinstance(found, Algorithm) else None
+        source = getattr(source, "__dict__", {}).get(part)  # as it is: a module's own __getattr__ may import something
+    return source if isinstance(source, Algorithm) else None

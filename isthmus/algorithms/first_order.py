@@ -225,8 +225,8 @@ def comp_dist_sgd(
     wire = Wire(contraction, error_feedback, planned)
     lift = None if heavy is None else HeavyHitters(heavy, momentum)
     filling = _Descent(sampler, step, schedule, output, 0.0, None, m, family, refresh, tol, wire, pick, shifts, lift)
-    told = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy, "shifts": shifts}
-    return filling.recipe("comp_dist_sgd", {**arguments, **told})
+    settings = {"codec": contraction, "error_feedback": error_feedback, "heavy": heavy, "shifts": shifts}
+    return filling.recipe("comp_dist_sgd", {**arguments, **settings})
 
 
 def _five(m: Size) -> Encoder:

@@ -74,7 +74,7 @@ class Shapes(Purchased):
         view, edges = self._view(prepared.objective), grid(self.level)
         columns = distribution(bought.view(view.shape[1], -1), noise, terms.n, edges)
         b = terms.n * terms.mu
-        found = smooth_map(
+        features = smooth_map(
             columns,
             reach=view.reach,
             features=self.features,
@@ -83,8 +83,8 @@ class Shapes(Purchased):
             floor=max(noise, UNSEEN) / terms.n,
         )
         before = () if prepared.transform is None else tuple(prepared.transform.maps)
-        objective = prepared.objective.with_inputs(found(view))
-        return replace(prepared, objective=objective, transform=RowMaps((*before, found)))
+        objective = prepared.objective.with_inputs(features(view))
+        return replace(prepared, objective=objective, transform=RowMaps((*before, features)))
 
     def _view(self, objective: Any) -> Scaled:
         return Scaled.of(objective.X).without_constant()
@@ -131,10 +131,10 @@ class TargetShape(Purchased):
         if prepared.objective.classes is not None:
             return _labels(prepared, bought, noise, terms)
         shape = distribution(bought[None], noise, terms.n, grid(TARGET_LEVEL))
-        found = _numbers(prepared, shape, noise / terms.n, terms)
-        if self.clips or found.clip is None:
-            return found
-        return replace(found, clip=min(found.clip, terms.clip), spread=None)
+        centred = _numbers(prepared, shape, noise / terms.n, terms)
+        if self.clips or centred.clip is None:
+            return centred
+        return replace(centred, clip=min(centred.clip, terms.clip), spread=None)
 
     def _bins(self, objective: Any) -> Tensor:
         if objective.classes is not None:

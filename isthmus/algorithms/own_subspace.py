@@ -69,8 +69,8 @@ def dp_subspace_gd(
         validate.one_of(("auto",), step=step)
     fixed = not isinstance(clip, AdaptiveClip)
     validate.check(fixed, "clip", clip, "give a number: the step that is bought depends on it")
-    found = Directions(k, share=share)
-    buys = (found, Lambda()) if isinstance(step, str) else (found,)
+    directions = Directions(k, share=share)
+    buys = (directions, Lambda()) if isinstance(step, str) else (directions,)
     rule = None if isinstance(step, str) else step
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, 0.0, m=k, buys=buys)
     return filling.recipe("dp_subspace_gd", k=k, step=step, share=share)

@@ -213,5 +213,5 @@ def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tens
     pull = (squares / off).clamp(min=1e-300)
     share = curvatures.square() / (curvatures.square() + pull)
     matrix = (vectors * (curvatures / (curvatures.square() + pull))) @ vectors.T
-    found = Preconditioned(matrix, (vectors * (1 - share)) @ vectors.T, first)
-    return replace(prepared, start=first + vectors @ (share * alone), update=found)
+    conditioned = Preconditioned(matrix, (vectors * (1 - share)) @ vectors.T, first)
+    return replace(prepared, start=first + vectors @ (share * alone), update=conditioned)

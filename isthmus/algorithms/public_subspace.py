@@ -126,11 +126,11 @@ def _fill_random(facts: Facts) -> Choice | Refusal:
     """k random orthonormal directions for ten rounds at a time."""
     k = facts.narrow_size
     run = sampled_run(facts, facts.the_clip, k)
-    made = sketched(run, {"k": k, "batch_size": run.batch_size})
+    filled = sketched(run, {"k": k, "batch_size": run.batch_size})
     drawn = run.rounds / REFRESH * k**2 * facts.parameters / costs.FLOPS
     multiplied = run.rounds * (run.batch_size or 0) * k * facts.filled / costs.FLOPS
-    memory = made.memory + costs.NUMBER * k * facts.parameters
-    return replace(made, memory=memory, seconds=made.seconds + drawn + multiplied)
+    memory = filled.memory + costs.NUMBER * k * facts.parameters
+    return replace(filled, memory=memory, seconds=filled.seconds + drawn + multiplied)
 
 
 @pdp_sgd.filling(shortfall=(0.014, 0.11))

@@ -166,9 +166,9 @@ class Ranges(Purchased):
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         limit = math.sqrt(d) if self.whole else None
-        found = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
-        objective = prepared.objective.with_inputs(found(X))  # of the columns as they were given
-        return replace(prepared, objective=objective, transform=RowMaps((found,)))
+        range_map = ranged(low, high, self.bias, float(second.sum()), limit=limit, origin=self.origin)
+        objective = prepared.objective.with_inputs(range_map(X))  # of the columns as they were given
+        return replace(prepared, objective=objective, transform=RowMaps((range_map,)))
 
     def _unknown(self, objective: Any) -> Tensor:
         if self.low is None or self.high is None:
@@ -200,8 +200,8 @@ class TargetRange(Purchased):
     def apply(self, prepared: Prepared, bought: Tensor, noise: float, terms: Terms) -> Prepared:
         """The mapped targets."""
         low, high, _ = ranges(bought[None], noise, terms.n)
-        found = float(low), float(high)
-        return replace(prepared, objective=scaled_targets(prepared.objective, *found), target=found)
+        target_range = float(low), float(high)
+        return replace(prepared, objective=scaled_targets(prepared.objective, *target_range), target=target_range)
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
     head(name)
     known: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
     model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **known, **arguments).fit(*data.private)
-    made = model.choice_.noise_multiplier, model.result_.dims
-    row = Row(name, epsilon, model.score(*data.test), model.seconds_, *made, model)
+    noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
+    row = Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
     tail(row)
     return row
 
@@ -205,8 +205,8 @@ def compressed(data: Digits, rounds: int = 800) -> None:
     print(f"{'':<42}{'':>8}{'accuracy':>10}{'':>12}{'numbers':>11}{'seconds':>9}")
     for name, recipe in recipes.items():
         head(name)
-        found = minimize(train, recipe, L1Ball(300.0), steps=rounds, seed=0, progress=False)
-        print(f"{'':>8}{test.score(found.x):>10.3f}{'':>12}{found.dims:>11,}{found.seconds:>9.2f}", flush=True)
+        result = minimize(train, recipe, L1Ball(300.0), steps=rounds, seed=0, progress=False)
+        print(f"{'':>8}{test.score(result.x):>10.3f}{'':>12}{result.dims:>11,}{result.seconds:>9.2f}", flush=True)
 
 
 def paragraphs(text: str, width: int = 100) -> str:

@@ -128,7 +128,7 @@ def training(
         objective = LinearRecords(torch.cat([always, included]))
         options: dict[str, Any] = {"record": None, "progress": False, "noise_seed": noise_seed}
         start = torch.zeros(objective.d, dtype=canaries.dtype)
-        found = minimize(objective, pipe, steps=steps, seed=seed, x0=start, **options)
-        return canaries @ (start - found.state.w)
+        result = minimize(objective, pipe, steps=steps, seed=seed, x0=start, **options)
+        return canaries @ (start - result.state.w)
 
     return train

@@ -116,7 +116,7 @@ def attack(
     validate.positive_int(draws=draws)
     validate.check(draws >= 100, "draws", draws, "give at least 100: half of them choose a threshold")
     validate.open_unit(confidence=confidence)
-    found = movement(pipe, pair, public_rows=public_rows)
+    moved = movement(pipe, pair, public_rows=public_rows)
     promise = pipe.promise
     assert promise is not None  # a private pipeline has one
     left, right = scores(pipe, pair, draws, noise, public_rows=public_rows)
@@ -137,7 +137,7 @@ def attack(
         curve = epsilon_of(Gaussian(1 / mu).event(), promise.delta) if mu > 0 else 0.0
     sign, threshold = _chosen(lower, left[:half], right[:half])
     best = _judged(lower, left[half:], right[half:], sign, threshold)
-    return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, found.ratio, curve)
+    return AuditReport(pair.name, promise.epsilon, promise.delta, best, confidence, draws, moved.ratio, curve)
 
 
 def scores(

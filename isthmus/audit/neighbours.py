@@ -64,8 +64,8 @@ def worst_pair(
     >>> round(found.moved, 9), round(found.bound, 4), round(found.ratio, 3)
     (2.0, 2.002, 0.999)
     """
-    found = _measured(pipe, d, n, seed, t, public_rows)
-    return max(found, key=lambda item: item[1])[0]
+    measured_pairs = _measured(pipe, d, n, seed, t, public_rows)
+    return max(measured_pairs, key=lambda item: item[1])[0]
 
 
 def movements(
@@ -97,11 +97,11 @@ def candidates(probe: Probe, n: int, seed: int = 0, t: int = 0) -> list[Pair]:
     | column, row | one random vector | the worst one of the map's l1 or l-infinity norm |
     """
     validate.check(n >= 2, "n", n, "give at least 2 records")
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for stage in probe.stages:
         for _, release, slot in slots([stage]):
-            found += _Adversary(probe, release, slot, n, seed, t).pairs()
-    return found
+            pairs += _Adversary(probe, release, slot, n, seed, t).pairs()
+    return pairs
 
 
 def inner(mechanism: Any) -> Any:
@@ -146,9 +146,9 @@ def _moved(probe: Probe, pair: Pair) -> tuple[Movement, _Key]:
     for stage in probe.stages:
         ours, theirs = probe.values(stage, left), probe.values(stage, right)
         for _, release, slot in slots([stage]):
-            found = _compare(pair, adjacency, slot, ours[slot], theirs[slot])
-            worst = found if worst is None or found.ratio > worst.ratio else worst
-            total += found.ratio
+            moved = _compare(pair, adjacency, slot, ours[slot], theirs[slot])
+            worst = moved if worst is None or moved.ratio > worst.ratio else worst
+            total += moved.ratio
             sharp = max(sharp, _sharpness(release.mechanism, ours[slot], theirs[slot]))
     assert worst is not None
     return worst, (round(worst.ratio, 6), round(total, 6), sharp)

@@ -183,13 +183,13 @@ def canary_runs(steps: int = 20, count: int = 300, d: int = 400) -> dict[str, di
         "compressive_dp_sgd": algorithms.compressive_dp_sgd(**common, p=200, kappa=20),
     }
     canaries = orthogonal_canaries(count, d)
-    found = {}
+    by_name = {}
     for name, recipe in recipes.items():
         pipe = recipe.bind(Binding(Whole(), NoPenalty(), Space.flat(d), count // 2, steps, None))
         result = one_run(training(pipe, canaries, steps=steps), canaries, guesses=count // 3, delta=DELTA)
-        found[name] = {"right": f"{result.correct}/{result.guesses}", "claimed": EPSILON, "lower": result.lower}
-        found[name]["ok"] = result.lower <= EPSILON
-    return found
+        by_name[name] = {"right": f"{result.correct}/{result.guesses}", "claimed": EPSILON, "lower": result.lower}
+        by_name[name]["ok"] = result.lower <= EPSILON
+    return by_name
 
 
 def main(draws: int = 200_000, confidence: float = 0.999, as_json: bool = False) -> int:
@@ -200,17 +200,17 @@ def main(draws: int = 200_000, confidence: float = 0.999, as_json: bool = False)
         "recipes": recipe_pipelines(),
         "broken on purpose": broken_pipelines(),
     }
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for title, cases in groups.items():
-        found[title] = {name: examine(case, draws, confidence) for name, case in cases.items()}
+        results[title] = {name: examine(case, draws, confidence) for name, case in cases.items()}
         if not as_json:
-            _print(f"{title}: claimed ({EPSILON:g}, {DELTA:g}), confidence {confidence:g}", found[title])
-    found["one run with canaries"] = canary_runs()
-    wrong = sum(not row["ok"] for rows in found.values() for row in rows.values())
+            _print(f"{title}: claimed ({EPSILON:g}, {DELTA:g}), confidence {confidence:g}", results[title])
+    results["one run with canaries"] = canary_runs()
+    wrong = sum(not row["ok"] for rows in results.values() for row in rows.values())
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(results, indent=1))
     else:
-        _print("one run with canaries, confidence 0.95", found["one run with canaries"])
+        _print("one run with canaries, confidence 0.95", results["one run with canaries"])
         print(f"\n{wrong} wrong verdict(s)")
     return 1 if wrong else 0
 

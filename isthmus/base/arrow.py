@@ -63,8 +63,8 @@ class ArrowTable:
 
     def column(self, name: str) -> np.ndarray:
         """A whole column, as numpy has it."""
-        found: np.ndarray = self.table(0, self.n, [name]).column(0).to_numpy()
-        return found
+        values: np.ndarray = self.table(0, self.n, [name]).column(0).to_numpy()
+        return values
 
 
 class _Cursor:
@@ -76,13 +76,13 @@ class _Cursor:
 
     def rows(self, group: tuple[Any, int, int], number: int, lo: int, hi: int, step: int) -> list[Any]:
         """The rows lo, ..., hi - 1 of a row group, as tables."""
-        found = []
+        batches = []
         for kept, begin, table in self.passed:
             if kept == number and begin <= lo < begin + table.num_rows:
-                found.append(table.slice(lo - begin, hi - lo))
-                lo += found[-1].num_rows
+                batches.append(table.slice(lo - begin, hi - lo))
+                lo += batches[-1].num_rows
         if lo >= hi:
-            return found
+            return batches
         if self.at[0] != number or self.at[1] > lo:
             self._open(group, number, step)
         while self.at[1] < hi:
@@ -90,8 +90,8 @@ class _Cursor:
             begin, self.at = self.at[1], (number, self.at[1] + table.num_rows)
             self.passed.append((number, begin, table))
             if self.at[1] > lo:
-                found.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
-        return found
+                batches.append(table.slice(max(0, lo - begin), hi - max(lo, begin)))
+        return batches
 
     def _open(self, group: tuple[Any, int, int], number: int, step: int) -> None:
         from pyarrow import parquet
@@ -148,9 +148,9 @@ class ArrowRows(Streamed):
 
         wide = self.dtype == torch.float64
         kind = pyarrow.float64() if wide else pyarrow.float32()
-        found = self.table.table(lo, hi, self.names, self._step)
+        piece = self.table.table(lo, hi, self.names, self._step)
         rows = np.empty((hi - lo, self.shape[1]), dtype=np.float64 if wide else np.float32)
-        for place, column in enumerate(found.columns):
+        for place, column in enumerate(piece.columns):
             rows[:, place] = column.cast(kind, safe=False).to_numpy()  # nulls become NaN
         return torch.from_numpy(rows)
 
@@ -204,13 +204,13 @@ def parquet_dataset(path: str | Path) -> Any:
     place = Path(path)
     validate.present(place.exists(), path, kind="File or folder")
     try:
-        found = dataset.dataset(str(place), format="parquet")
+        data = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
         validate.refuse(
             "X", str(path), f"give a Parquet file: this one cannot be read as one ({str(error).splitlines()[0]})"
         )
-    validate.check(bool(found.files), "X", str(path), "give a folder with Parquet files: this one has none")
-    return found
+    validate.check(bool(data.files), "X", str(path), "give a folder with Parquet files: this one has none")
+    return data
 
 
 def opened(X: Any, y: Any = None) -> tuple[Any, Any]:

@@ -46,9 +46,9 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
     >>> imported(Exception, "builtins:KeyError")
     <class 'KeyError'>
     """
-    found = [
+    kinds = [
         each for each in (kind, *subclasses(kind)) if where in (address(each), f"{each.__module__}:{each.__qualname__}")
     ]
     remedy = f"import the module that defines this {kind.__name__} first: reading a file never imports code"
-    validate.check(bool(found), "path", where, remedy)
-    return found[-1]  # a class that was defined again replaces its elder
+    validate.check(bool(kinds), "path", where, remedy)
+    return kinds[-1]  # a class that was defined again replaces its elder

@@ -287,12 +287,12 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
 
 def _row_products(x: Tensor, w: Tensor) -> Tensor:
     """x_i'w for every row by itself, in the dtype of w: on the CPU."""
-    found, vector = torch.empty(x.shape[0], dtype=w.dtype), w.contiguous().numpy()
+    products, vector = torch.empty(x.shape[0], dtype=w.dtype), w.contiguous().numpy()
     same = x.dtype == w.dtype and x.is_contiguous()
     for lo, hi in [(0, x.shape[0])] if same else _row_chunks(x):
         rows = x[lo:hi].to(w.dtype).contiguous()
-        np.einsum("ij,j->i", rows.numpy(), vector, out=found[lo:hi].numpy())
-    return found
+        np.einsum("ij,j->i", rows.numpy(), vector, out=products[lo:hi].numpy())
+    return products
 
 
 def rmatmul(x: Matrix, r: Tensor) -> Tensor:
@@ -443,8 +443,8 @@ _SETTING = threading.local()
 
 def _exact() -> frozenset[str]:
     """The kinds of devices whose products are exact in this thread already."""
-    found: frozenset[str] = getattr(_SETTING, "exact", frozenset())
-    return found
+    exact_names: frozenset[str] = getattr(_SETTING, "exact", frozenset())
+    return exact_names
 
 
 Precision = tuple[str, list[str]]

@@ -51,15 +51,15 @@ class Streamed(View):
     def take(self, index: Tensor) -> Tensor:
         """Some rows, in the given order: each slice that has one of them is read once."""
         order = torch.argsort(index, stable=True)
-        wanted, found = index[order], torch.empty(len(index), self.shape[1], dtype=self.dtype)
+        wanted, rows = index[order], torch.empty(len(index), self.shape[1], dtype=self.dtype)
         ends = torch.searchsorted(wanted, torch.tensor([hi for _, hi in self.spans()], dtype=wanted.dtype)).tolist()
         begin = 0
         for end in ends:
             if end > begin:
                 lo, hi = int(wanted[begin]), int(wanted[end - 1]) + 1
-                found[order[begin:end]] = self.read(lo, hi)[wanted[begin:end] - lo]
+                rows[order[begin:end]] = self.read(lo, hi)[wanted[begin:end] - lo]
             begin = end
-        return found
+        return rows
 
     def __getitem__(self, span: slice) -> Tensor:
         lo, hi, step = span.indices(self.shape[0])
@@ -304,14 +304,14 @@ def large(array: np.memmap[Any, Any]) -> bool:
 
 def gathered(x: Streamed) -> Tensor:
     """All rows in memory, several slices at a time."""
-    found = torch.empty(x.shape, dtype=x.dtype)
+    copy = torch.empty(x.shape, dtype=x.dtype)
 
     def fill(span: tuple[int, int]) -> None:
-        found[span[0] : span[1]] = x.read(*span)
+        copy[span[0] : span[1]] = x.read(*span)
 
     for _ in in_order(fill, x.spans()):
         pass
-    return found
+    return copy
 
 
 def kept_on_disk(x: Streamed) -> FileRows:

@@ -85,9 +85,9 @@ reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write 
     """
     known = list(reads)
     if found not in known:
-        told = " or ".join(map(repr, known))
+        readable = " or ".join(map(repr, known))
         raise InvalidInput(
-            f"{where} has the format {_short(found)}, and this version of Isthmus reads {told}: "
+            f"{where} has the format {_short(found)}, and this version of Isthmus reads {readable}: "
             "use the version of Isthmus that wrote it, or write it again"
         )
 

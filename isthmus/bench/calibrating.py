@@ -47,9 +47,9 @@ def build(way: str, quick: bool, rate: float, steps: int) -> Work:
     targets = (2.0 + 1e-6 * number for number in count())
 
     def facts() -> Facts:
-        found = solve(2.0, rate, steps)
-        told = epsilon(noise_multiplier=found, sampling_rate=rate, steps=steps, delta=DELTA)
-        return {"noise multiplier": found, "its epsilon": told}
+        multiplier = solve(2.0, rate, steps)
+        spent = epsilon(noise_multiplier=multiplier, sampling_rate=rate, steps=steps, delta=DELTA)
+        return {"noise multiplier": multiplier, "its epsilon": spent}
 
     return Work(lambda: solve(next(targets), rate, steps), facts)
 

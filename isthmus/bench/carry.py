@@ -45,6 +45,6 @@ def carry_out(
             except Failed as error:
                 failed[each.name] = str(error)
             if keep is not None:
-                found = report(rows, time.perf_counter() - began, quick)
-                Path(keep).write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+                summary = report(rows, time.perf_counter() - began, quick)
+                Path(keep).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return report(rows, time.perf_counter() - began, quick), failed

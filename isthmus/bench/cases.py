@@ -140,6 +140,6 @@ def need_memory(size: float) -> None:
     info = Path("/proc/meminfo")
     if not info.exists():
         return
-    told = next((line for line in info.read_text().splitlines() if line.startswith("MemAvailable")), "")
-    if told and size > 1024 * int(told.split()[1]) / 2:
+    available = next((line for line in info.read_text().splitlines() if line.startswith("MemAvailable")), "")
+    if available and size > 1024 * int(available.split()[1]) / 2:
         raise Skipped(f"it needs {size / 2**30:.1f} GiB, more than half of what is free")

@@ -51,9 +51,9 @@ def encode(way: str, quick: bool) -> Work:
 
     def facts() -> Facts:
         data = codec.encode(v, seed=1)
-        found = codec.decode(data, v)
-        error = float((found.double() - v.double()).square().sum() / v.double().square().sum())
-        exact = torch.equal(found, codec.contract(v, seed=1))
+        decoded = codec.decode(data, v)
+        error = float((decoded.double() - v.double()).square().sum() / v.double().square().sum())
+        exact = torch.equal(decoded, codec.contract(v, seed=1))
         size: Facts = {"numbers": len(v)}
         return size | {BITS: 8 * len(data) / len(v), "error": error, "chi": codec.chi(len(v)), "exact": str(exact)}
 

@@ -21,8 +21,8 @@ def problem(part: str) -> Logistic:
     """The training or the test rows."""
     if not datasets.available("imdb"):
         raise Skipped("ISTHMUS_DATA names no folder with imdb_bow10k.npz")
-    found = datasets.load("imdb")
-    return Logistic(getattr(found, f"x_{part}"), getattr(found, f"y_{part}"))
+    data = datasets.load("imdb")
+    return Logistic(getattr(data, f"x_{part}"), getattr(data, f"y_{part}"))
 
 
 def build(way: str, quick: bool) -> Work:

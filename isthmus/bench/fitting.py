@@ -30,8 +30,8 @@ def rows(kind: str, quick: bool) -> tuple[Any, np.ndarray]:
         return dense(*((500, 20) if quick else (100_000, 100)))
     if not datasets.available("imdb"):
         raise Skipped("ISTHMUS_DATA names no folder with imdb_bow10k.npz")
-    found = datasets.load("imdb")
-    return (found.x_train[:500], found.y_train[:500]) if quick else (found.x_train, found.y_train)
+    data = datasets.load("imdb")
+    return (data.x_train[:500], data.y_train[:500]) if quick else (data.x_train, data.y_train)
 
 
 def build(way: str, quick: bool, kind: str) -> Work:

@@ -58,14 +58,12 @@ class GoalCheck:
 
 def load(path: Path) -> KeptRun:
     """A report of `isthmus bench`, or a list of rows {name, ours_ms, peers: {peer: ms}, goal, note}."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(found, list):
-        return KeptRun(path.stem, "", {}, [whole(row) for row in found])
-    validate.check(
-        found.get("form") == FORM, "form", found.get("form"), f"measure again: this version reads form {FORM}"
-    )
-    rows = [whole(row) for row in found["rows"]]
-    return KeptRun(path.stem, found.get("when", ""), found.get("machine", {}), rows, bool(found.get("quick")))
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(data, list):
+        return KeptRun(path.stem, "", {}, [whole(row) for row in data])
+    validate.check(data.get("form") == FORM, "form", data.get("form"), f"measure again: this version reads form {FORM}")
+    rows = [whole(row) for row in data["rows"]]
+    return KeptRun(path.stem, data.get("when", ""), data.get("machine", {}), rows, bool(data.get("quick")))
 
 
 def whole(row: dict[str, Any]) -> dict[str, Any]:
@@ -80,11 +78,11 @@ def whole(row: dict[str, Any]) -> dict[str, Any]:
     if "points" in row or "ours_ms" not in row:
         return {"peers": {}, **row}
     own, peers = _spread(row["ours_ms"]), {}
-    for peer, told in row.get("peers", {}).items():
-        theirs = _spread(told["ms"] if isinstance(told, dict) else told)
-        ratio = told.get("ratio") if isinstance(told, dict) else None
+    for peer, peer_row in row.get("peers", {}).items():
+        theirs = _spread(peer_row["ms"] if isinstance(peer_row, dict) else peer_row)
+        ratio = peer_row.get("ratio") if isinstance(peer_row, dict) else None
         peers[peer] = {"ms": theirs, "ratio": _spread(ratio or own[0] / theirs[0]), "facts": {}}
-        peers[peer] |= {"facts": told["facts"]} if isinstance(told, dict) and "facts" in told else {}
+        peers[peer] |= {"facts": peer_row["facts"]} if isinstance(peer_row, dict) and "facts" in peer_row else {}
     return {**row, "ours_ms": own, "peers": peers}
 
 
@@ -95,15 +93,15 @@ def _spread(value: Any) -> list[float]:
 def comparisons(rows: Iterable[dict[str, Any]]) -> Iterator[Beside]:
     """Every one of our ways beside every peer."""
     for row in rows:
-        for peer, told in row["peers"].items():
+        for peer, peer_row in row["peers"].items():
             yield Beside(
                 row["name"],
                 row["title"],
                 row["ours"],
                 _three(row["ours_ms"]),
                 peer,
-                _three(told["ms"]),
-                _three(told["ratio"]),
+                _three(peer_row["ms"]),
+                _three(peer_row["ratio"]),
             )
 
 
@@ -140,15 +138,15 @@ def _figure(row: dict[str, Any], goal: Goal) -> float | None:
         return row.get("last_slope")
     if goal.against in row["peers"]:
         return float(row["peers"][goal.against]["ratio"][0])
-    found = row["facts"].get(goal.against)
-    return None if found is None or "ours_ms" not in row else float(found)
+    figure = row["facts"].get(goal.against)
+    return None if figure is None or "ours_ms" not in row else float(figure)
 
 
 def skipped(sources: Iterable[KeptRun]) -> dict[str, list[str]]:
     """Why something was not measured, with what that was: 'benchmark: way'; rows measured elsewhere are left out."""
     sources = list(sources)
     there = {row["name"] for source in sources for row in source.rows if "ours_ms" in row or row.get("points")}
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for source in sources:
         for row in source.rows:
             case = BENCHMARKS.get(row["name"])
@@ -157,6 +155,6 @@ def skipped(sources: Iterable[KeptRun]) -> dict[str, list[str]]:
             own = row["ours"] in row["skipped"]
             for way, why in row["skipped"].items():
                 words = row["name"] if own else f"{row['name']}: {way}"
-                if words not in found.setdefault(why, []):
-                    found[why].append(words)
-    return found
+                if words not in by_reason.setdefault(why, []):
+                    by_reason[why].append(words)
+    return by_reason

@@ -61,15 +61,15 @@ def lifted(way: str, quick: bool, kind: str, family: str) -> Work:
         return Work(partial(conic, given))
 
     def facts() -> Facts:
-        found = solve_lift(constraint, sketch, v, start)
-        told: Facts = {"gap / ||v||^2": float(found.certificate / (v @ v))}
+        lift = solve_lift(constraint, sketch, v, start)
+        facts_of_lift: Facts = {"gap / ||v||^2": float(lift.certificate / (v @ v))}
         try:
             need("cvxpy")
         except Exception:
-            return told
+            return facts_of_lift
         other = conic(given)
-        error = np.sum((phi @ found.point - v) ** 2) - np.sum((phi @ other - v) ** 2)
-        return told | {"(f - f of Clarabel) / ||v||^2": float(error / (v @ v))}
+        error = np.sum((phi @ lift.point - v) ** 2) - np.sum((phi @ other - v) ** 2)
+        return facts_of_lift | {"(f - f of Clarabel) / ||v||^2": float(error / (v @ v))}
 
     return Work(lambda: solve_lift(constraint, sketch, v, start), facts)
 

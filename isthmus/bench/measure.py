@@ -36,9 +36,9 @@ class Worker:
         threads = str(1 if quick else benchmark.threads or os.cpu_count() or 1)
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         self.words = tempfile.TemporaryFile("w+")
-        told = (HOMES[benchmark.name], benchmark.name, "quick" if quick else "whole", threads)
+        arguments = (HOMES[benchmark.name], benchmark.name, "quick" if quick else "whole", threads)
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "isthmus.bench.worker", *told],
+            [sys.executable, "-W", "ignore", "-m", "isthmus.bench.worker", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.words,
@@ -60,8 +60,8 @@ class Worker:
             self.words.seek(0)
             last = [row for row in self.words.read().splitlines() if row.strip()][-1:]
             raise Failed((last or [f"exit status {self.process.returncode}"])[0][:200])
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def close(self) -> None:
         """End the process."""
@@ -93,33 +93,33 @@ def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
         for way in ways:
             workers[way] = Worker(case, quick) if apart or not workers else workers[ways[0]]
             try:
-                made = workers[way].ask("make", way)
+                answer = workers[way].ask("make", way)
             except Failed as error:
                 if not apart:
                     raise
-                made = {"skipped": f"it failed: {error}"}
-            if "skipped" in made:
-                skipped[way] = made["skipped"]
+                answer = {"skipped": f"it failed: {error}"}
+            if "skipped" in answer:
+                skipped[way] = answer["skipped"]
         there = [way for way in ways if way not in skipped]
         samples = _samples(case, {way: workers[way] for way in there}, 2 if quick else case.rounds)
-        told = {way: workers[way].ask("facts", way) for way in there}
+        facts_by_way = {way: workers[way].ask("facts", way) for way in there}
     finally:
         for worker in set(workers.values()):
             worker.close()
-    rows = [_row(case, way, samples, told, skipped) for way in case.ours]
-    return [row | {"mib": _peaks(row, told)} if apart and "peers" in row else row for row in rows]
+    rows = [_row(case, way, samples, facts_by_way, skipped) for way in case.ours]
+    return [row | {"mib": _peaks(row, facts_by_way)} if apart and "peers" in row else row for row in rows]
 
 
 def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each way, the ways in turn, every other round backwards."""
-    found: dict[str, list[float]] = {way: [] for way in workers}
+    times: dict[str, list[float]] = {way: [] for way in workers}
     began = time.perf_counter()
     for number in range(rounds):
         if number >= 2 and time.perf_counter() - began > case.seconds:
             break
         for way in list(workers)[:: -1 if number % 2 else 1]:
-            found[way].append(workers[way].ask("time", way)["ms"])
-    return found
+            times[way].append(workers[way].ask("time", way)["ms"])
+    return times
 
 
 def _row(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
@@ -153,13 +153,13 @@ def _grow(case: Growth, quick: bool) -> dict[str, Any]:
     worker = Worker(case, quick)
     try:
         for way in case.ways(quick):
-            made = worker.ask("make", way)
-            if "skipped" in made:
-                skipped[way] = made["skipped"]
+            answer = worker.ask("make", way)
+            if "skipped" in answer:
+                skipped[way] = answer["skipped"]
                 continue
-            found = _samples(case, {way: worker}, 2 if quick else case.rounds)[way]
+            times = _samples(case, {way: worker}, 2 if quick else case.rounds)[way]
             worker.ask("drop", way)
-            points.append({"size": int(way), "ms": spread(found)})
+            points.append({"size": int(way), "ms": spread(times)})
     finally:
         worker.close()
     row |= {"points": points, "skipped": skipped}
@@ -206,12 +206,12 @@ def machine() -> dict[str, str]:
     if info.exists():
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = (names or [cpu])[0]
-    found = {"processor": cpu, "processors": str(os.cpu_count()), "python": platform.python_version()}
+    versions = {"processor": cpu, "processors": str(os.cpu_count()), "python": platform.python_version()}
     if torch.cuda.is_available():
-        found["device"] = torch.cuda.get_device_name()
+        versions["device"] = torch.cuda.get_device_name()
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions

@@ -59,10 +59,10 @@ BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->
 
 def sources(root: Path) -> list[KeptRun]:
     """The kept results of a checkout: those of processors first."""
-    found = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
+    runs = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
     remedy = "there is no benchmarks/results/*.json: isthmus bench --json benchmarks/results/cpu.json writes one"
-    validate.check(bool(found), "root", str(root), remedy)
-    return found
+    validate.check(bool(runs), "root", str(root), remedy)
+    return runs
 
 
 def write(root: Path) -> list[Path]:
@@ -78,12 +78,12 @@ def write(root: Path) -> list[Path]:
 def texts(root: Path) -> dict[Path, str]:
     """What docs/benchmarks.md and all files with marked blocks have to say."""
     kept = sources(root)
-    found = {root / "docs" / "benchmarks.md": page(kept)}
+    pages = {root / "docs" / "benchmarks.md": page(kept)}
     for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if BEGIN.search(text) and path.name != "benchmarks.md":
-            found[path] = filled(text, kept)
-    return found
+            pages[path] = filled(text, kept)
+    return pages
 
 
 def filled(text: str, kept: list[KeptRun]) -> str:
@@ -122,11 +122,11 @@ def _heading(source: KeptRun) -> str:
 
 
 def _machine(source: KeptRun) -> str:
-    told = source.machine
-    if not told:
+    facts = source.machine
+    if not facts:
         return "Median milliseconds."
-    parts = [f"{told.get('processors', '?')} x {told.get('processor', '?')}", f"Python {told.get('python', '?')}"]
-    parts += [f"{name} {each}" for name, each in told.items() if name not in ("processors", "processor", "python")]
+    parts = [f"{facts.get('processors', '?')} x {facts.get('processor', '?')}", f"Python {facts.get('python', '?')}"]
+    parts += [f"{name} {each}" for name, each in facts.items() if name not in ("processors", "processor", "python")]
     quick = f" This was {QUICK}" if source.quick else ""
     return f"Measured {source.when} on {', '.join(parts)}.{quick}"
 
@@ -166,8 +166,8 @@ def _facts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Figures beside the times, ours and the peers'."""
     done: set[str] = set()
     for row in rows:
-        told = {row["ours"]: row["facts"], **{peer: each["facts"] for peer, each in row["peers"].items()}}
-        for way, facts in told.items():
+        facts_by_way = {row["ours"]: row["facts"], **{peer: each["facts"] for peer, each in row["peers"].items()}}
+        for way, facts in facts_by_way.items():
             words = ", ".join(f"{name} {number(each)}" for name, each in facts.items())
             line = f"* `{row['name']}`, {way}: {words}."
             if facts and line not in done:
@@ -177,12 +177,16 @@ def _facts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def _memory(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Peak resident memory of processes that did one way each."""
-    found: dict[str, dict[str, int]] = {}
+    peaks: dict[str, dict[str, int]] = {}
     for row in rows:
-        found.setdefault(row["name"], {}).update(row.get("mib", {}))
-    for name, told in found.items():
-        if told:
-            yield f"* `{name}`, peak memory in MiB: " + ", ".join(f"{way} {mib}" for way, mib in told.items()) + "."
+        peaks.setdefault(row["name"], {}).update(row.get("mib", {}))
+    for name, peaks_by_way in peaks.items():
+        if peaks_by_way:
+            yield (
+                f"* `{name}`, peak memory in MiB: "
+                + ", ".join(f"{way} {mib}" for way, mib in peaks_by_way.items())
+                + "."
+            )
 
 
 def _notes(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -232,8 +236,8 @@ def _goals(found: list[GoalCheck]) -> str:
 
 
 def _skipped(kept: list[KeptRun]) -> str:
-    found = skipped(kept)
-    lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in found.items()]
+    reasons = skipped(kept)
+    lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in reasons.items()]
     return "\n".join(lines) or "Nothing was left out."
 
 

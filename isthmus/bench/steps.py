@@ -39,8 +39,10 @@ def opacus_parts(way: str, module: nn.Module, loader: Any, rate: float) -> tuple
     settings: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "poisson_sampling": False}
     if way == GHOST:
         settings |= {"criterion": loss, "grad_sample_mode": "ghost"}
-    made = opacus.PrivacyEngine().make_private(module=module, optimizer=optimizer, data_loader=loader, **settings)
-    return made[0], made[1], made[2] if way == GHOST else loss
+    private_parts = opacus.PrivacyEngine().make_private(
+        module=module, optimizer=optimizer, data_loader=loader, **settings
+    )
+    return private_parts[0], private_parts[1], private_parts[2] if way == GHOST else loss
 
 
 def our_parts(module: nn.Module, loader: Any, rate: float, sketch: Any, **more: Any) -> tuple[Any, Any, Any, Any]:

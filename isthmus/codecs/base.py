@@ -114,12 +114,12 @@ class Codec(ABC):
         return json.dumps({"codec": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}})  # type: ignore[arg-type]
 
     def _head(self, reader: Reader, m: int) -> None:
-        found = reader.byte("the format")
+        byte_read = reader.byte("the format")
         remedy = "send what this version of isthmus.codecs encodes"
-        reader.check(found == FORMAT, f"its first byte is {found:#04x} and not {FORMAT:#04x}: {remedy}")
-        found = reader.byte("the kind")
-        sender = next((name for name, each in self.known.items() if each.kind == found), f"kind {found}")
-        reader.check(found == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
+        reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}: {remedy}")
+        byte_read = reader.byte("the kind")
+        sender = next((name for name, each in self.known.items() if each.kind == byte_read), f"kind {byte_read}")
+        reader.check(byte_read == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
         declared = reader.number("the number of coordinates", LARGEST)
         reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
 
@@ -131,17 +131,17 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     TernGrad()
     """
     try:
-        found = dict(text) if isinstance(text, Mapping) else json.loads(text)
+        fields_given = dict(text) if isinstance(text, Mapping) else json.loads(text)
     except ValueError as error:
         raise CodecError(f"codec={shown(text)} is not JSON ({error}): give what Codec.to_json wrote") from error
-    fine = isinstance(found, dict) and "codec" in found
+    fine = isinstance(fields_given, dict) and "codec" in fields_given
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
-    name = found.pop("codec")
+    name = fields_given.pop("codec")
     _check_name(name)
     allowed = [each.name for each in fields(Codec.known[name])]  # type: ignore[arg-type]
-    for argument in found:
+    for argument in fields_given:
         validate.one_of(allowed, **{f"an argument of the codec {name!r}": argument})
-    return Codec.known[name](**found)
+    return Codec.known[name](**fields_given)
 
 
 def named(codec: Any) -> Codec | None:
@@ -185,11 +185,11 @@ def _dtype(like: Tensor) -> type:
 
 def _placed(array: Array, like: Tensor) -> Tensor:
     """The numbers in shape, dtype and place of `like`; what a half cannot hold is refused and not infinite."""
-    found = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
-    if like.dtype.itemsize < 4 and not found.isfinite().all():
+    tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
+    if like.dtype.itemsize < 4 and not tensor.isfinite().all():
         top = float(np.abs(array).max())
         raise CodecError(f"a number of size {top:.4g} is too large for {like.dtype}: decode it like a float32 tensor")
-    return found
+    return tensor
 
 
 def largest(v: Array, gain: float = 1.0) -> float:
@@ -240,7 +240,7 @@ class Dither:
 def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: Any) -> Array:
     """z = s v / scale, each entry rounded up or down to an integer so that its mean is kept: `floor(z)`, and one more
     with probability `z - floor(z)`; |v_i| <= scale makes that at most ceil(s)."""
-    coins, found, top = Dither(seed), np.zeros(len(v), dtype), math.ceil(levels)
+    coins, levels_drawn, top = Dither(seed), np.zeros(len(v), dtype), math.ceil(levels)
     factor = levels / scale if scale else 0.0
     wide = v.dtype if factor < 1e30 else np.dtype(np.float64)  # below float32's normal numbers its inverse is infinite
     for lo in range(0, len(v) if scale else 0, BLOCK):
@@ -248,8 +248,8 @@ def to_levels(v: Array, levels: float, scale: float, seed: int, dtype: Any) -> A
         low = np.floor(z)
         z -= low
         low += coins.uniform(len(z), wide) < z
-        found[lo : lo + BLOCK] = np.clip(low, -top, top, out=low)  # 1.0000001 is 1, rounded
-    return found
+        levels_drawn[lo : lo + BLOCK] = np.clip(low, -top, top, out=low)  # 1.0000001 is 1, rounded
+    return levels_drawn
 
 
 def from_levels(levels: Array, unit: float, dtype: Any) -> Array:
@@ -276,5 +276,5 @@ def max_norm_chi(m: int, levels: float) -> float:
 
 def rounded_up(size: float) -> float:
     """The least float32 that is at least `size`: what is sent, and what the sender's own levels are measured in."""
-    found = np.float32(size)
-    return float(found if float(found) >= size else np.nextafter(found, np.float32(np.inf)))
+    rounded = np.float32(size)
+    return float(rounded if float(rounded) >= size else np.nextafter(rounded, np.float32(np.inf)))

@@ -31,8 +31,8 @@ def log2_floor(values: NDArray[Any]) -> NDArray[np.int8]:
     [0, 1, 1, 2, 39, 40]
     """
     short = values.dtype.itemsize <= 2
-    found: NDArray[np.int8] = _LOGS[values] if short else np.frexp(values.astype(np.float64))[1].astype(np.int8) - 1
-    return found
+    exponents: NDArray[np.int8] = _LOGS[values] if short else np.frexp(values.astype(np.float64))[1].astype(np.int8) - 1
+    return exponents
 
 
 def length(values: NDArray[Any], code: str) -> int:
@@ -122,13 +122,13 @@ def _gamma_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 def _read_gamma(reader: Reader, values: NDArray[Any], top: int, what: str) -> None:
     values[:] = 1
     index = np.flatnonzero(reader.bits(len(values), what).view(bool))
-    at, found = 0, values[index]
+    at, numbers = 0, values[index]
     while len(index):
         reader.check(2 << at <= top, f"{what} holds a number of more than {top}")
-        found = found + ((1 + reader.bits(len(index), what).astype(values.dtype)) << at)
-        values[index] = found
+        numbers = numbers + ((1 + reader.bits(len(index), what).astype(values.dtype)) << at)
+        values[index] = numbers
         more = reader.bits(len(index), what).view(bool)
-        index, found, at = index[more], found[more], at + 1
+        index, numbers, at = index[more], numbers[more], at + 1
     reader.check(int(values.max()) <= top, f"{what} holds a number of more than {top}")
 
 
@@ -153,17 +153,17 @@ def _omega_planes(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
 
 def _read_omega(reader: Reader, values: NDArray[Any], top: int, what: str) -> None:
     values[:] = 1
-    index, found = np.arange(len(values)), np.ones(len(values), np.int64)
+    index, numbers = np.arange(len(values)), np.ones(len(values), np.int64)
     while len(index):
         more = reader.bits(len(index), what).view(bool)
-        index, width = index[more], found[more]
+        index, width = index[more], numbers[more]
         if not len(index):
             break
         widest = int(width.max())
         reader.check(widest < top.bit_length(), f"{what} holds a number of more than {top}")
-        found = np.int64(1) << width
+        numbers = np.int64(1) << width
         for at in range(widest):
             has = width > at
-            found[has] += reader.bits(int(has.sum()), what).astype(np.int64) << at
-        reader.check(int(found.max()) <= top, f"{what} holds a number of more than {top}")
-        values[index] = found
+            numbers[has] += reader.bits(int(has.sum()), what).astype(np.int64) << at
+        reader.check(int(numbers.max()) <= top, f"{what} holds a number of more than {top}")
+        values[index] = numbers

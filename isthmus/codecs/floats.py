@@ -64,9 +64,11 @@ class BFloat16(Codec):
 
     def read(self, reader: Reader, m: int) -> Array:
         """Two bytes each, none of them NaN or infinite."""
-        found = reader.array(m, "<u2", "the numbers")
-        reader.check(int((found & 0x7FFF).max()) <= 254 << 7, "it holds a number that is NaN, infinite or above 2^127")
-        return found
+        numbers = reader.array(m, "<u2", "the numbers")
+        reader.check(
+            int((numbers & 0x7FFF).max()) <= 254 << 7, "it holds a number that is NaN, infinite or above 2^127"
+        )
+        return numbers
 
     def value(self, drawn: Array, m: int, dtype: Any) -> Array:
         """With 16 zero bits behind."""
@@ -123,16 +125,16 @@ class Float16(Codec):
         scale = reader.float32("the scale", TOP * 2.0**-14)
         if not scale:
             return 0.0, np.zeros(m, "<f2")
-        found = reader.array(m, "<f2", "the numbers")
-        top = int((found.view("<u2") & 0x7FFF).max())
+        numbers = reader.array(m, "<f2", "the numbers")
+        top = int((numbers.view("<u2") & 0x7FFF).max())
         reader.check(top <= 30 << 10, "it holds a number that is NaN, infinite or above 2^15, whose exponent is 30")
-        return scale, found
+        return scale, numbers
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
         """Times the scale."""
-        found = drawn[1].astype(dtype)
-        found *= found.dtype.type(drawn[0])
-        return found
+        numbers = drawn[1].astype(dtype)
+        numbers *= numbers.dtype.type(drawn[0])
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,9 @@ class Natural(Codec):
         """Exponents of finite numbers, and signs."""
         exponents = reader.array(m, "u1", "the exponents")
         reader.check(int(exponents.max()) <= 254, "it holds a number that is NaN or infinite")
-        found: Array = reader.bits(m, "the signs").astype(np.uint16) << 8
-        found |= exponents
-        return found
+        codes: Array = reader.bits(m, "the signs").astype(np.uint16) << 8
+        codes |= exponents
+        return codes
 
     def value(self, drawn: Array, m: int, dtype: Any) -> Array:
         """Powers of two."""

@@ -59,9 +59,9 @@ class PackedBits(Codec):
         scale = reader.float32("the largest entry", TOP)
         if not scale:
             return 0.0, np.zeros(m, np.int16)
-        found = reader.fixed(m, self.width, "the levels")
-        reader.check(int(found.max()) <= 2 * self._levels, f"a level is above {self._levels}")
-        return scale, (found - self._levels).astype(np.int16)
+        levels = reader.fixed(m, self.width, "the levels")
+        reader.check(int(levels.max()) <= 2 * self._levels, f"a level is above {self._levels}")
+        return scale, (levels - self._levels).astype(np.int16)
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
         """||v||_inf l / s."""
@@ -138,9 +138,9 @@ class TernGrad(Codec):
         for place in range(TRITS):
             packed, digits[:, place] = np.divmod(packed, np.uint8(3))
         digits -= 1
-        found = digits.reshape(-1)
-        reader.check(not found[m:].any(), "the signs that fill its last byte are not 0")
-        return scale, found[:m]
+        levels = digits.reshape(-1)
+        reader.check(not levels[m:].any(), "the signs that fill its last byte are not 0")
+        return scale, levels[:m]
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
         """||v||_inf times the signs."""

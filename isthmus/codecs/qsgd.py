@@ -110,8 +110,8 @@ class QSGD(Codec):
         scale = reader.float32("the norm", TOP)
         if not scale:
             return 0.0, np.zeros(m, np.int16)
-        found = reader.byte("the coding")
-        coding, layout, top = found & 15, found >> 4, self._top(m)
+        coding_byte = reader.byte("the coding")
+        coding, layout, top = coding_byte & 15, coding_byte >> 4, self._top(m)
         reader.check(coding == CODINGS.index(self.coding), f"its coding is number {coding} and not {self.coding!r}")
         reader.check(
             layout in ((DENSE,) if self.coding == "fixed" else (DENSE, SPARSE, NARROW)), f"its layout is {layout}"

@@ -94,9 +94,9 @@ class RandomK(Codec):
 
     def read(self, reader: Reader, m: int) -> tuple[int, NDArray[np.int64], Array]:
         """The entries, finite, and their places."""
-        found, k, own = reader.byte("how places are sent"), self.count(m), 0
+        placing, k, own = reader.byte("how places are sent"), self.count(m), 0
         expected = SEED if self.places == "seed" else SENT
-        reader.check(found == expected, f"its places are sent in way {found} and not as {self.places!r}")
+        reader.check(placing == expected, f"its places are sent in way {placing} and not as {self.places!r}")
         if self.places == "seed":
             own = int(reader.array(1, "<u8", "the seed")[0])
         values = reader.array(k, "<f4", "the entries")

@@ -80,14 +80,14 @@ class Accountant:
     @property
     def history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sampling rate, steps) for each kind of round that is a sampled Gaussian."""
-        found = []
+        entries = []
         for record, count in event_json.flatten(event_json.to_json(self.ledger.event()), 1) if len(self) else []:
             event = event_json.from_json(record)
             rate = getattr(event, "sampling_probability", 1.0)
             inner = getattr(event, "event", event)
             none = 0.0 if isinstance(event, dpa.NonPrivateDpEvent) else float("nan")
-            found.append((float(getattr(inner, "noise_multiplier", none)), float(rate), int(count)))
-        return found
+            entries.append((float(getattr(inner, "noise_multiplier", none)), float(rate), int(count)))
+        return entries
 
     def __len__(self) -> int:
         return sum(self.ledger.rounds().values())

@@ -104,14 +104,14 @@ def load(
 
 def spent_by_run(ledger: Ledger) -> dict[str, dict[str, int]]:
     """The rounds charged to every run, by the text of their event; what was restored counts for its first run."""
-    found: dict[str, Counter[str]] = {}
+    by_run: dict[str, Counter[str]] = {}
     for record in ledger.records():
         if record.get("kind") in ("charge", "refund"):
             name = str(record["what"])
             run = name.removeprefix(RESTORED) if name.startswith(RESTORED) else record["run"]
             sign = 1 if record["kind"] == "charge" else -1
-            found.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * record["rounds"]
-    return {run: dict(counts) for run, counts in found.items()}
+            by_run.setdefault(run, Counter())[event_json.canonical(record["event"])] += sign * record["rounds"]
+    return {run: dict(counts) for run, counts in by_run.items()}
 
 
 def charge_again(ledger: Ledger, saved: dict[str, dict[str, int]]) -> None:

@@ -479,9 +479,9 @@ class PrivacyEngine:
 
     def _training_of(self, module: nn.Module) -> Training:
         self._require_driver()
-        found = [training for training in self._trainings if training.attached and training.driver.module is module]
-        validate.check(bool(found), "module", type(module).__name__, "give the module that was made private")
-        return found[-1]
+        trainings = [training for training in self._trainings if training.attached and training.driver.module is module]
+        validate.check(bool(trainings), "module", type(module).__name__, "give the module that was made private")
+        return trainings[-1]
 
     def _require_driver(self) -> TorchDriver:
         if self.driver is None:

@@ -64,12 +64,12 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
         rand_on_empty,
         "leave it out: an empty batch is released as noise here and paid for, and random data would be wrong",
     )
-    found = {}
+    options = {}
     for name, value in more.items():
         if name not in ADAPTIVE:
             validate.refuse(name, value, REFUSED.get(name, "make_private has no such option: check its name"))
         validate.check(
             clipping == "adaptive", name, value, 'leave it out, or give clipping="adaptive", to which it belongs'
         )
-        found[ADAPTIVE[name]] = value
-    return found
+        options[ADAPTIVE[name]] = value
+    return options

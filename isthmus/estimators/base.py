@@ -150,9 +150,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
-        found = self._planned(problem.facts, exact=self._asked is not None, **facts)
+        planned = self._planned(problem.facts, exact=self._asked is not None, **facts)
         asked = self._asked
-        choice = found.best if asked is None else found.choice(asked.name)
+        choice = planned.best if asked is None else planned.choice(asked.name)
         if asked is None and choice.batch_size is not None:  # its noise was known to first order only
             choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
@@ -161,7 +161,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         rounds = choice.rounds * calls
         if not choice.direct and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
-        recipe = self._recipe(problem, choice, found.facts.smooth, calls)
+        recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
         seen: list[dict[str, Any]] = []
         kept = self.checkpoint if self._crew.leads else None
         if claim is not None:
@@ -180,7 +180,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
-        self.plan_, self.choice_, self.result_, self._assumed = found, choice, result, assumed
+        self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, assumed
         self._planned_rounds = rounds
         self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
         self._store(problem, result)
@@ -317,8 +317,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         buys = self._asked is None or "scale" in self._asked.parameters
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
-        found = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
-        return str(found.best.arguments.get("scale", "none")) if found.choices else "none"
+        planned = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
+        return str(planned.best.arguments.get("scale", "none")) if planned.choices else "none"
 
     def _many(self, n: int, d: int) -> bool:
         """Whether there are so many records that rows which are shortened would bend more than their noise."""
@@ -362,8 +362,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     # ------------------------------------------------------------ what is stored, and new rows
 
     def _store(self, problem: Posed, result: Any) -> None:
-        found = () if result.transform is None else tuple(result.transform.maps)
-        self._maps = RowMaps([*problem.inputs.maps.maps, *found])
+        maps = () if result.transform is None else tuple(result.transform.maps)
+        self._maps = RowMaps([*problem.inputs.maps.maps, *maps])
         point = result.x if result.x is not None else result.average
         self._weights = point.detach().double().view(self._outputs, -1).T.contiguous()
         weight, offset = self._maps.affine(self.n_features_in_)
@@ -377,8 +377,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             # a partial fit goes on from its own last round, and rounds that a kill lost are counted below
             said = [each for each in statement.assumptions if not each.startswith(GONE)]
             statement = replace(statement, assumptions=(*problem.assumptions, *said), leaks=leaks)
-            made = partial(self._with_lost_rounds, statement, result.state)
-            statement = self._crew.statement(made)
+            statement_of_ledger = partial(self._with_lost_rounds, statement, result.state)
+            statement = self._crew.statement(statement_of_ledger)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.facts["n"], assumptions=(assumption, *statement.assumptions))

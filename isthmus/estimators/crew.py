@@ -143,15 +143,15 @@ class Crew:
         parts = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
         kinds = {part["kind"] for part in parts}
         validate.check(len(kinds) < 2, "y", sorted(kinds), "the ranks have labels of different kinds: give one kind")
-        found = [label for part in parts for label in part["labels"]]
-        return np.unique(np.array(found, dtype=object if kinds == {"O"} else None))
+        all_labels = [label for part in parts for label in part["labels"]]
+        return np.unique(np.array(all_labels, dtype=object if kinds == {"O"} else None))
 
     def top_eigenvalue(self, X: Any) -> float:
         """lambda_max(X'X) of all rows as they are: of fits that are not private."""
         if self.ranks is None:
             return top_eigenvalue(X)
-        found = AllReduce(ranks=self.ranks).joint(_Plain(X))
-        return float(self.lead(lambda: found))
+        eigenvalue = AllReduce(ranks=self.ranks).joint(_Plain(X))
+        return float(self.lead(lambda: eigenvalue))
 
     # ------------------------------------------------------------ what rank 0 keeps
 
@@ -159,13 +159,13 @@ class Crew:
         """The checkpoint that rank 0 has, on every rank."""
         if self.ranks is None:
             return load()
-        found = load() if self.leads else None
-        validate.check(found is None or not found.memory, "checkpoint", "with error feedback", EACH)
+        own_state = load() if self.leads else None
+        validate.check(own_state is None or not own_state.memory, "checkpoint", "with error feedback", EACH)
         with tempfile.TemporaryDirectory() as folder:
-            if found is not None:
-                found.save(Path(folder, "state"))
+            if own_state is not None:
+                own_state.save(Path(folder, "state"))
             path = self.file(Path(folder, "state"))
-            return found if self.leads or path is None else State.load(path)
+            return own_state if self.leads or path is None else State.load(path)
 
     def file(self, path: Path) -> Path | None:
         """A file that rank 0 has, written to this path on every other rank; None where rank 0 has none."""

@@ -32,13 +32,13 @@ def effects(model: PrivateLinear) -> dict[str, Curve]:
         return {str(name): (ends, np.outer(ends, slopes[:, j]).squeeze()) for j, name in enumerate(names)}
     weight, offset = RowMaps(maps[:-1]).affine(model.n_features_in_)
     whole = float(np.hypot(last.limit, last.bias))
-    found = {}
+    curves = {}
     for j, name in enumerate(names):
         mine = (last.columns == j).nonzero()[:, 0]
         x = (last.knots * last.reach - offset[j]) / weight[j]
         curve = last.values[mine].T @ model._weights[mine] / whole
-        found[str(name)] = x.numpy(), model._in_units(curve - curve.mean(0))
-    return found
+        curves[str(name)] = x.numpy(), model._in_units(curve - curve.mean(0))
+    return curves
 
 
 def in_order(margins: torch.Tensor) -> np.ndarray:

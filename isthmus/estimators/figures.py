@@ -158,9 +158,9 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
     if not hasattr(model, "classes_"):
         return exact_errors(np.asarray(model.predict(X), dtype=float), y.astype(float), on), []
     classes = np.asarray(model.classes_)
-    true, found = places(y, classes), places(np.asarray(model.predict(X)), classes)
+    true, predicted = places(y, classes), places(np.asarray(model.predict(X)), classes)
     confusion = np.zeros((len(classes), len(classes)))
-    np.add.at(confusion, (true, found), 1)
+    np.add.at(confusion, (true, predicted), 1)
     figures = confusion_figures(confusion, classes, 0.0)
     logs, margins = log_probabilities(model, X), margins_of(model, X)
     if len(classes) == 2 and margins is not None and 0 < true.sum() < len(true):
@@ -170,7 +170,7 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
     if logs is not None:
         loss = float(np.minimum(-logs[np.arange(len(true)), true], MOST_LOSS).mean())
         figures.append(log_loss(loss, 0.0, confusion.sum(1)))
-        sure, right = (logs[:, 1], true == 1) if len(classes) == 2 else (logs.max(1), true == found)
+        sure, right = (logs[:, 1], true == 1) if len(classes) == 2 else (logs.max(1), true == predicted)
         groups = np.minimum(np.argsort(np.argsort(sure)) * GROUPS // max(len(sure), 1), GROUPS - 1)
         counts = np.stack([np.bincount(groups[right == is_right], minlength=GROUPS) for is_right in (False, True)])
         mean = np.bincount(groups, np.exp(sure), GROUPS) / np.maximum(counts.sum(0), 1)
@@ -330,22 +330,22 @@ def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[
     errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
     noisy = sd * math.hypot(1, 2 * place) * scale.width**2
     note = scale.words()
-    found = []
+    figures = []
     if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
         ratio = errors / spread
         deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        found.append(told(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, ROUGHLY))
+        figures.append(told(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, ROUGHLY))
     else:
-        found.append(told(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, ROUGHLY))
+        figures.append(told(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, ROUGHLY))
     root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
     half = sd * scale.error**2 / (2 * root) if root > 0 else math.inf
-    found.append(
+    figures.append(
         told(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
     )
     size = max(part, 0.0) * scale.error
     absolute = Figure("mean absolute error", size, "", sd * scale.error, max(away, 0.0) * scale.width, "", note)
-    found.append(told(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
-    return found
+    figures.append(told(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
+    return figures
 
 
 @dataclass(frozen=True)

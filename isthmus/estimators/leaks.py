@@ -56,13 +56,13 @@ def _learners_around(frame: Any) -> Iterator[str]:
     around = frame.f_locals.get("self")
     if isinstance(around, Pipeline):
         for name, step in around.steps[:-1]:
-            found = dict.fromkeys(learners(step))
-            if found:
-                yield f"the step {name!r} ({', '.join(found)}) before the model"
+            names = dict.fromkeys(learners(step))
+            if names:
+                yield f"the step {name!r} ({', '.join(names)}) before the model"
     elif isinstance(around, TransformedTargetRegressor):
-        found = dict.fromkeys(learners(around.transformer))
-        if found or not elementwise(around.func):
-            yield f"the transformer of the target ({', '.join(found) or 'its function'})"
+        names = dict.fromkeys(learners(around.transformer))
+        if names or not elementwise(around.func):
+            yield f"the transformer of the target ({', '.join(names) or 'its function'})"
     elif isinstance(around, BaseEstimator) and not _known(type(around)):
         yield f"{type(around).__name__} around the model"  # not known to hand the rows on as they are
 

@@ -70,10 +70,10 @@ class Parameters(BaseEstimator):
         """A clone shares the ledger: copied, the same budget would be spent twice."""
         ledger, self.ledger = self.ledger, None
         try:
-            made = super().__sklearn_clone__()
+            copied = super().__sklearn_clone__()
         finally:
             self.ledger = ledger
-        return made.set_params(ledger=ledger)
+        return copied.set_params(ledger=ledger)
 
     @property
     def _private(self) -> bool:

@@ -55,9 +55,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     def predict(self, X: Any) -> np.ndarray:
         """The prediction, in the units of y."""
-        found = self._kind.reads().predict(torch.from_numpy(self._margins(X)[:, 0]))
+        predictions = self._kind.reads().predict(torch.from_numpy(self._margins(X)[:, 0]))
         shift, width = self._target_map
-        return shift + width * np.asarray(found)
+        return shift + width * np.asarray(predictions)
 
     # ------------------------------------------------------------ the problem
 

@@ -84,9 +84,9 @@ class Scores:
 
     def __getitem__(self, name: str) -> Figure:
         """A figure by its name, such as "accuracy"."""
-        found = {figure.name: figure for figure in self.figures}
-        validate.check(name in found, "name", name, f"name a figure that was measured: {sorted(found)}")
-        return found[name]
+        by_name = {figure.name: figure for figure in self.figures}
+        validate.check(name in by_name, "name", name, f"name a figure that was measured: {sorted(by_name)}")
+        return by_name[name]
 
     def words(self) -> str:
         """What was measured on, then one line a figure."""
@@ -161,8 +161,8 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     if epsilon == math.inf:
         remedy = "exact figures need all rows in one process: gather public rows there, or give a finite epsilon"
         validate.check(not crew.several, "epsilon", epsilon, remedy)
-        found, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
-        return Scores(tuple(found), tuple(curves))
+        exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
+        return Scores(tuple(exact), tuple(curves))
     validate.positive(epsilon=epsilon)
     validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
     relation = Adjacency(adjacency)
@@ -177,9 +177,9 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     scores = noisy_figures(model, X, y, looks, bounds=asked.target_bounds)
     account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
     for stage in looks.taken:
-        made = [release.mechanism for release in stage.releases]
+        mechanisms = [release.mechanism for release in stage.releases]
         how, source = stage.sampler.describe(), looks.source.describe()
-        account.add(stage.event(relation), *made, names=[stage.name] * len(made), sampler=how, noise=source)
+        account.add(stage.event(relation), *mechanisms, names=[stage.name] * len(mechanisms), sampler=how, noise=source)
     on = f"{n:,} rows" + (f", with noise for epsilon = {epsilon:g}" if looks.taken else "")
     named = tuple(replace(figure, on=on) for figure in scores.figures)
     return replace(scores, figures=named, privacy=account.statement())
@@ -243,8 +243,8 @@ class Looks:
         """How many rows have each cell, for each of the columns of `bins`; and the noise's standard deviation."""
         places = torch.from_numpy(np.ascontiguousarray(bins))
         rows = Counts(lambda lo, hi: places[lo:hi], len(bins), bins.shape[1], width)
-        found, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * ROOT, share)
-        return found.reshape(bins.shape[1], width), noise
+        noisy, noise = self._look(name, rows, math.sqrt(bins.shape[1]) * ROOT, share)
+        return noisy.reshape(bins.shape[1], width), noise
 
     def sums(self, name: str, terms: np.ndarray, length: float, share: float) -> tuple[np.ndarray, float]:
         """The sum of the rows' terms, each of at most this length; and the noise's standard deviation."""
@@ -266,9 +266,9 @@ class Looks:
         stage, sheet = Stage(FullBatch(1.0), [release], name), Sheet(rows)
         holders = self.crew.holding(sheet)
         setting = Setting(holders, sheet.space, Keys(0, self.source), ledger=self._run, whole=self.whole)
-        found = look(stage, setting, self.promise)["sums"].numpy()
+        sums = look(stage, setting, self.promise)["sums"].numpy()
         self.taken.append(stage)
-        return found, self.noise(length, share)
+        return sums, self.noise(length, share)
 
 
 def covers(event: Any, multiplier: float) -> bool:
@@ -290,8 +290,8 @@ def noisy_figures(
     model: Any, X: Any, y: np.ndarray, looks: Looks, *, bounds: tuple[float, float] | None = None
 ) -> Scores:
     """The figures of private rows, each look charged before it is released."""
-    found = _labels(model, X, y, looks) if hasattr(model, "classes_") else _numbers(model, X, y, looks, bounds)
-    return replace(found, releases=0 if looks.covered else len(looks.taken))
+    scores = _labels(model, X, y, looks) if hasattr(model, "classes_") else _numbers(model, X, y, looks, bounds)
+    return replace(scores, releases=0 if looks.covered else len(looks.taken))
 
 
 def _some(model: Any, X: Any, y: np.ndarray) -> Any:
@@ -334,21 +334,21 @@ def _derived(
 ) -> Scores:
     """Figures and curves from the noisy counts: post-processing."""
     k = len(classes)
-    found = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
+    derived = figures.confusion_figures(counts[0].reshape(k, k), list(classes), noise)
     curves: list[ShownCurve] = []
     if groups.count:
         scores = counts[1].reshape(2, groups.count)
         if k > 2 and k - 1 > groups.count / 2:  # fewer cells tell how many were right
             share = float(np.clip(scores[1].sum() / n, 0, 1))
-            found[0] = replace(found[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
+            derived[0] = replace(derived[0], value=share, noise=noise * math.sqrt(groups.count / 2) / n)
         if k == 2:
-            found.append(figures.auc_figure(scores, noise))
+            derived.append(figures.auc_figure(scores, noise))
         if sure:
             loss = figures.log_loss_figure(scores, groups.margin, noise) if k == 2 else _loss(counts, noise, n, k)
-            found += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
+            derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
             event = str(classes[1]) if k == 2 else "the class that was predicted"
             curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
-    readable = [figures.told(each, n, _least(each)) if each.noise else each for each in found]
+    readable = [figures.told(each, n, _least(each)) if each.noise else each for each in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
 
@@ -419,15 +419,15 @@ def _numbers(model: Any, X: Any, y: np.ndarray, looks: Looks, bounds: tuple[floa
     if _stands(noise, TARGETS.cells) > n / 4:  # not even a quarter of the rows in one cell would be seen
         need = figures.rows_needed(n, _stands(noise, TARGETS.cells) / n, 0.1)
         return Scores((Figure("R2", None, note=figures.too_few(0.0, need)),))
-    found = np.asarray(model.predict(_some(model, X, y)), dtype=float)[: len(y)]
+    predicted = np.asarray(model.predict(_some(model, X, y)), dtype=float)[: len(y)]
     with looks.announced({RANGES: FIRST, FIGURES: 1 - FIRST}):
         with np.errstate(over="ignore", invalid="ignore"):
-            away, place = np.abs(found - y) / half, (y - middle) / half
+            away, place = np.abs(predicted - y) / half, (y - middle) / half
         cells = np.stack([ERRORS.of(away), TARGETS.of(place)], axis=1)
         counts, _ = looks.counts(RANGES, cells, TARGETS.cells, FIRST)
         mean = looks.noise(math.sqrt(5), 1 - FIRST) / n
         scale = _scale(counts[0][: ERRORS.cells], counts[1], n, noise, mean).stretched(middle, half)
-        terms = scale.terms(found, y)
+        terms = scale.terms(predicted, y)
         sums, noise = looks.sums(FIGURES, terms, math.sqrt(terms.shape[1]), 1 - FIRST)
     return Scores(tuple(figures.error_figures(sums, n, noise, scale)))
 

@@ -184,11 +184,14 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         for name in ("ledger", "checkpoint", "noise_seed"):
             value = getattr(self.estimator, name)
             validate.check(value is None, f"estimator.{name}", value, "leave it out: the search makes several fits")
-        found = list(ParameterGrid(self.param_grid))
+        candidates = list(ParameterGrid(self.param_grid))
         validate.check(
-            len(found) > 1, "param_grid", self.param_grid, "give at least two candidates: a single one needs no search"
+            len(candidates) > 1,
+            "param_grid",
+            self.param_grid,
+            "give at least two candidates: a single one needs no search",
         )
-        for params in found:
+        for params in candidates:
             taken = sorted(set(params) & FIXED)
             validate.check(
                 not taken, "param_grid", taken, "all candidates share these: set them on the search or on the estimator"
@@ -200,7 +203,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
             bounds = self.estimator.target_bounds
             known = bounds is not None and not isinstance(bounds, str)
             validate.check(known, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it")
-        return found
+        return candidates
 
     def _read_classes(self, y: Any) -> tuple[str, ...]:
         self._classes = getattr(self.estimator, "classes", None)
@@ -210,15 +213,15 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         return (leak(*CLASSES_READ),)
 
     def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
-        made = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
+        estimator = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
         if self._classifies:
-            made.set_params(classes=self._classes)
-        return made.set_params(noise_seed=None if self.noise_seed is None else self.noise_seed + seed)
+            estimator.set_params(classes=self._classes)
+        return estimator.set_params(noise_seed=None if self.noise_seed is None else self.noise_seed + seed)
 
     def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
-        made = self._made(params, split.trial, split.delta, seed)
-        return made.set_params(n=split.records, max_weight=1.0)
+        trial = self._made(params, split.trial, split.delta, seed)
+        return trial.set_params(n=split.records, max_weight=1.0)
 
     def _last(self, params: Mapping[str, Any], split: Split) -> Any:
         """A candidate as it is fitted in the end."""
@@ -241,12 +244,12 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         """For each record of the last part and each trial a number in [0, 1]: a right answer, or 1 less the error."""
         if not len(y):
             return Dense(torch.zeros(0, len(trials), dtype=torch.float64))
-        found = np.stack([trial.predict(X) for trial in trials])
+        predictions = np.stack([trial.predict(X) for trial in trials])
         if self._classifies:
-            good = (found == y).astype(float)
+            good = (predictions == y).astype(float)
         else:
             low, high = self.estimator.target_bounds
-            error = (np.clip(found, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
+            error = (np.clip(predictions, low, high) - np.clip(y, low, high)) / ((high - low) / 2)
             good = np.nan_to_num(1 - np.minimum(error**2, 1), nan=0.0)  # what is no number is wrong
         return Dense(torch.from_numpy((good if weight is None else good * weight).T.copy()))
 
@@ -264,8 +267,8 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         account.leaks = (*leaks, *(each for one in every for each in one.leaks))
         account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
         account.add(last.event)
-        made = account.statement()
-        return replace(made, epsilon=split.epsilon if made.private else math.inf, nominal=split.epsilon)
+        statement = account.statement()
+        return replace(statement, epsilon=split.epsilon if statement.private else math.inf, nominal=split.epsilon)
 
     @property
     def _classifies(self) -> bool:
@@ -316,10 +319,10 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         """A clone shares the ledger: copied, the same budget would be spent twice."""
         kept, self.ledger = self.ledger, None
         try:
-            made = super().__sklearn_clone__()
+            copied = super().__sklearn_clone__()
         finally:
             self.ledger = kept
-        return made.set_params(ledger=kept)
+        return copied.set_params(ledger=kept)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "best_estimator_")

@@ -133,10 +133,10 @@ def _usable(estimator: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
-            found = np.asarray(estimator.predict(np.zeros((1, columns))))
+            predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
     except Exception as error:
         raise validate.InvalidInput(f"path: its parts do not fit together ({error})") from error
-    validate.check(found.shape == (1,), "path: weights", found.shape, "a model predicts one value for a row")
+    validate.check(predicted.shape == (1,), "path: weights", predicted.shape, "a model predicts one value for a row")
     return estimator
 
 

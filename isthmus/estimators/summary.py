@@ -79,9 +79,9 @@ class Summary:
 
     def __getitem__(self, name: str) -> ColumnSummary:
         """A column by its name."""
-        found = {column.name: column for column in self.columns}
-        validate.check(name in found, "name", name, f"name a column that was summarised: {sorted(found)}")
-        return found[name]
+        by_name = {column.name: column for column in self.columns}
+        validate.check(name in by_name, "name", name, f"name a column that was summarised: {sorted(by_name)}")
+        return by_name[name]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -152,13 +152,13 @@ def private_summary(
     entries = {column.name: _entries(frame, column) for column in columns}
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
     looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed)
-    found = _look(columns, entries, bins, looks)
+    summary = _look(columns, entries, bins, looks)
     account = Account(delta, relation, None, noise_seed is not None, (DECLARED,))
     for stage in looks.taken:
-        made = [release.mechanism for release in stage.releases]
+        mechanisms = [release.mechanism for release in stage.releases]
         how, source = stage.sampler.describe(), looks.source.describe()
-        account.add(stage.event(relation), *made, names=[stage.name] * len(made), sampler=how, noise=source)
-    return replace(found, left_out=left_out, privacy=account.statement())
+        account.add(stage.event(relation), *mechanisms, names=[stage.name] * len(mechanisms), sampler=how, noise=source)
+    return replace(summary, left_out=left_out, privacy=account.statement())
 
 
 # ---------------------------------------------------------------- what is looked at
@@ -220,8 +220,8 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
         sums: dict[str, tuple[float, float, float]] = {}
         if numeric:
             terms = np.concatenate([grids[name].terms(entries[name]) for name in numeric], axis=1)
-            found, spread = looks.sums(MEANS, terms, math.sqrt(terms.shape[1]), shares[MEANS])
-            sums = {name: (found[2 * i], found[2 * i + 1], spread) for i, name in enumerate(numeric)}
+            noisy_sums, spread = looks.sums(MEANS, terms, math.sqrt(terms.shape[1]), shares[MEANS])
+            sums = {name: (noisy_sums[2 * i], noisy_sums[2 * i + 1], spread) for i, name in enumerate(numeric)}
     sizes = np.array([len(grids[each.name].labels) for each in columns])
     own = [row[:size] for row, size in zip(counts[1:], sizes, strict=True)]
     # each column's counts sum to the number of rows too: the fewer cells, the quieter the sum
@@ -261,9 +261,9 @@ class _Grid:
         assert column.bounds is not None
         edges = np.linspace(*column.bounds, parts + 1)
         edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
-        shown = [_place(column, each) for each in np.linspace(*column.bounds, parts + 1)]
-        between = [f"{a} to {b}" for a, b in zip(shown, shown[1:], strict=False)]
-        return _Grid((f"below {shown[0]}", *between, f"above {shown[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
+        labels = [_place(column, each) for each in np.linspace(*column.bounds, parts + 1)]
+        between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
+        return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
 
     def cells(self, entries: np.ndarray) -> np.ndarray:
         """The cell of each entry."""
@@ -287,18 +287,18 @@ class _Grid:
         """What the counts, moved alike so that they sum to the number of rows, tell of the column."""
         counts = counts + (rows - counts.sum()) / len(counts)
         cells = tuple((label, float(count)) for label, count in zip(self.labels[:-1], counts, strict=False))
-        found = ColumnSummary(column.name, column.type, cells, float(counts[-1]), noise, column.bounds)
+        column_summary = ColumnSummary(column.name, column.type, cells, float(counts[-1]), noise, column.bounds)
         if self.bins is None or sums is None:
-            return found
+            return column_summary
         present, low, high = rows - float(counts[-1]), self.bins.edges[0], self.bins.edges[-1]
         if noise * math.sqrt(len(counts)) > 0.1 * present:
-            return replace(found, note="too few rows for a mean and quantiles: the noise would hide them")
+            return replace(column_summary, note="too few rows for a mean and quantiles: the noise would hide them")
         half, u, square = (high - low) / 2, sums[0] / present, sums[1] / present
         spread = half * math.hypot(sums[2], u * noise) / present
         sd = half * math.sqrt(max(square - u**2, 0.0))
         mean = min(max((low + high) / 2 + half * u, low), high)
         quantiles = self._quantiles(counts[:-1])
-        return replace(found, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
+        return replace(column_summary, mean=float(mean), mean_noise=spread, sd=sd, quantiles=quantiles)
 
     def _quantiles(self, counts: np.ndarray) -> dict[float, float]:
         """Where the running sum of the counts passes each level, between the edges of its cell."""
@@ -325,13 +325,13 @@ def _lines(column: ColumnSummary) -> list[str]:
         noise = f"(noise s.d. {column.mean_noise:.2g}{days})"
         lines.append(f"  mean {_place(span, column.mean)} {noise}, standard deviation {column.sd:.4g}{days}")
         lines.append("  " + ", ".join(f"{level:.0%} {_place(span, at)}" for level, at in column.quantiles.items()))
-    shown = [*column.cells, ("(missing)", column.missing)]
-    shown = [cell for cell in shown if cell[1] > 2 * column.noise or column.bounds is None]
-    most = max([count for _, count in shown], default=1.0)
-    wide = max([len(label) for label, _ in shown], default=1)
-    for label, count in shown:
+    cells = [*column.cells, ("(missing)", column.missing)]
+    cells = [cell for cell in cells if cell[1] > 2 * column.noise or column.bounds is None]
+    most = max([count for _, count in cells], default=1.0)
+    wide = max([len(label) for label, _ in cells], default=1)
+    for label, count in cells:
         bar = "#" * round(24 * max(count, 0.0) / max(most, 1e-9))
         lines.append(f"  {label:{wide}}  {max(count, 0.0):>10,.0f}  {bar}".rstrip())
-    hidden = len(column.cells) + 1 - len(shown)
+    hidden = len(column.cells) + 1 - len(cells)
     lines += [f"  {hidden} further cells are not shown: what they hold may be noise"] if hidden else []
     return lines

@@ -145,5 +145,5 @@ class BlockOuter(Rows):
 
 def one_leaf_factors(sketch: Sketch, shape: tuple[int, int]) -> tuple[Tensor, Tensor, float] | None:
     """(P_out, P_in, scale) of a sketch that is scale * P_out (x) P_in on one leaf of this shape, else None."""
-    found = sketch.sides_of_leaf()
-    return found if found is not None and (found[0].shape[1], found[1].shape[1]) == shape else None
+    sides = sketch.sides_of_leaf()
+    return sides if sides is not None and (sides[0].shape[1], sides[1].shape[1]) == shape else None

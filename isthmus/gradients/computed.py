@@ -314,8 +314,9 @@ def as_computed(rows: Rows, bound: float | None = None) -> Rows:
     pieces = [piece for piece in (rows.pieces if isinstance(rows, Sum) else [rows]) if _fits(piece)]
     if len(pieces) < (len(rows.pieces) if isinstance(rows, Sum) else 1):
         return rows
-    made = Computed(pieces)
-    return Dense(made.dense()) if made.d * made.dtype.itemsize <= sum(_bytes(piece) for piece in pieces) else made
+    computed = Computed(pieces)
+    small = computed.d * computed.dtype.itemsize <= sum(_bytes(piece) for piece in pieces)
+    return Dense(computed.dense()) if small else computed
 
 
 def gram_upper(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:

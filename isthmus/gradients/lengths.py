@@ -33,8 +33,8 @@ class Lengths:
         if ord not in self._kept:  # NaN: not known yet
             self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)
         kept = self._kept[ord]
-        found = kept if where is None else kept[where]
-        if bool(found.isnan().any()):
-            found = matrix_bounds(rows, ord)[1].cpu()
-            kept[slice(None) if where is None else where] = found
-        return found
+        lengths = kept if where is None else kept[where]
+        if bool(lengths.isnan().any()):
+            lengths = matrix_bounds(rows, ord)[1].cpu()
+            kept[slice(None) if where is None else where] = lengths
+        return lengths

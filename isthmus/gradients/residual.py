@@ -47,8 +47,8 @@ class ResidualRows(Rows):
     def __init__(self, rows: Rows, codes: Rows, sketch: Sketch) -> None:
         validate.check(sketch.tight, "sketch", sketch, "give a tight sketch: other ones have no cheap pseudo-inverse")
         expected = (rows.n, sketch.m)
-        found = (codes.n, codes.d)
-        validate.check(found == expected, "codes (n, d)", found, f"give the codes of these rows: {expected}")
+        shape = (codes.n, codes.d)
+        validate.check(shape == expected, "codes (n, d)", shape, f"give the codes of these rows: {expected}")
         self.rows, self.codes, self.sketch = rows, codes, sketch
         self.n, self.d, self.dtype, self.device = rows.n, rows.d, rows.dtype, rows.device
 

@@ -77,8 +77,8 @@ def times(weights: Tensor, factor: float) -> Tensor:
     >>> times(torch.tensor([1.0, 1e-37]), 2.0**-10)
     tensor([0.0010, 0.0000])
     """
-    made = weights * factor
-    return torch.where(made.abs() >= torch.finfo(made.dtype).tiny, made, 0.0)
+    scaled = weights * factor
+    return torch.where(scaled.abs() >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
 
 
 def widen(value: Tensor, relative: float, absolute: float | Tensor = 0.0) -> Bounds:

@@ -40,7 +40,7 @@ class Stack(Rows):
     @cached_property
     def _pieces(self) -> list[tuple[Rows, list[tuple[int, int]]]]:
         """The leaves with their places among the d columns; small ones that are matrices together, as one matrix."""
-        found: list[tuple[Rows, list[tuple[int, int]]]] = []
+        pieces: list[tuple[Rows, list[tuple[int, int]]]] = []
         small: list[tuple[Dense, tuple[int, int]]] = []
         lo = 0
         for _, piece in self.items:
@@ -48,12 +48,12 @@ class Stack(Rows):
             if isinstance(piece, Dense) and piece.values.dtype == self.dtype and self.n * piece.d <= SMALL:
                 small.append((piece, place))
             else:
-                found.append((piece, [place]))
+                pieces.append((piece, [place]))
             lo += piece.d
         if small:
             whole = small[0][0] if len(small) == 1 else Dense(torch.cat([piece.values for piece, _ in small], 1))
-            found.append((whole, [place for _, place in small]))
-        return found
+            pieces.append((whole, [place for _, place in small]))
+        return pieces
 
     def norm_bounds(self, ord: float = 2) -> Bounds:
         low, high = rounding.combine([piece.norm_bounds(ord) for _, piece in self.items], ord)
@@ -111,9 +111,9 @@ class Stack(Rows):
 
     def scaled(self, factor: float) -> Stack:
         """Norms and weights take the factor: the leaves stay as they are."""
-        made = Stack(self.items, self.factor * factor)
-        made.__dict__["_pieces"] = self._pieces
-        return made
+        stack = Stack(self.items, self.factor * factor)
+        stack.__dict__["_pieces"] = self._pieces
+        return stack
 
     @property
     def small(self) -> bool:
@@ -133,19 +133,19 @@ class Stack(Rows):
 
     def _blanked(self, pieces: list[tuple[Rows, list[tuple[int, int]]]]) -> Stack:
         """Other rows in the places of these."""
-        found = dict[int, Rows]()
+        blanked = dict[int, Rows]()
         for piece, places in pieces:
             if len(places) == 1:
-                found[places[0][0]] = piece
+                blanked[places[0][0]] = piece
                 continue
             assert isinstance(piece, Dense)
             parts = piece.values.split([hi - lo for lo, hi in places], 1)
-            found.update((lo, Dense(part)) for (lo, _), part in zip(places, parts, strict=True))
-        made = Stack(
-            [(name, found[place]) for (name, _), place in zip(self.items, sorted(found), strict=True)], self.factor
+            blanked.update((lo, Dense(part)) for (lo, _), part in zip(places, parts, strict=True))
+        stack = Stack(
+            [(name, blanked[place]) for (name, _), place in zip(self.items, sorted(blanked), strict=True)], self.factor
         )
-        made.__dict__["_pieces"] = pieces
-        return made
+        stack.__dict__["_pieces"] = pieces
+        return stack
 
     def sound(self) -> Tensor:
         return torch.stack([piece.sound() for _, piece in self.items]).all(0)

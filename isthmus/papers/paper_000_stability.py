@@ -95,8 +95,8 @@ def uniform_stability(
     validate.check(bare, "noise_seed", noise_seed, remedy)
     size = sample.n, sample.space.d
     for other in neighbours:
-        found = other.n, other.space.d
-        validate.check(found == size, "problem", found, f"give a neighbour with n, d = {size}")
+        shape = other.n, other.space.d
+        validate.check(shape == size, "problem", shape, f"give a neighbour with n, d = {size}")
     distances = np.zeros((len(seeds), len(neighbours), steps + 1))
     for row, seed in zip(distances, seeds, strict=True):
         terms = (recipe, constraint, steps, seed, x0, None if noise_seed is None else key(noise_seed, seed))
@@ -163,7 +163,7 @@ def _iterates(
     def keep(record: dict[str, Any], state: Any) -> None:
         path.append(state.w.detach().to("cpu", torch.float64))
 
-    found = minimize(
+    result = minimize(
         objective,
         recipe,
         constraint,
@@ -175,5 +175,5 @@ def _iterates(
         progress=False,
         noise_seed=noise_seed,
     )
-    end = found.state.w.detach().to("cpu", torch.float64)
+    end = result.state.w.detach().to("cpu", torch.float64)
     return torch.stack(path + [end] * (steps - len(path)))

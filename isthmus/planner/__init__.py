@@ -92,11 +92,11 @@ def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[C
     refused: dict[str, str] = {}
     fillings = _everything(facts, refused) if asked is None else _asked(facts, asked, refused)
     for filling in dict.fromkeys(fillings):
-        made = _within(facts, filling(facts))
-        if isinstance(made, Refusal):
-            refused[filling.name] = made.reason
+        filled = _within(facts, filling(facts))
+        if isinstance(filled, Refusal):
+            refused[filling.name] = filled.reason
         else:
-            choices.append(made)
+            choices.append(filled)
     return choices, refused
 
 
@@ -133,12 +133,12 @@ def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     """An algorithm, and those of its fillings that are meant."""
     if not isinstance(asked, str):
         return algorithm_of(asked), algorithm_of(asked).fillings
-    made, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
-    validate.check(made is not None, "algorithms", asked, remedy)
-    assert made is not None
-    wanted = tuple(filling for filling in made.fillings if asked in (made.name, filling.name))
-    validate.check(bool(wanted) or asked == made.name, "algorithms", asked, remedy)
-    return made, wanted
+    algorithm, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
+    validate.check(algorithm is not None, "algorithms", asked, remedy)
+    assert algorithm is not None
+    wanted = tuple(filling for filling in algorithm.fillings if asked in (algorithm.name, filling.name))
+    validate.check(bool(wanted) or asked == algorithm.name, "algorithms", asked, remedy)
+    return algorithm, wanted
 
 
 def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:

@@ -39,16 +39,16 @@ def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | No
     rows, columns = X.shape
     if y is not None:
         validate.check(len(y) == rows, "len(public[1])", len(y), f"give one target for each of the {rows} public rows")
-    found = PublicFacts(rows, columns, labelled, None, _moments(X))
+    facts = PublicFacts(rows, columns, labelled, None, _moments(X))
     outputs = loss_of(loss).outputs(classes)
     if rows < LEAST or (outputs > 1 and y is None):
-        return found
+        return facts
     order = np.random.default_rng(0).permutation(rows)  # rows may be sorted by label
     halves = (order[: rows // 2], order[rows // 2 :])
     fit, rest = (_gradients(X, y, half, outputs) for half in halves)
     if not _alive(fit) or not _alive(rest):
-        return found
-    return replace(found, curve=captured_energy(fit, rest))
+        return facts
+    return replace(facts, curve=captured_energy(fit, rest))
 
 
 def _moments(X: Matrix) -> tuple[float, ...]:

@@ -79,8 +79,8 @@ def from_json(data: Mapping[str, Any]) -> DpEvent:
             values[name] = [from_json(value) for value in values[name]]
         elif form in ("scales", "rates"):
             values[name] = tuple(values[name])  # accountants hash events
-    made: Any = _OWN.get(kind) or getattr(dpa.dp_event, f"{kind}DpEvent")
-    event: DpEvent = made(**values)
+    event_class: Any = _OWN.get(kind) or getattr(dpa.dp_event, f"{kind}DpEvent")
+    event: DpEvent = event_class(**values)
     return event
 
 

@@ -362,11 +362,11 @@ class Ledger:
 
     def _affordable(self, run: str, what: str, rounds: int, least: int, budget: tuple[float, float]) -> int:
         totals, event = self._book.tally.totals, self._book.tally.runs[run].keys[what]
-        found = self._meter.affordable(totals, event, rounds, least)
-        if not found:
+        affordable = self._meter.affordable(totals, event, rounds, least)
+        if not affordable:
             spent, asked = (self._meter.epsilon(plus(totals, event, more), budget[1]) for more in (0, least))
             raise BudgetExceeded(what, least, spent, asked, budget)
-        return found
+        return affordable
 
     def _tainting(self, seeded: bool) -> list[Json]:
         """The record that says so, where it was not said before; older versions refuse a ledger that has it."""

@@ -123,9 +123,9 @@ def named(kind: str) -> type[Mechanism]:
     >>> named("top-k").__name__
     'TopK'
     """
-    found = {vars(each).get("kind") or "": each for each in reversed([*Mechanism.known()])}
-    validate.one_of(sorted(found.keys() - {""}), mechanism=kind)
-    return found[kind]
+    by_name = {vars(each).get("kind") or "": each for each in reversed([*Mechanism.known()])}
+    validate.one_of(sorted(by_name.keys() - {""}), mechanism=kind)
+    return by_name[kind]
 
 
 def words_of(mechanism: Mechanism) -> tuple[str, str | None, str]:

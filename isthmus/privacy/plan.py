@@ -55,15 +55,15 @@ class Charge:
         validate.probability(share=self.share)
         known = isinstance(self.sampler, tuple(_SAMPLERS.values()))
         validate.check(known, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
-        made = self.template
+        mechanism = self.template
         validate.check(
-            made.private,
+            mechanism.private,
             "mechanism",
-            made,
+            mechanism,
             "give a private mechanism: this one adds no noise, so no budget can be spent on it",
         )
-        validate.check(type(made).__hash__ is not None, "mechanism", made, "make it a frozen dataclass")
-        self.mechanism_at(made.number)
+        validate.check(type(mechanism).__hash__ is not None, "mechanism", mechanism, "make it a frozen dataclass")
+        self.mechanism_at(mechanism.number)
 
     @cached_property
     def template(self) -> Mechanism:
@@ -184,11 +184,11 @@ class PrivacyPlan:
 
     def item(self, name: str) -> Charge:
         """The item of that name."""
-        found = [item for item in self.items if item.name == name]
+        items = [item for item in self.items if item.name == name]
         validate.check(
-            bool(found), "name", name, f"name an item of the plan, which are {[item.name for item in self.items]}"
+            bool(items), "name", name, f"name an item of the plan, which are {[item.name for item in self.items]}"
         )
-        return found[0]
+        return items[0]
 
     def to_json(self) -> str:
         """The plan as text: what `from_json` reads, where the mechanisms of one's own are imported."""
@@ -296,11 +296,13 @@ def _read(data: Any) -> Any:
         return tuple(_read(each) for each in data)
     if not isinstance(data, dict):
         return data
-    found = {_address(each): each for each in Mechanism.known()}
+    by_address = {_address(each): each for each in Mechanism.known()}
     address = data["class"]
-    validate.check(address in found, "mechanism", address, "import the module that defines it before reading the plan")
+    validate.check(
+        address in by_address, "mechanism", address, "import the module that defines it before reading the plan"
+    )
     given = {name: _read(value) for name, value in data.get("fields", {}).items()}
-    return found[address](**given) if "fields" in data else found[address]
+    return by_address[address](**given) if "fields" in data else by_address[address]
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:

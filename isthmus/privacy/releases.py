@@ -77,11 +77,11 @@ def of_event(data: Json, times: int = 1) -> list[Released]:
     >>> of_event({"event": "Gaussian", "noise_multiplier": 2.0})[0].cells
     ('value from all records', 'once', 'Gaussian noise of 2 times the most one record can add')
     """
-    found = []
+    rows = []
     for leaf, count in event_json.flatten(data):
         what = "value from a random sample of the records" if of_a_sample(leaf) else "value from all records"
-        found.append(Released(what, count * times, event_json.words(leaf)))
-    return found
+        rows.append(Released(what, count * times, event_json.words(leaf)))
+    return rows
 
 
 def of_a_sample(data: Json) -> bool:

@@ -195,9 +195,9 @@ def _certify(variance: float) -> None:
     allowed = _step(variance) * (1 - _SLACK / 2)
     last = _proven_from(variance, allowed)
     quantiles = -ndtri_exp(_log_tails(variance, last))  # of P(Z > 0), P(Z > 1), ...
-    found = float(np.diff(quantiles).max())
-    if found > allowed:
-        raise ArithmeticError(f"variance {variance}: a step of {found} is larger than {allowed}, the one at 0")
+    step = float(np.diff(quantiles).max())
+    if step > allowed:
+        raise ArithmeticError(f"variance {variance}: a step of {step} is larger than {allowed}, the one at 0")
 
 
 def _proven_from(v: float, step: float) -> int:

@@ -80,8 +80,9 @@ class PrivacyStatement:
         object.__setattr__(self, "adjacency", Adjacency.of(self.adjacency))
         if not self.releases:
             object.__setattr__(self, "releases", tables.together(tables.of_event(self.event)))
-        told, made = sum(row.times for row in self.releases), sum(count for _, count in event_json.flatten(self.event))
-        validate.check(told >= made, "releases", told, f"the event has {made}: a table may not leave any out")
+        listed = sum(row.times for row in self.releases)
+        released = sum(count for _, count in event_json.flatten(self.event))
+        validate.check(listed >= released, "releases", listed, f"list all {released} releases that the event has")
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
             validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
@@ -253,8 +254,8 @@ class PrivacyStatement:
         number.  `recompute=False` believes the text, of another process of the same run, say.
         """
         with validate.reading("text", text, "give what PrivacyStatement.to_json wrote"):
-            found = cls._from(json.loads(text))
-            return found._recomputed() if recompute else found
+            statement = cls._from(json.loads(text))
+            return statement._recomputed() if recompute else statement
 
     def _recomputed(self) -> PrivacyStatement:
         follows = accounting.epsilon_of(event_json.from_json(self.event), self.delta, self.adjacency)

@@ -93,8 +93,8 @@ class Distribution:
 
     def draw(self, rows: int, seed: int = 0) -> Tensor:
         """The bins of so many independent records (public: from p alone)."""
-        made = torch.Generator().manual_seed(seed)
-        return torch.multinomial(self.p.float().clamp(min=0), rows, replacement=True, generator=made).T
+        generator = torch.Generator().manual_seed(seed)
+        return torch.multinomial(self.p.float().clamp(min=0), rows, replacement=True, generator=generator).T
 
 
 def bins_of(edges: Tensor, x: Tensor) -> Tensor:
@@ -124,14 +124,14 @@ def distribution(counts: Tensor, noise: float, n: float, edges: Tensor) -> Distr
 def _points(counts: Tensor, noise: float, n: float) -> tuple[Tensor, Tensor]:
     """The mass of the points, and of all that lies between them: the records that are in none."""
     least = STANDS * noise
-    found = torch.where(counts < least, 0.0, counts).clamp(min=0)
+    large = torch.where(counts < least, 0.0, counts).clamp(min=0)
     between = n - counts.sum(1)
-    between = torch.where(between < least * math.sqrt(counts.shape[1]), 0.0, n - found.sum(1)).clamp(min=0)
-    between = torch.where(between + found.sum(1) > 0, between, n)
+    between = torch.where(between < least * math.sqrt(counts.shape[1]), 0.0, n - large.sum(1)).clamp(min=0)
+    between = torch.where(between + large.sum(1) > 0, between, n)
     # where all records are at points, what their noise adds up to is shared by these
-    kept = (found > 0) & (between == 0)[:, None]
-    missing = (n - found.sum(1) - between) / kept.sum(1).clamp(min=1)
-    return (found + missing[:, None] * kept).clamp(min=0), between
+    kept = (large > 0) & (between == 0)[:, None]
+    missing = (n - large.sum(1) - between) / kept.sum(1).clamp(min=1)
+    return (large + missing[:, None] * kept).clamp(min=0), between
 
 
 def _between(counts: Tensor, mass: Tensor, noise: float) -> Tensor:
@@ -194,11 +194,11 @@ class SmoothMap:
         validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns")
         dtype = torch.float32 if dtype_of(view.X) == torch.float32 else torch.float64
         rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
-        found: Tensor | Streamed = rows if isinstance(view.X, Streamed) else gathered(rows)
-        plain = Scaled.of(found)
+        features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else gathered(rows)
+        plain = Scaled.of(features)
         upper = plain.upper.clamp(max=1.0)
         bias = float(self._constant(dtype))
-        return Scaled(found, plain.weight, plain.r, plain.U, plain.B, upper, unit=True, bias=bias)
+        return Scaled(features, plain.weight, plain.r, plain.U, plain.B, upper, unit=True, bias=bias)
 
     def _rows(self, part: Scaled, dtype: torch.dtype) -> Tensor:
         """The rows of some records, no longer than 1 in their dtype too."""
@@ -206,9 +206,9 @@ class SmoothMap:
         rows = torch.empty(part.shape[0], D + (1 if self.bias else 0), dtype=dtype)
         step = max(1, CACHE_BYTES // (8 * (len(self.shift) + 4 * D)))
         for lo in range(0, part.shape[0], step):
-            made = self._features(part[lo : lo + step].dense() / self.reach)
-            length = torch.from_numpy(np.sqrt(lengths(made.numpy()))) * (1 + (D + 64) * 2.0**-52)
-            rows[lo : lo + step, :D] = made.mul_((self.limit / length.clamp(min=self.limit) / whole)[:, None])
+            block = self._features(part[lo : lo + step].dense() / self.reach)
+            length = torch.from_numpy(np.sqrt(lengths(block.numpy()))) * (1 + (D + 64) * 2.0**-52)
+            rows[lo : lo + step, :D] = block.mul_((self.limit / length.clamp(min=self.limit) / whole)[:, None])
         rows[:, D:] = self._constant(dtype)
         return rows
 

@@ -152,13 +152,13 @@ class _Reduced:
 
     def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
-        found: Tensor = self.objective.losses(*self._told(z, index))
-        return found * self.weights[index]
+        values: Tensor = self.objective.losses(*self._told(z, index))
+        return values * self.weights[index]
 
     def slopes(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """dl/dz, one column an output."""
-        found: Tensor = self.objective.slopes(*self._told(z, index))
-        return found.reshape(z.shape) * self.weights[index][:, None]
+        values: Tensor = self.objective.slopes(*self._told(z, index))
+        return values.reshape(z.shape) * self.weights[index][:, None]
 
     def curvature(self, z: Tensor) -> float:
         """The mean second derivative in one margin: slopes half a unit away on both sides, along random signs."""
@@ -186,8 +186,8 @@ class _Reduced:
 
         first = np.zeros(shape[0] * shape[1]) if start is None else start.numpy().reshape(-1)
         options = {"maxiter": EARLY if R.shape[1] >= len(R) else ITERATIONS, "ftol": precise}
-        found = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
-        return torch.from_numpy(found.x).view(shape)
+        minimum = scipy_minimize(value, first, jac=True, method="L-BFGS-B", options=options)
+        return torch.from_numpy(minimum.x).view(shape)
 
     def lifted(self, point: Tensor) -> Tensor:
         """The point of R^d, flat: one block of columns an output."""

@@ -295,8 +295,8 @@ class Scaled(View):
             rest = torch.linalg.vector_norm(self.U @ self.B[:, p:], dim=1)
             return torch.hypot(self.r * row_norms(_weighted(X, self.weight)), rest) * slack
         parts = [np.sqrt(lengths(rows.numpy())) * slack for _, _, rows in self.chunks()]
-        found = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
-        return found + self._cancelled()
+        norms = torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0).double()
+        return norms + self._cancelled()
 
     def _cancelled(self) -> Tensor:
         """What rounding may have hidden in the entries of each row: their parts can be longer than they are."""
@@ -384,10 +384,10 @@ class RowMap:
         if self.shift is not None:
             one = torch.ones(n, 1, dtype=torch.float64)
             U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double()[:p] * weight)[None]])
-        found = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
-        if bool((endless := ~(found.upper < FAR)).any()):
-            found = Scaled(_without(view.X, endless), inner, view.r, U, B, far=found.far)
-        return found
+        scaled = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
+        if bool((endless := ~(scaled.upper < FAR)).any()):
+            scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=scaled.far)
+        return scaled
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The affine map of features so far, and the constant beside them, taken through this map (see `RowMaps`)."""

@@ -160,18 +160,18 @@ class Clients(Aggregator):
 
     def check_private(self, n: int, samplers: Sequence[Sampler]) -> None:
         """All clients, once, their sums added; no client twice, and records that add up to n."""
-        told, names = "clients", f"{len(self.problems)} clients"
+        argument, names = "clients", f"{len(self.problems)} clients"
         remedy = "leave it out: in a private run a client that is asked twice a round would count its records twice"
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
         remedy = "give Clients(problems, uniform=False): a private run adds sums, and divides them by a public number"
         validate.check(not self.uniform, "uniform", self.uniform, remedy)
         twice = any(first is second for k, first in enumerate(self.problems) for second in self.problems[:k])
-        validate.check(not twice, told, names, "give each of them once: a record belongs to one client")
-        found = sum(problem.n for problem in self.problems)
+        validate.check(not twice, argument, names, "give each of them once: a record belongs to one client")
+        total = sum(problem.n for problem in self.problems)
         validate.check(
-            found == n, told, f"{found} records", f"give an objective of all the clients' records: this one has {n}"
+            total == n, argument, f"{total} records", f"give an objective of all the clients' records: this one has {n}"
         )
-        check_samplers(samplers, told)
+        check_samplers(samplers, argument)
 
     def collect(self, order: Asks, site: Any) -> Message:
         """The sum of the drawn clients' messages."""

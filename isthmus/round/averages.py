@@ -186,8 +186,8 @@ class Restart:
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The average of the last inner loop that counts."""
-        found: Tensor = memo["output"]
-        return found
+        mean: Tensor = memo["output"]
+        return mean
 
 
 OUTPUTS = ("last", "average", "random", "last K")

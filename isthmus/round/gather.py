@@ -114,8 +114,8 @@ class Gathering:
         if isinstance(rows, Computed):
             rows.hold = True
         rows = rows.scaled(factor) if factor != 1.0 else rows
-        found = measure_leaf(release.clipped, round.bounds[slot], name, rows, rounding)
-        self.sums.setdefault(release.name, {})[name] = found
+        measured = measure_leaf(release.clipped, round.bounds[slot], name, rows, rounding)
+        self.sums.setdefault(release.name, {})[name] = measured
 
     def _check_open(self, release: Release, name: str) -> None:
         if name in self.sums.get(release.name, {}):
@@ -132,16 +132,16 @@ class Gathering:
         """Products in place of their factors, where they take less room until the backward pass has ended."""
         if rows is None or not self.fast:
             return None if rows is None else rows.compact()
-        made = rows.computed()
-        return rows if isinstance(made, Computed) else made
+        computed = rows.computed()
+        return rows if isinstance(computed, Computed) else computed
 
     def _joined(self, name: str, pieces: Sequence[Rows | None], bound: float | None = None) -> Rows | None:
         """All that a leaf's rows are the sum of, as they are added up; weighted ones are within `bound`."""
         rows = merged(name, pieces)
-        made = rows.computed(bound) if self.fast and rows is not None else rows
-        if isinstance(made, Computed):
-            made.watched = self._watched in (None, name)
-        return made
+        computed = rows.computed(bound) if self.fast and rows is not None else rows
+        if isinstance(computed, Computed):
+            computed.watched = self._watched in (None, name)
+        return computed
 
 
 def _all(items: Sequence[tuple[str, Rows | None]]) -> list[tuple[str, Rows]]:

@@ -315,8 +315,8 @@ def _certificate(
     certify = getattr(pipe.stop, "certify", None)
     if x is None or certify is None or gradient is None or pipe.private:
         return {}
-    found: dict[str, float] = certify(gradient(x), x, opened_again(pipe, state, x, setting))
-    return found
+    figures: dict[str, float] = certify(gradient(x), x, opened_again(pipe, state, x, setting))
+    return figures
 
 
 class EarlyStop:

@@ -209,6 +209,6 @@ def order_of(round: Round, stage: Stage, state: State) -> Order:
 
 def stage_of(pipe: Pipeline, name: str) -> Stage:
     """The stage of a name."""
-    found = [stage for stage in pipe.stages if stage.name == name]
-    validate.check(bool(found), "order.stage", name, f"the pipeline here has {[stage.name for stage in pipe.stages]}")
-    return found[0]
+    stages = [stage for stage in pipe.stages if stage.name == name]
+    validate.check(bool(stages), "order.stage", name, f"the pipeline here has {[stage.name for stage in pipe.stages]}")
+    return stages[0]

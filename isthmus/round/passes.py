@@ -130,9 +130,9 @@ Things = dict[str, Any]
 
 def things(module: nn.Module) -> Things:
     """Every tensor and generator that a module and its children hold, in lists and dicts too, by name."""
-    found: Things = {}
-    _collect(module, "", found, set())
-    return found
+    by_name: Things = {}
+    _collect(module, "", by_name, set())
+    return by_name
 
 
 def _collect(layer: nn.Module, dot: str, found: Things, seen: set[int]) -> None:
@@ -265,11 +265,11 @@ class Guard:
 
     def check(self) -> Things:
         """Refuse a module that would get raw gradients, or draw masks that others may know."""
-        found = things(self.module)
-        check_silent(found, self.watched)
+        present = things(self.module)
+        check_silent(present, self.watched)
         if self.secret:
-            check_public_draws(found)
-        return found
+            check_public_draws(present)
+        return present
 
     def enter(self, layer: nn.Module, found: Things | None = None) -> None:
         """A pass begins: of the whole, or of a layer inside one that has begun; `found` is what `check` has found."""
@@ -301,10 +301,10 @@ class Guard:
                 "the module seeds torch's generator inside its forward pass: whoever knows the seed knows its masks; "
                 "leave the generator alone, it is secret during a private pass"
             )
-        found = things(self.module)
-        check_silent(found, self.watched)
-        self._warn(moved(found, before))
-        return found
+        present = things(self.module)
+        check_silent(present, self.watched)
+        self._warn(moved(present, before))
+        return present
 
     def reset(self) -> None:
         """No pass is going on, as after one that was interrupted: the generators are the user's again."""

@@ -183,10 +183,10 @@ class Pipeline:
     def encoders(self) -> tuple[tuple[str, Encoder], ...]:
         """Every encoder, nested ones included, with the slot where its state is kept: the first that holds it."""
         return tuple(
-            found
+            encoder
             for stage in self.stages
             for release in stage.releases
-            for found in _nested(release.encode, f"{stage.name}/{release.name}")
+            for encoder in _nested(release.encode, f"{stage.name}/{release.name}")
         )
 
 

@@ -133,12 +133,12 @@ class Ranks:
     def gather(self, mine: bytes) -> list[bytes]:
         """A few bytes of every rank, of the same length."""
         own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.place)
-        found = [torch.empty_like(own) for _ in range(self.size)]
+        received = [torch.empty_like(own) for _ in range(self.size)]
         with _reachable():
-            dist.all_gather(found, own, group=self.group)
+            dist.all_gather(received, own, group=self.group)
         self.sent["gather"] += len(mine)
         self.received["gather"] += len(mine) * (self.size - 1)
-        return [each.cpu().numpy().tobytes() for each in found]
+        return [each.cpu().numpy().tobytes() for each in received]
 
     def reduce(self, value: Tensor) -> Tensor:
         """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
@@ -208,9 +208,9 @@ class Ranks:
             headers = [each[2:] for each in headers]
             remedy = "the ranks differ: give all of them the same program, arguments and start"
             for at, name in enumerate(names):
-                found = [each[at] for each in headers]
-                same = not name or len(set(found) - {0}) < 2  # 0 is a rank that has nothing to compare
-                validate.check(same, name, found, remedy)
+                numbers = [each[at] for each in headers]
+                same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
+                validate.check(same, name, numbers, remedy)
         except validate.InvalidInput as differ:
             known_to_all(differ)
             raise
@@ -290,8 +290,8 @@ class AllReduce(Aggregator):
         own = torch.as_tensor(value, dtype=torch.float64) * n if n else torch.zeros(getattr(value, "shape", ()))
         headers = self.ranks.agree("figure", [n, own.numel(), 0, 0, 0, 0], names=("", "figure"))
         total = self.ranks.reduce(own.double())
-        found = self.ranks.lead(lambda: total / sum(header[0] for header in headers), met=True)
-        return found.to(value.dtype) if isinstance(value, Tensor) else float(found)
+        shared_mean = self.ranks.lead(lambda: total / sum(header[0] for header in headers), met=True)
+        return shared_mean.to(value.dtype) if isinstance(value, Tensor) else float(shared_mean)
 
     def alike(self) -> AbstractContextManager[None]:
         """On one thread, so that all ranks find the same bits."""
@@ -329,19 +329,19 @@ class AllReduce(Aggregator):
             ranks.broadcast(packed.pack("product", v))
             return ranks.reduce(mine(v))
 
-        found = torch.zeros(1, dtype=torch.float64)
+        total = torch.zeros(1, dtype=torch.float64)
         if ranks.rank:
             while data := ranks.broadcast(None):
                 ranks.reduce(mine(packed.unpack(data, "product")))
         else:
             try:
-                found = query.joint(products)
+                total = query.joint(products)
             except Exception as error:
                 failed.append(error)
             ranks.broadcast(stop)
         if failed:
             raise failed[0]
-        return found
+        return total
 
     def collect(self, order: Asks, site: Any) -> Message:
         """This rank's message plus everybody else's, on rank 0; elsewhere what it has no meaning."""
@@ -389,14 +389,14 @@ def for_wire(message: Message, reach: Reach, size: int) -> Message:
 
 def summed(ranks: Ranks, message: Message) -> Message:
     """The sums of all ranks, one collective for all values of a dtype."""
-    found: dict[str, Bounded] = {}
+    totals: dict[str, Bounded] = {}
     for dtype in dict.fromkeys(each.value.dtype for each in message.values.values()):
         names = [name for name, each in message.values.items() if each.value.dtype == dtype]
         flat = [message.values[name].value.reshape(-1) for name in names]
         total = ranks.reduce(torch.cat(flat))
         parts = total.split([len(each) for each in flat])
-        found |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
-    return replace(message, values={name: found[name] for name in message.values})
+        totals |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
+    return replace(message, values={name: totals[name] for name in message.values})
 
 
 def checked(message: Message, asked: int, round: Round, iterate: int) -> list[int]:

@@ -114,25 +114,28 @@ OTHERS = {
 
 def assumed(pipe: Pipeline, before: Sequence[Stage] = ()) -> list[str]:
     """What a private pipeline rests on that no check can see: parts of somebody else's, and public examples."""
-    found = others_parts((*before, *pipe.stages))
+    others = others_parts((*before, *pipe.stages))
     after = [(kind, getattr(pipe, kind)) for kind in ("update", "average", "stop")]
-    found += [f"{_name(part)}, which is not of this library, {OTHERS[kind]}" for kind, part in after if _foreign(part)]
+    others += [f"{_name(part)}, which is not of this library, {OTHERS[kind]}" for kind, part in after if _foreign(part)]
     learned = any(getattr(release.encode, "data", None) is not None for s in pipe.stages for release in s.releases)
-    return [*found, *(["the examples that a sketch learns from are public, and no private records"] if learned else [])]
+    return [
+        *others,
+        *(["the examples that a sketch learns from are public, and no private records"] if learned else []),
+    ]
 
 
 def others_parts(stages: Sequence[Stage]) -> list[str]:
     """What the guarantee takes from parts of stages that somebody else wrote."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for stage in stages:
         parts: list[tuple[str, object]] = [("sampler", stage.sampler)]
         for release in stage.releases:
             parts += [("encode", release.encode), ("clip", release.clip), ("mechanism", release.mechanism)]
         others = [(kind, type(part).__name__) for kind, part in parts if _foreign(part)]
-        found |= {f"{name}, which is not of this library, {OTHERS[kind]}": None for kind, name in others}
+        names |= {f"{name}, which is not of this library, {OTHERS[kind]}": None for kind, name in others}
         if not getattr(stage.source, "own_records", False):
-            found[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
-    return list(found)
+            names[f"the source of stage {stage.name!r} {OTHERS['source']}"] = None
+    return list(names)
 
 
 def _name(part: object) -> str:

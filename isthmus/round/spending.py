@@ -60,8 +60,8 @@ class Spending:
     def warn(self, *objectives: Any) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
-        found = dict.fromkeys(each for objective in objectives for each in getattr(objective, "read_off", ()))
-        self.leaks = tuple(leak(*each) for each in found)
+        facts = dict.fromkeys(each for objective in objectives for each in getattr(objective, "read_off", ()))
+        self.leaks = tuple(leak(*each) for each in facts)
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -110,11 +110,11 @@ class Spending:
 
     def check_same(self, aggregator: Aggregator, pipe: Pipeline, planned: int) -> None:
         """Refuse processes that promise something else than the one that pays: each states what it was told."""
-        told, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
-        theirs, agreed = aggregator.lead(lambda: [told, terms])
+        promised, terms = [self.promise.epsilon, self.promise.delta, self.seeded], self.terms(pipe, planned)
+        theirs, agreed = aggregator.lead(lambda: [promised, terms])
         remedy = f"rank 0 pays for {theirs[:2]}: give all ranks the same budget, rounds and seeds"
-        same = _near(theirs, told) and _near(json.loads(agreed), json.loads(terms))
-        validate.check(same, "epsilon, delta", told[:2], remedy)
+        same = _near(theirs, promised) and _near(json.loads(agreed), json.loads(terms))
+        validate.check(same, "epsilon, delta", promised[:2], remedy)
 
     def statement(self, pipe: Pipeline, planned: int, done: int, resumed: int | None = None) -> PrivacyStatement:
         """What this run promises: all its planned releases, those before the loop included.

@@ -96,14 +96,14 @@ class MappingBelow:
 
     def certify(self, gradient: Tensor, x: Tensor, round: Round | None = None) -> dict[str, float]:
         """The compressed gradient mapping, the plain one at the same step, and the gap, from one full gradient."""
-        found = first_order(gradient, x, self.constraint)
+        certificate = first_order(gradient, x, self.constraint)
         if round is None:
-            return found
+            return certificate
         eta, sketch = float(round.eta), next(iter(round.sketches.values()))
         compressed = compressed_gradient_mapping(self.constraint, sketch, sketch.forward(gradient), x, eta)
         plain = (x - self.constraint.project(x - eta * gradient)) / eta
-        found["compressed"] = float(torch.linalg.vector_norm(compressed)) * self._factor(round)
-        return dict(sorted((found | {"mapping": float(torch.linalg.vector_norm(plain))}).items()))
+        certificate["compressed"] = float(torch.linalg.vector_norm(compressed)) * self._factor(round)
+        return dict(sorted((certificate | {"mapping": float(torch.linalg.vector_norm(plain))}).items()))
 
     def _factor(self, round: Round) -> float:
         m = min(sketch.m for sketch in round.sketches.values())
@@ -118,7 +118,7 @@ def first_order(g: Tensor, x: Tensor, constraint: ConvexSet) -> dict[str, float]
     >>> first_order(torch.tensor([-1.0, 0.0]), torch.zeros(2), L2Ball(1.0))
     {'gap': 1.0, 'mapping': 1.0}
     """
-    found = {"mapping": float(torch.linalg.vector_norm(x - constraint.project(x - g)))}
+    certificate = {"mapping": float(torch.linalg.vector_norm(x - constraint.project(x - g)))}
     if constraint.can("support"):
-        found["gap"] = float(g @ x) + float(constraint.support(-g))
-    return dict(sorted(found.items()))
+        certificate["gap"] = float(g @ x) + float(constraint.support(-g))
+    return dict(sorted(certificate.items()))

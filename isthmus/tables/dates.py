@@ -40,13 +40,13 @@ def day(word: str, form: str = "") -> float:
     >>> day("2024-01-02"), day("02/01/2024"), day("02/01/2024", "%d/%m/%Y"), day("2024-01-01T12:00:00+12:00")
     (19724.0, nan, 19724.0, 19723.0)
     """
-    found = _read(word, form)
-    if found is None:
+    read_date = _read(word, form)
+    if read_date is None:
         return np.nan
-    away = found.utcoffset()
-    seconds = 3600 * found.hour + 60 * found.minute + found.second + found.microsecond / 1e6
+    away = read_date.utcoffset()
+    seconds = 3600 * read_date.hour + 60 * read_date.minute + read_date.second + read_date.microsecond / 1e6
     seconds -= 0.0 if away is None else away.total_seconds()
-    return found.toordinal() - EPOCH + seconds / 86400
+    return read_date.toordinal() - EPOCH + seconds / 86400
 
 
 def _read(word: str, form: str) -> datetime | None:

@@ -176,15 +176,15 @@ def as_words(values: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _distinct(values: Any) -> tuple[list[str], np.ndarray]:
     """The different words of a column, the empty one first, and which of them each entry is."""
-    found, codes = _entries(values)
-    return [_word(value) for value in found], codes
+    entries, codes = _entries(values)
+    return [_word(value) for value in entries], codes
 
 
 def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
     """The different entries of a column, None first, and which of them each is."""
     if hasattr(values, "factorize"):
-        codes, found = values.factorize()  # -1 where nothing is
-        return [None, *found.tolist()], codes + 1
+        codes, distinct = values.factorize()  # -1 where nothing is
+        return [None, *distinct.tolist()], codes + 1
     place: dict[Any, int] = {}
     plain = values.tolist() if hasattr(values, "tolist") else list(values)
     codes = np.fromiter((place.setdefault((type(each), each), len(place) + 1) for each in plain), np.int64, len(plain))
@@ -274,9 +274,9 @@ def target_column(target: Target, separator: str | None = None) -> Column:
 
 def as_labels(words: Iterable[str]) -> set[str]:
     """The different labels among words; where all are numbers, 1 and 1.0 are one."""
-    found = set(words)
-    numbers = all(np.isfinite(number(word)) for word in found)
-    return {_plain(word) for word in found} if numbers else found
+    labels = set(words)
+    numbers = all(np.isfinite(number(word)) for word in labels)
+    return {_plain(word) for word in labels} if numbers else labels
 
 
 def _labels(words: list[str], classes: tuple[str, ...]) -> list[str | None]:

@@ -84,10 +84,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         unknown = [name for name in declared if name not in frame.columns and declared[name].features]
         remedy = f"the table has no such columns; it has {frame.columns[:20]}"
         validate.check(not unknown, "columns", unknown, remedy)
-        found = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
-        open_ones = [name for name, column in found.items() if column is None]
+        columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
+        open_ones = [name for name, column in columns.items() if column is None]
         validate.check(not open_ones, "columns", open_ones, _what_to_declare(frame, open_ones))
-        schema = Schema(tuple(column for column in found.values() if column is not None))
+        schema = Schema(tuple(column for column in columns.values() if column is not None))
         validate.check(
             bool(schema.features),
             "columns",
@@ -114,14 +114,14 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         """The declared columns by their names; those of type "category" with the words of the table's types."""
         given = {} if self.columns is None else self.columns
         validate.check(isinstance(given, Mapping), "columns", given, "give a dict from names to declarations")
-        found = {}
+        columns = {}
         for name, value in given.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
                 declaration = value if isinstance(value, Mapping) else {"type": "category"}
                 value = {**declaration, "categories": _words_of(frame, str(name))}
-            found[str(name)] = read_column(str(name), value)
-        return found
+            columns[str(name)] = read_column(str(name), value)
+        return columns
 
     def _by_type(self, frame: NamedColumns, name: str) -> Column | None:
         if self.undeclared == "drop":

@@ -132,12 +132,12 @@ def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]
         return {}
     from pyarrow import types
 
-    found = {}
+    by_column = {}
     for field in parquet_dataset(file).schema:
         number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
         if number or types.is_boolean(field.type):
-            found[str(field.name).strip()] = "number" if number else "bool"
-    return found
+            by_column[str(field.name).strip()] = "number" if number else "bool"
+    return by_column
 
 
 def separator_of(path: str | Path, reading: Reading | None = None) -> str | None:
@@ -274,10 +274,10 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
     header = _header(file, reading)
     validate.check(bool(header.strip()), "data", str(file), "its first line must hold the names of the columns")
     try:
-        found = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
+        column_names = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
     except csv.Error as error:
         _bad_line(file, f"{error} in line 1")
-    names = [name.strip() for name in found]
+    names = [name.strip() for name in column_names]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
     return names
@@ -289,8 +289,8 @@ def _names(file: Path, reading: Reading) -> list[str]:
     pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
     _named_once(file, reading, separator)
     validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")
-    found = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
-    return [str(name).strip() for name in found.columns]
+    header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
+    return [str(name).strip() for name in header_frame.columns]
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:
@@ -309,14 +309,14 @@ def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
         _open(file) as stream,
         io.TextIOWrapper(stream, encoding=_codec(reading), newline="") as lines,
     ):
-        found = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+        reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
         try:
-            for _ in found:
+            for _ in reader:
                 pass
         except UnicodeError:
             _bad_encoding(file, reading)
         except csv.Error as error:
-            _bad_line(file, f"{error} in line {found.line_num}")
+            _bad_line(file, f"{error} in line {reader.line_num}")
 
 
 def _read_parquet(file: Path) -> Any:

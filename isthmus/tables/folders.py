@@ -46,8 +46,8 @@ class ParquetFrame:
         """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
         if isinstance(chosen, str):
             name = self._names[chosen]
-            found = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
-            return found if self.kept is None else found.iloc[self.kept].reset_index(drop=True)
+            series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
+            return series if self.kept is None else series.iloc[self.kept].reset_index(drop=True)
         kept = np.flatnonzero(chosen) if self.kept is None else self.kept[np.asarray(chosen)]
         return ParquetFrame(self.path, self.table, kept)
 
@@ -59,8 +59,8 @@ class ParquetFrame:
         def numbers(frame: Any, where: Any) -> Tensor:
             return torch.from_numpy(encode(frame, schema))
 
-        found = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
-        return found if self.kept is None else ChosenRows(found, torch.from_numpy(self.kept))
+        on_disk = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
+        return on_disk if self.kept is None else ChosenRows(on_disk, torch.from_numpy(self.kept))
 
 
 class _Frames:

@@ -62,18 +62,18 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
         validate.check(
             hasattr(table, "get_columns"), what, type(table).__name__, "collect() it first: give a DataFrame"
         )
-        found = {series.name: series for series in table.get_columns()}
+        columns = {series.name: series for series in table.get_columns()}
     elif isinstance(table, Mapping):
-        found = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
+        columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
     else:
         known = hasattr(table, "iloc") and hasattr(table, "columns")
         validate.check(known, what, type(table).__name__, f"give {KINDS}")
         names = [str(name) for name in table.columns]
         validate.check(len(set(names)) == len(names), what, names, "two columns have the same name: rename one of them")
-        found = {name: table.iloc[:, k] for k, name in enumerate(names)}
-    rows = {len(series) for series in found.values()}
+        columns = {name: table.iloc[:, k] for k, name in enumerate(names)}
+    rows = {len(series) for series in columns.values()}
     validate.check(len(rows) < 2, what, sorted(rows), "give columns of one length")
-    return NamedColumns(found, rows.pop() if rows else 0)
+    return NamedColumns(columns, rows.pop() if rows else 0)
 
 
 def is_frame(table: Any) -> bool:

@@ -129,9 +129,9 @@ def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     check_decimal(name, words, signs)
     if np.mean(read) < MOSTLY:
         return None
-    found = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
-    found.pop("", None)
-    return replace(column, thousands=found.most_common(1)[0][0] if found else None)
+    groupings = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
+    groupings.pop("", None)
+    return replace(column, thousands=groupings.most_common(1)[0][0] if groupings else None)
 
 
 def check_decimal(name: str, words: list[str], signs: Signs) -> None:
@@ -181,8 +181,8 @@ def _filled_in(column: Column, values: Any) -> Column:
     """Words and ranges of public rows."""
     if column.type == "hash":
         words, missing = as_words(values)
-        found = sorted(set(words[~missing]))
-        return replace(column, type="category", categories=tuple(found)) if len(found) <= MOST_WORDS else column
+        distinct = sorted(set(words[~missing]))
+        return replace(column, type="category", categories=tuple(distinct)) if len(distinct) <= MOST_WORDS else column
     if column.type != "number":
         return column
     numbers = as_numbers(values, column)

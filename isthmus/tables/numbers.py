@@ -66,10 +66,10 @@ def number(word: str, decimal: str = ".", thousands: str | None = None) -> float
     bare = word.strip(_MONEY + " ").replace("\u2212", "-")
     if bare[:1] in ("+", "-"):
         bare = bare[0] + bare[1:].lstrip(_MONEY + " ")
-    found = _pattern(decimal, thousands).fullmatch(bare)
-    if found is None:
+    match = _pattern(decimal, thousands).fullmatch(bare)
+    if match is None:
         return np.nan
-    sign, whole, fraction, power = found.group("sign", "whole", "fraction", "power")
+    sign, whole, fraction, power = match.group("sign", "whole", "fraction", "power")
     return float(f"{sign}{re.sub(_NO_DIGIT, '', whole)}.{fraction or '0'}{power or ''}")
 
 
@@ -90,5 +90,5 @@ def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
 def grouping(word: str, decimal: str, thousands: str | None) -> str:
     """The sign between the thousands of a number in text, "" where it has none."""
     bare = word.strip(_MONEY + " ").lstrip("+-").lstrip(_MONEY + " ")
-    found = _pattern(decimal, thousands).fullmatch(bare)
-    return "" if found is None else found.group("group") or ""
+    match = _pattern(decimal, thousands).fullmatch(bare)
+    return "" if match is None else match.group("group") or ""

@@ -314,34 +314,37 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     kind = value.get("type", guess)
     validate.one_of(TYPES, **{f"{where}.type": kind})
     known_keys(where, value, {"type", "source", *_ALLOWED[kind]})
-    found: dict[str, Any] = {"name": name, "type": kind, "source": value.get("source", "declared")}
+    fields_given: dict[str, Any] = {"name": name, "type": kind, "source": value.get("source", "declared")}
     if "bounds" in value:
-        found["bounds"] = read_bounds(f"{where}.bounds", value["bounds"], days=kind == "date")
+        fields_given["bounds"] = read_bounds(f"{where}.bounds", value["bounds"], days=kind == "date")
     if kind == "category":
-        found["categories"] = read_words(f"{where}.categories", value.get("categories", ()))
-    if kind == "date" and "bounds" not in found:
+        fields_given["categories"] = read_words(f"{where}.categories", value.get("categories", ()))
+    if kind == "date" and "bounds" not in fields_given:
         remedy = 'give the public range, such as ["2010-01-01", "2024-12-31"]'
         validate.refuse(f"{where}.bounds", None, remedy)
     if "buckets" in value:
         validate.positive_int(**{f"{where}.buckets": value["buckets"]})
-        found["buckets"] = value["buckets"]
+        fields_given["buckets"] = value["buckets"]
     if "missing" in value:
         validate.one_of(("fill", "indicator"), **{f"{where}.missing": value["missing"]})
-        found["missing"] = value["missing"]
+        fields_given["missing"] = value["missing"]
     if value.get("absent"):
-        found["absent"] = read_words(f"{where}.absent", value["absent"])
+        fields_given["absent"] = read_words(f"{where}.absent", value["absent"])
     if "fill" in value:
-        found["fill"] = _number(f"{where}.fill", value["fill"])
+        fields_given["fill"] = _number(f"{where}.fill", value["fill"])
     for sign in ("thousands", "decimal"):
         if value.get(sign) is not None:
-            found[sign] = read_sign(f"{where}.{sign}", value[sign])
+            fields_given[sign] = read_sign(f"{where}.{sign}", value[sign])
     same = "it is the decimal sign too, and a number would have two readings: give another sign, or decimal"
     validate.check(
-        found.get("thousands") != found.get("decimal", "."), f"{where}.thousands", value.get("thousands"), same
+        fields_given.get("thousands") != fields_given.get("decimal", "."),
+        f"{where}.thousands",
+        value.get("thousands"),
+        same,
     )
     if value.get("format"):
-        found["format"] = check_format(f"{where}.format", value["format"])
-    return Column(**found)
+        fields_given["format"] = check_format(f"{where}.format", value["format"])
+    return Column(**fields_given)
 
 
 def read_sign(where: str, value: Any) -> str:
@@ -375,11 +378,11 @@ def read_bounds(where: str, value: Any, days: bool = False) -> tuple[float, floa
 
 def _number(where: str, value: Any) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    validate.check(math.isfinite(found) and not isinstance(value, bool), where, value, "give a finite number")
-    return found
+        number = math.nan
+    validate.check(math.isfinite(number) and not isinstance(value, bool), where, value, "give a finite number")
+    return number
 
 
 def _days(where: str, value: Any) -> float:

@@ -47,15 +47,15 @@ def draft(
     wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
     validate.check(not wrong, "columns", wrong, f"the file has no such columns; it has {names[:20]}")
     public = None if sample is None else _rows(sample, reading)
-    types, found = types_of(path, reading), {}
+    types, columns = types_of(path, reading), {}
     why: dict[str, str] = {}
     for name in names:
         if target is not None and name == target.name:
             continue
         column = declared.get(name) or _told(name, public, decimal, why) or _typed(name, types)
-        found[name] = None if column is None else column.settled(bounds, decimal)
+        columns[name] = None if column is None else column.settled(bounds, decimal)
     target = target if target is None or public is None else _target_told(target, public)
-    return _written(Path(path), found, why, target, sampled=public is not None)
+    return _written(Path(path), columns, why, target, sampled=public is not None)
 
 
 def _rows(sample: str | Path, reading: Reading | None) -> Table:

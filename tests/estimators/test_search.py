@@ -370,5 +370,5 @@ def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
         made = BestOf(3.0, adjacency.value)
         assert 1 / made.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
         assert made.event(adjacency) == Gaussian(3.0).event()
-    with pytest.raises(ValueError, match="set for replace-one"):
+    with pytest.raises(ValueError, match="give replace-one, for which"):
         made.event(Adjacency.ADD_REMOVE)

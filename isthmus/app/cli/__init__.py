@@ -66,11 +66,11 @@ class Commands(click.Group):
         except click.exceptions.Exit:
             raise
         except Exception as error:
-            found = code_of(error)
-            if found is None:
+            exit_code = code_of(error)
+            if exit_code is None:
                 _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
-            code, words = found, str(error)
+            code, words = exit_code, str(error)
         if training.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
             time.sleep(1)
         else:

@@ -37,8 +37,8 @@ def describe(
     if given["budget"] and adjacency is None:
         adjacency = parts.budget.open_shared(given["budget"]).adjacency.value
     settings, declared = parts.config.load(None, {**options, "data": data, "adjacency": adjacency, "delta": delta})
-    found = parts.describe.describe(settings, declared, bins)
-    out.result(found.to_dict(), found.table() if quiet else f"{found.table()}\n\n{found.privacy}")
+    summary = parts.describe.describe(settings, declared, bins)
+    out.result(summary.to_dict(), summary.table() if quiet else f"{summary.table()}\n\n{summary.privacy}")
 
 
 COMMANDS = (describe,)

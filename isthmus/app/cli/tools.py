@@ -47,9 +47,9 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
             table = parts.tables.read(public)
             parts.validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
             public_rows = table.x if table.y is None else (table.x, table.y)
-        found = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=public_rows, **facts)
-    warn_of_plan(out, found)
-    out.result(found.to_dict(), found.table() if quiet else f"{found.words()}\n\n{found.table()}")
+        planned = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=public_rows, **facts)
+    warn_of_plan(out, planned)
+    out.result(planned.to_dict(), planned.table() if quiet else f"{planned.words()}\n\n{planned.table()}")
 
 
 @click.command()

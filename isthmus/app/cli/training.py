@@ -27,13 +27,13 @@ _PAIR = re.compile(r'\s*(?:"([^"]+)"|([^="][^=]*?))\s*=\s*(\S.*?)\s*', re.S)
 
 def _pairs(text: tuple[str, ...], what: str) -> dict[str, str]:
     """`name=value` arguments by their names; a name with an `=` in it is quoted."""
-    found = {}
+    by_column = {}
     for each in text:
         pair = _PAIR.fullmatch(each)
         if pair is None:
             raise click.UsageError(f"{what} {each!r}: write it as column=value")
-        found[(pair[1] or pair[2]).strip()] = pair[3]
-    return found
+        by_column[(pair[1] or pair[2]).strip()] = pair[3]
+    return by_column
 
 
 def _range(text: str, what: str) -> list[Any]:
@@ -195,10 +195,10 @@ def train(
     if write_schema is not None and not dry_run:
         raise click.UsageError("--write-schema goes with --dry-run: a run keeps its schema.toml in its folder")
     if resume is not None:
-        told = [name for name, value in given.items() if value not in (None, (), False)]
-        if told or dry_run:
+        set_options = [name for name, value in given.items() if value not in (None, (), False)]
+        if set_options or dry_run:
             raise click.UsageError(
-                f"--resume continues with the settings of the run: leave out {', '.join(told) or '--dry-run'}"
+                f"--resume continues with the settings of the run: leave out {', '.join(set_options) or '--dry-run'}"
             )
         _together(out, lambda crew, **how: parts.train.resume(resume, crew=crew, **how))
         return
@@ -362,12 +362,12 @@ def predict(
     rows the model was trained on are protected by its epsilon.
     """
     folder = parts.folder.RunFolder.open(run)
-    found = parts.model.load(folder)
+    model = parts.model.load(folder)
     options = {name: value for name, value in given.items() if value is not None}
     settings = parts.config.Settings.from_dict({**folder.settings["settings"], **options})
     table = parts.tables.read(data, part="test", reading=settings.reading)
-    rows_of = found.encode(table, settings.decimal if "decimal" in options else None)
-    carried, columns = found.ids(table, ids), found.predict(rows_of, proba)
+    rows_of = model.encode(table, settings.decimal if "decimal" in options else None)
+    carried, columns = model.ids(table, ids), model.predict(rows_of, proba)
     twice = sorted(set(carried) & set(columns))
     parts.validate.check(not twice, "id", twice, "a column of predictions has that name: rename it first")
     columns = carried | columns
@@ -396,10 +396,10 @@ def schema(data: str, sample: str | None, as_json: bool, quiet: bool, **given: A
     settings, declared = parts.config.load(None, {"data": data, **options_of(**given)})
     target = parts.config.target_of(settings)
     whole = {"reading": settings.reading, "decimal": settings.decimal, "bounds": settings.bounds}
-    found = parts.template.draft(data, declared, target, sample=sample, **whole)
-    Out(as_json, quiet).result({"schema": found.text, "open": list(found.open)}, found.text.rstrip())
-    if found.open and not quiet:
-        click.echo(f'fill in what is marked "?": {", ".join(found.open)}', err=True)
+    draft = parts.template.draft(data, declared, target, sample=sample, **whole)
+    Out(as_json, quiet).result({"schema": draft.text, "open": list(draft.open)}, draft.text.rstrip())
+    if draft.open and not quiet:
+        click.echo(f'fill in what is marked "?": {", ".join(draft.open)}', err=True)
 
 
 COMMANDS = (schema, train, predict)

@@ -34,32 +34,32 @@ def card(record: Record) -> list[tuple[str, list[str]]]:
 
 def figures(record: Record) -> list[str]:
     """The measures that were told, in one unit each, beside what a model without inputs reaches."""
-    told = []
+    measures = []
     for metric in record.metrics:
         if metric["value"] is None:
             continue
         measure = f"{metric['name']} {_words.measured(metric['name'], metric['value'])}"
         if metric["baseline"] is not None and metric["than"]:
             measure += f" ({metric['than']}: {_words.measured(metric['name'], metric['baseline'])})"
-        told.append(measure)
-    return ["; ".join(told) + "."] if told else []
+        measures.append(measure)
+    return ["; ".join(measures) + "."] if measures else []
 
 
 def limits(record: Record) -> list[str]:
     """What the model is not good for, in the record's own figures."""
-    found = [expectation(record)]
+    sentences = [expectation(record)]
     hidden = [each["name"] for each in record.metrics if each["value"] is None and each["note"]]
     if hidden:
-        found.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
+        sentences.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
     if not record.metrics:
-        found.append("How well it does on other records is not known.")
+        sentences.append("How well it does on other records is not known.")
     if record.privacy is not None and record.privacy["leaks"]:
-        found.append(f"The guarantee does not cover: {'; '.join(fact(each) for each in record.privacy['leaks'])}.")
+        sentences.append(f"The guarantee does not cover: {'; '.join(fact(each) for each in record.privacy['leaks'])}.")
     if record.private:
-        found.append("Its coefficients carry noise: a single one may be off, even in its sign.")
-        found.append("It protects the records it was made from, not those that it is applied to.")
-    found.append("It was made for records like those above; of others nothing is known.")
-    return [each for each in found if each]
+        sentences.append("Its coefficients carry noise: a single one may be off, even in its sign.")
+        sentences.append("It protects the records it was made from, not those that it is applied to.")
+    sentences.append("It was made for records like those above; of others nothing is known.")
+    return [each for each in sentences if each]
 
 
 def expectation(record: Record) -> str:

@@ -43,13 +43,13 @@ def described(estimator: Any, data: Mapping[str, Any], warnings: tuple[str, ...]
 
 def versions() -> dict[str, str]:
     """The versions of the packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:  # used from a folder, not installed
             continue
-    return found
+    return installed
 
 
 def _data(estimator: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,10 +61,10 @@ def _data(estimator: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         "features": None if names is None else [str(name) for name in names],
         "classes": None if classes is None else [str(label) for label in classes],
     }
-    found = {**known, **given}
+    facts = {**known, **given}
     if estimator.privacy_ is not None:
-        found["n"] = estimator.privacy_.n
-    return found
+        facts["n"] = estimator.privacy_.n
+    return facts
 
 
 def _history(rows: Sequence[Mapping[str, Any]], choice: Any) -> list[dict[str, Any]]:

@@ -118,9 +118,9 @@ def fields(required: Mapping[str, Checker], optional: Mapping[str, Checker] | No
         need(isinstance(value, Mapping), where, value, "give an object")
         for name in required:
             need(name in value, where, value, f"{name!r} is missing")
-        found = {name: inner(f"{where}.{name}", value[name]) for name, inner in required.items()}
-        found |= {name: inner(f"{where}.{name}", value.get(name)) for name, inner in (optional or {}).items()}
-        return MappingProxyType(found)
+        checked = {name: inner(f"{where}.{name}", value[name]) for name, inner in required.items()}
+        checked |= {name: inner(f"{where}.{name}", value.get(name)) for name, inner in (optional or {}).items()}
+        return MappingProxyType(checked)
 
     return check
 

@@ -100,17 +100,17 @@ def _reason(privacy: Mapping[str, Any]) -> str:
 
 
 def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
-    found = [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
+    cautions = [f"Not covered by epsilon: {fact(leak)}." for leak in privacy["leaks"]]
     if privacy["epsilon"] > REASONABLE:
-        found.append(
+        cautions.append(
             "At this epsilon an attacker can be nearly certain: the guarantee exists on paper and says little."
         )
     if privacy["n"] and privacy["delta"] >= 1 / privacy["n"]:
-        found.append(
+        cautions.append(
             f"delta is not below 1 in {privacy['n']:,}, the number of records: publishing a record picked at random "
             "would be allowed by it. It should be smaller."
         )
-    return tuple(found)
+    return tuple(cautions)
 
 
 def _figures(privacy: Mapping[str, Any]) -> tuple[KeyFigure, ...]:

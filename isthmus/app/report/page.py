@@ -90,9 +90,9 @@ def _css() -> str:
 
 def _charts(record: Record) -> dict[str, str]:
     """The charts whose figures the record has; the others are empty."""
-    found = dict.fromkeys(("budget", "shared", "noise", "energy", "comparison"), "")
+    charts = dict.fromkeys(("budget", "shared", "noise", "energy", "comparison"), "")
     if len(record.budget["curve"]) > 1:
-        found["budget"] = _budget_chart(record)
+        charts["budget"] = _budget_chart(record)
     shared = record.budget["shared"]
     if shared is not None and shared["epsilon"] > 0:
         left = max(0.0, shared["epsilon"] - shared["spent"])
@@ -101,17 +101,17 @@ def _charts(record: Record) -> dict[str, str]:
             svg.Part(left, f"left: epsilon {_words.at_least(left)}", "empty"),
         ]
         ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
-        found["shared"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
+        charts["shared"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
     if _moves(record):
-        found["noise"] = _noise_chart(record)
+        charts["noise"] = _noise_chart(record)
     if record.energy is not None and record.energy["k"]:
-        found["energy"] = _energy_chart(record)
+        charts["energy"] = _energy_chart(record)
     bars = _comparison_bars(record)
     if len(bars) > 1:
         own = next(row for row in _compared(record) if row["score"] is not None)
         percent = _words.is_share(own["metric"], [value for _, value, _ in bars])
-        found["comparison"] = svg.bars("comparison", "Scores side by side", bars, percent)
-    return found
+        charts["comparison"] = svg.bars("comparison", "Scores side by side", bars, percent)
+    return charts
 
 
 def _budget_chart(record: Record) -> str:
@@ -262,14 +262,14 @@ def _comparison(record: Record) -> dict[str, Any] | None:
     if not rows:
         return None
     names = [row["name"].lower() for row in rows]
-    found = {peer: any(key in name for key in keys for name in names) for peer, keys in _PEERS.items()}
+    measured_peers = {peer: any(key in name for key in keys for name in names) for peer, keys in _PEERS.items()}
     measures = {row["metric"] for row in rows}
     measure = _words.first_up(rows[0]["metric"] or "") if len(measures) == 1 else ""
-    missing = [peer for peer, there in found.items() if not there]
+    missing = [peer for peer, there in measured_peers.items() if not there]
     unprotected = any(row["epsilon"] == math.inf for row in rows)
     gaps = any(row[name] is None for row in rows for name in ("epsilon", "score", "dims", "seconds"))
     columns = {"missing": missing, "measure": measure, "unprotected": unprotected, "gaps": gaps}
-    return {"rows": rows, "found": found, **columns}
+    return {"rows": rows, "found": measured_peers, **columns}
 
 
 def _comparison_bars(record: Record) -> list[tuple[str, float, bool]]:

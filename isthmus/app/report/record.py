@@ -64,23 +64,23 @@ def _statement(where: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         value = _parsed(where, value)
     need(isinstance(value, Mapping), where, type(value).__name__, "give the object of PrivacyStatement.to_json()")
-    found = _PRIVACY(where, value)
-    need(0 < found["delta"] < 1, f"{where}.delta", found["delta"], "give a number strictly between 0 and 1")
-    honest = found["private"] == math.isfinite(found["epsilon"])
-    need(honest, f"{where}.private", found["private"], "private means a finite epsilon")
-    return found
+    statement = _PRIVACY(where, value)
+    need(0 < statement["delta"] < 1, f"{where}.delta", statement["delta"], "give a number strictly between 0 and 1")
+    honest = statement["private"] == math.isfinite(statement["epsilon"])
+    need(honest, f"{where}.private", statement["private"], "private means a finite epsilon")
+    return statement
 
 
 def _columns(first: str, second: str, inner: Checker) -> Checker:
     """What `inner` takes, with two lists of one length."""
 
     def check(where: str, value: Any) -> Mapping[str, Any]:
-        found = inner(where, value)
-        sizes = len(found[first]), len(found[second])
+        table = inner(where, value)
+        sizes = len(table[first]), len(table[second])
         need(
             sizes[0] == sizes[1], f"{where}.{second}", f"{sizes[1]} values", f"give one for each of {first}: {sizes[0]}"
         )
-        return found
+        return table
 
     return check
 
@@ -259,8 +259,8 @@ class Record:
     def from_dict(cls, value: Any) -> Record:
         """The record from the object that `to_dict` gives; refused, with the place, where a field is wrong."""
         need(isinstance(value, Mapping), "record", type(value).__name__, "give the JSON object of a run")
-        found = value.get("format")
-        need(found == FORMAT, "format", found, f"give {FORMAT!r}: the record of another version, or of something else")
+        form = value.get("format")
+        need(form == FORMAT, "format", form, f"give {FORMAT!r}: the record of another version, or of something else")
         needed = ("title", "data", "model", "privacy", "words")
         for name in needed:
             need(name in value, "record", sorted(map(str, value)), f"{name!r} is missing")

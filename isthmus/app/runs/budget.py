@@ -40,15 +40,15 @@ def open_shared(path: str | Path) -> Ledger:
 
 def spenders(ledger: Ledger) -> list[Spender]:
     """Who has spent, in the order they began: runs by their label, charges without one by the id of their run."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_label: dict[str, list[dict[str, Any]]] = {}
     for record in ledger.records():
         if record["kind"] in ("charge", "refund"):
             label, slash, _ = record["what"].rpartition("/")
-            found.setdefault(label if slash else record["run"], []).append(record)
+            by_label.setdefault(label if slash else record["run"], []).append(record)
         elif record["kind"] == "torn":
             charges = [{**charge, "kind": "charge", "time": record["time"]} for charge in record["charges"]]
-            found.setdefault("(cut by a kill)", []).extend(charges)
-    return [_spender(ledger, label, records) for label, records in found.items() if records]
+            by_label.setdefault("(cut by a kill)", []).extend(charges)
+    return [_spender(ledger, label, records) for label, records in by_label.items() if records]
 
 
 def _spender(ledger: Ledger, label: str, records: list[dict[str, Any]]) -> Spender:

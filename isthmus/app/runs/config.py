@@ -181,12 +181,12 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     columns = [read_column(name, value) for name, value in settings.pop("columns", {}).items()]
     columns += [read_column(name, value) for name, value in given.pop("columns", {}).items()]
     declared = declared.with_columns(columns)
-    found = declared.target
-    if found is not None and given.get("target") in (None, found.name):  # what it says of another target is of no use
-        for key, value in (("target", found.name), ("task", found.task), ("classes", found.classes)):
+    target = declared.target
+    if target is not None and given.get("target") in (None, target.name):  # what it says of another target is of no use
+        for key, value in (("target", target.name), ("task", target.task), ("classes", target.classes)):
             settings.setdefault(key, value)
-        settings.setdefault("target_bounds", found.bounds)
-        settings.setdefault("decimal", found.decimal)
+        settings.setdefault("target_bounds", target.bounds)
+        settings.setdefault("decimal", target.decimal)
     return Settings(**{**settings, **given}), replace(declared, target=None)
 
 

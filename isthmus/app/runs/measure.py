@@ -96,8 +96,8 @@ def measure(
 ) -> Measured:
     """The figures of the test rows; on ranks everybody looks at its own, and `rows` is how many there are in all."""
     if settings.measure_epsilon is None or not settings.private:
-        found, curves = exact_figures(fitted, x, y, _where(settings, rows))
-        return Measured(tuple(found), tuple(curve.to_dict() for curve in curves))
+        exact, curves = exact_figures(fitted, x, y, _where(settings, rows))
+        return Measured(tuple(exact), tuple(curve.to_dict() for curve in curves))
     multiplier, covered = crew.lead(lambda: list(_noise(settings, delta, ledger)))  # type: ignore[arg-type]
     if multiplier is None:
         name = "accuracy" if hasattr(fitted, "classes_") else "R2"
@@ -109,8 +109,8 @@ def measure(
     scores = noisy_figures(fitted, x, y, looks)
     on = ", ".join([_where(settings, rows), *([_price(looks)] if looks.taken else [])])
     figures = tuple(replace(figure, on=on) for figure in scores.figures)
-    told = tuple(curve.to_dict() for curve in scores.curves)
-    return Measured(figures, told, scores.releases, covered and bool(looks.taken))
+    curve_rows = tuple(curve.to_dict() for curve in scores.curves)
+    return Measured(figures, curve_rows, scores.releases, covered and bool(looks.taken))
 
 
 def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:

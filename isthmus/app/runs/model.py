@@ -55,9 +55,9 @@ class Model:
         if not x.shape[0]:  # an estimator refuses to predict for nobody
             kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
             return {"prediction": np.empty(0, kind), **{f"p({label})": np.empty(0) for label in labels}}
-        found = {"prediction": np.asarray(self.estimator.predict(x))}
+        predictions = {"prediction": np.asarray(self.estimator.predict(x))}
         shares = self.estimator.predict_proba(x).T if proba else []
-        return found | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
+        return predictions | {f"p({label})": column for label, column in zip(labels, shares, strict=True)}
 
 
 def _entries(values: Any) -> np.ndarray:

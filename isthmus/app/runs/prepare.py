@@ -99,12 +99,12 @@ def prepare(
     table, first = _filled("data", settings.data, settings).part(*crew.place)
     leaks, notes = list(table.notes), [] if settled else list(_about(settings, table))
     if table.frame is not None:
-        schema, more, told = _complete(settings, declared, table, public)
-        leaks, notes = leaks + more, notes + told
+        schema, more, notices = _complete(settings, declared, table, public)
+        leaks, notes = leaks + more, notes + notices
     else:
         schema = replace(declared, columns=())
-    target, more, told = _settle_target(settings, schema, table, public)
-    schema, leaks, notes = replace(schema, target=target), leaks + more, notes + told
+    target, more, notices = _settle_target(settings, schema, table, public)
+    schema, leaks, notes = replace(schema, target=target), leaks + more, notes + notices
     validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
     _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
@@ -125,8 +125,8 @@ def prepare(
     bounds = bounds_of(schema) if table.frame is not None else _matrix_bounds(settings, x)
     features = schema.features if table.frame is not None else None
     public_rows = _public_rows(public, schema)
-    found = PreparedRows(table.name, schema, x, y, features, bounds, public_rows, test, tuple(leaks), tuple(notes))
-    return replace(found, whole=_whole(found, settings, crew)) if crew.several else found
+    prepared = PreparedRows(table.name, schema, x, y, features, bounds, public_rows, test, tuple(leaks), tuple(notes))
+    return replace(prepared, whole=_whole(prepared, settings, crew)) if crew.several else prepared
 
 
 def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
@@ -220,13 +220,13 @@ def _complete(
         column = declared.get(name)
         if column is None:
             try:
-                found = _inferred(name, settings, table, public)
+                inferred = _inferred(name, settings, table, public)
             except validate.InvalidInput as error:
                 refused[name] = error
                 continue
-            column = found.column
+            column = inferred.column
             guessed += [name] if column.source == "data" else []
-            notes += [f"column {name!r} is {_outcome(column)}: {found.why}"] if found.why else []
+            notes += [f"column {name!r} is {_outcome(column)}: {inferred.why}"] if inferred.why else []
         columns.append(column.settled(settings.bounds, settings.decimal))
     if refused:
         _refuse_all(refused)

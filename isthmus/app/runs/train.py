@@ -158,7 +158,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
     problem = prepare(settings, declared, salt=secrets.token_hex(16))
     estimator = _estimator(settings, problem, ledger=None, checkpoint=None, seed=0, verbose=0)
     classes = problem.target.classes
-    found = plan(
+    planned = plan(
         n=settings.n or problem.n,
         d=problem.d,
         epsilon=estimator.epsilon,
@@ -173,7 +173,7 @@ def dry_run(settings: Settings, declared: Schema) -> tuple[PreparedRows, Any]:
         penalty=bool(settings.l1 or settings.l2),
         algorithms=None if settings.algorithm == "auto" else [settings.algorithm],
     )
-    return problem, found
+    return problem, planned
 
 
 def _settled(settings: Settings, problem: PreparedRows) -> Settings:
@@ -312,13 +312,13 @@ def _measured(
     done = bool(crew.lead(lambda: run.has(files.METRICS)))  # type: ignore[union-attr]
     if done:
         return Measured() if run is None else Measured.from_dict(run.read_sealed(files.METRICS))
-    found, apart = Measured(), settings.measure_epsilon is None or not settings.private
+    measured, apart = Measured(), settings.measure_epsilon is None or not settings.private
     if problem.test is not None and (crew.leads or not apart):  # exact figures are of rows that rank 0 has whole
         rows = problem.test_rows or 0
-        found = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
+        measured = measure.measure(settings, fitted, *problem.test, _delta(settings, problem), ledger, crew, rows)
     if run is not None:
-        run.write_sealed(files.METRICS, found.to_dict())
-    return found
+        run.write_sealed(files.METRICS, measured.to_dict())
+    return measured
 
 
 def _delta(settings: Settings, problem: PreparedRows) -> float:

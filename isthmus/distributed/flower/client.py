@@ -135,9 +135,9 @@ def contribution(
     site.read = lambda: asked.w
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
-        found = [str(each[0]) for each in getattr(problem, "read_off", ())]
+        read_off = [str(each[0]) for each in getattr(problem, "read_off", ())]
         remedy = "give it to the objective: it was read from private records, and no budget pays for that"
-        validate.check(not found, "data", found, remedy)
+        validate.check(not read_off, "data", read_off, remedy)
         check_linear(plan, problem)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)
     message = replace(order, w=None)(client)

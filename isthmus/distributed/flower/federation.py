@@ -263,31 +263,33 @@ class Federation:
         said = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
         account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=said)
         for stage in self.pipe.stages:
-            made = [release.mechanism for release in stage.releases]
-            event = joint([mechanism.event(promise.adjacency) for mechanism in made])
+            mechanisms = [release.mechanism for release in stage.releases]
+            event = joint([mechanism.event(promise.adjacency) for mechanism in mechanisms])
             names, count = [release.name for release in stage.releases], -(-self.rounds // stage.every)
-            account.add(event, *made, names=names, count=count, sampler="as if every round had looked at all of them")
+            account.add(
+                event, *mechanisms, names=names, count=count, sampler="as if every round had looked at all of them"
+            )
         return account.statement()
 
     def assumptions(self) -> list[str]:
         """What a promise over clients rests on, in words."""
         one = self.unit == "client"
-        found = [
+        sentences = [
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
             "nothing, and the noise and the divisor stay as they are"
         ]
         if one:
-            found += ["a client is connected once", "a record, here, is all that one client has"]
+            sentences += ["a client is connected once", "a record, here, is all that one client has"]
         else:
-            found.append("no record is with two clients, and each client draws its own records secretly")
+            sentences.append("no record is with two clients, and each client draws its own records secretly")
         if self.dropouts is None:
-            found.append(
+            sentences.append(
                 "the server is trusted: it sees clipped sums before it adds the noise, and keeps them, and whom it has "
                 "asked, to itself"
             )
-            return found
+            return sentences
         return [
-            *found,
+            *sentences,
             f"all {self.clients} clients follow the protocol of secure aggregation as long as they answer, draw their "
             "noise as stated, and tell nobody what they know; a reader may be one of them and know its own noise, and "
             "the server may tell clients different lists",

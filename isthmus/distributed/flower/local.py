@@ -25,18 +25,18 @@ class LocalGrid:
     ) -> None:
         validate.positive_int(clients=clients)
         flower().serverapp.Grid.register(type(self))
-        made = flower().app
+        flower_app = flower().app
         self.app, self.between, self.up, self.down = app, between, 0, 0
         self.serde: Any = importlib.import_module("flwr.common.serde")
         who = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         if who._run_id is None:  # messages are signed with the run of their process, which Flower sets in its own
             who.run_id, who.node_id, who.task_id = 1, 1, 1
         self.contexts = {
-            1000 + number: made.Context(
+            1000 + number: flower_app.Context(
                 run_id=1,
                 node_id=1000 + number,
                 node_config={"partition-id": number, "num-partitions": clients},
-                state=made.RecordDict(),
+                state=flower_app.RecordDict(),
                 run_config=dict(config or {}),
             )
             for number in range(clients)
@@ -49,14 +49,14 @@ class LocalGrid:
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
         """Run the app of every addressee."""
-        found = []
+        ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
-            found.append(message.metadata.message_id)
+            ids.append(message.metadata.message_id)
             reply = self._answered(message)
             if reply is not None:
-                self._waiting[found[-1]] = reply
-        return found
+                self._waiting[ids[-1]] = reply
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
         """The replies that have come."""
@@ -67,13 +67,15 @@ class LocalGrid:
         return self.pull_messages(self.push_messages(messages))
 
     def _answered(self, message: Any) -> Any:
-        made, node = flower().app, message.metadata.dst_node_id
+        flower_app, node = flower().app, message.metadata.dst_node_id
         came, size = self._travelled(message)
         self.down += size
         try:
             reply = self.app(came, self.contexts[node])
         except Exception as error:  # as a node does: what an app raises comes back as an error
-            reply = made.Message(made.Error(code=1, reason=f"{type(error).__name__}: {error}"), reply_to=came)
+            reply = flower_app.Message(
+                flower_app.Error(code=1, reason=f"{type(error).__name__}: {error}"), reply_to=came
+            )
         if self.between is not None:
             reply = self.between(node - 1000, reply)
         if reply is None:

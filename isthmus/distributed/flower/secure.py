@@ -126,17 +126,17 @@ def _sent(
         content[RECORD] = app.ConfigRecord({**held, **config})
         traffic.down += sum(record.count_bytes() for record in content.values())
         messages.append(app.Message(content, node, app.MessageType.TRAIN, ttl=timeout, group_id=step))
-    found = []
+    answers = []
     for reply in grid.send_and_receive(messages, timeout=timeout):
         node = reply.metadata.src_node_id
         try:
             data = content_of(reply, "answer")
             validate.check(isinstance(data, bytes), "answer", type(data).__name__, "send bytes")
             traffic.up += len(data)
-            found.append((node, data))
+            answers.append((node, data))
         except validate.InvalidInput as error:
             traffic.refused(node, str(error))
-    return found
+    return answers
 
 
 class _Charged:

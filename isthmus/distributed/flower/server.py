@@ -149,11 +149,11 @@ class FlowerClients(Aggregator):
             return [(node, 0) for node, coin in zip(nodes, coins.tolist(), strict=True) if coin]
         if stage.private or per_round is None or not nodes:
             return [(node, 0) for node in nodes]
-        count, visits, found = per_round(order.t) if callable(per_round) else per_round, Counter[int](), []
+        count, visits, chosen = per_round(order.t) if callable(per_round) else per_round, Counter[int](), []
         for place in generator(order.seed, order.t, "clients").integers(0, len(nodes), count).tolist():
-            found.append((nodes[place], visits[nodes[place]]))
+            chosen.append((nodes[place], visits[nodes[place]]))
             visits[nodes[place]] += 1
-        return found
+        return chosen
 
     def _connected(self, order: Order) -> list[int]:
         """The nodes that are there; the first round waits for all.  Bounds of private sums hold for M, and no more."""
@@ -180,7 +180,7 @@ class FlowerClients(Aggregator):
         """The right answers of those that came in time."""
         said = letters[0].content[RECORD]["order"]
         codec, divides = self.plan.pipe.wire.codec, not self.plan.private
-        found: dict[str, Message] = {}
+        messages: dict[str, Message] = {}
         asked = [letter.metadata.dst_node_id for letter in letters]
         replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
         for reply in replies:
@@ -189,14 +189,14 @@ class FlowerClients(Aggregator):
                 data = content_of(reply, "answer")
                 self.traffic.up += len(data) if isinstance(data, bytes) else 0
                 came = read_answer(data, said, empty, codec, divides)
-                found.setdefault(about, self._checked(order, came))
+                messages.setdefault(about, self._checked(order, came))
             except (validate.InvalidInput, CodecError) as error:
                 self.traffic.refused(node, str(error))
         for node in set(asked) - {reply.metadata.src_node_id for reply in replies}:
             self.traffic.holds.pop(node, None)
-        counts = {"asked": len(asked), "answered": len(found), "late": len(asked) - len(replies)}
-        self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(found)})
-        return list(found.values())
+        counts = {"asked": len(asked), "answered": len(messages), "late": len(asked) - len(replies)}
+        self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(messages)})
+        return list(messages.values())
 
     def _checked(self, order: Order, message: Message) -> Message:
         """A private sum is no longer than a public length: one that is longer is shortened here too."""
@@ -210,10 +210,10 @@ class FlowerClients(Aggregator):
         (name, like), nodes = next(iter(empty.values.items())), self._connected(order)
         plan = self.plan.secure(stage, like.value.numel(), order.bounds[f"{stage.name}/{name}"])
         content = ask(order, self.plan.whole, plan=self.plan.digest)
-        found = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout))
-        counts = {"asked": min(len(nodes), plan.clients), "answered": int(found is not None)}
-        self.traffic.rounds.append({"t": order.t, **counts, "late": 0, "failed": int(found is None)})
-        total = torch.zeros_like(like.value) if found is None else found
+        secure_sum = secure_total(self.grid, plan, nodes, content, (self.traffic, self.timeout))
+        counts = {"asked": min(len(nodes), plan.clients), "answered": int(secure_sum is not None)}
+        self.traffic.rounds.append({"t": order.t, **counts, "late": 0, "failed": int(secure_sum is None)})
+        total = torch.zeros_like(like.value) if secure_sum is None else secure_sum
         value = NoisedSum(total.to(torch.float64), like.ord, like.bound, dtype=like.dtype)
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)

@@ -54,10 +54,10 @@ class WarmRank:
         narrow = warm.without_vectors()
         if self.halves or not narrow.m:
             return warm
-        found: dict[str, tuple[str, Tensor] | None] = dict.fromkeys(warm.sides)
+        bases: dict[str, tuple[str, Tensor] | None] = dict.fromkeys(warm.sides)
         for leaf, part in narrow.parts(mean(narrow.forward(narrow.taken(space, v)))):
-            found[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
-        return LowRankMap(space, found)
+            bases[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
+        return LowRankMap(space, bases)
 
     def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
         """The basis of the other side, from the mean code that everybody received."""
@@ -66,9 +66,9 @@ class WarmRank:
             side, _ = drawn.sides[leaf.name] or (None, None)
             if side is None:
                 continue
-            found, other = (part.T, RIGHT) if side == LEFT else (part, LEFT)
+            matrix, other = (part.T, RIGHT) if side == LEFT else (part, LEFT)
             kept.pop(f"{side} {leaf.name}", None)
-            kept[f"{other} {leaf.name}"] = _basis(found, key(seed, t, other, leaf.name))
+            kept[f"{other} {leaf.name}"] = _basis(matrix, key(seed, t, other, leaf.name))
 
     def _side(self, leaf: Leaf, seed: int, t: int, kept: Kept, like: Tensor) -> tuple[str, Tensor] | None:
         n, k = matrix_shape(leaf)
@@ -124,12 +124,12 @@ class LowRankMap:
 
     def parts(self, code: Tensor) -> list[tuple[Leaf, Tensor]]:
         """The code of each leaf, as its matrix."""
-        found, start = [], 0
+        pieces, start = [], 0
         for leaf in self.space.leaves:
             n, k = self.shapes[leaf.name]
-            found.append((leaf, code[start : start + n * k].view(n, k)))
+            pieces.append((leaf, code[start : start + n * k].view(n, k)))
             start += n * k
-        return found
+        return pieces
 
     def without_vectors(self) -> LowRankMap:
         """The same map of the leaves that have a basis, one after the other."""

@@ -49,12 +49,12 @@ def read(data: bytes, kind: Kind, session: bytes | None = None, length: int | No
         raise BadMessage(f"{len(data)} bytes that begin with {data[:4]!r} are not a message of version {MAGIC!r}")
     if data[len(MAGIC)] != kind:
         raise BadMessage(f"a message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was due")
-    found, body = data[HEADER - SESSION : HEADER], data[HEADER:]
-    if session is not None and found != session:
+    session_there, body = data[HEADER - SESSION : HEADER], data[HEADER:]
+    if session is not None and session_there != session:
         raise BadMessage(f"{kind.name} belongs to another round")
     if length is not None and len(body) != length:
         raise BadMessage(f"{kind.name} has {len(body)} bytes after its header where {length} are due")
-    return found, body
+    return session_there, body
 
 
 def number(value: int) -> bytes:
@@ -77,13 +77,13 @@ def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]
     count, body = take_number(body, clients + 1, f"count of {what}")
     if len(body) != count * (4 + size):
         raise BadMessage(f"{count} {what} take {count * (4 + size)} bytes, not {len(body)}")
-    found: dict[int, bytes] = {}
+    by_client: dict[int, bytes] = {}
     for start in range(0, len(body), 4 + size):
         index, rest = take_number(body[start : start + 4 + size], clients, f"index of {what}")
-        if found and index <= max(found):
+        if by_client and index <= max(by_client):
             raise BadMessage(f"{what} are not in order at {index}")
-        found[index] = rest
-    return found
+        by_client[index] = rest
+    return by_client
 
 
 def write_records(found: dict[int, bytes]) -> bytes:

@@ -62,13 +62,13 @@ def validate(module: nn.Module, strict: bool = False) -> list[Problem]:
     >>> print(found[0])  # doctest: +ELLIPSIS
     error: layer '1' is a BatchNorm1d that mixes the examples of a batch: call `engine.get_compatible_module...
     """
-    found = [problem for name, layer in module.named_modules() for problem in _problems(name, layer)]
+    problems = [problem for name, layer in module.named_modules() for problem in _problems(name, layer)]
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        found.append(Problem("", "has no trainable parameter", "set requires_grad on those to be trained"))
-    errors = [str(problem) for problem in found if problem.kind == "error"]
+        problems.append(Problem("", "has no trainable parameter", "set requires_grad on those to be trained"))
+    errors = [str(problem) for problem in problems if problem.kind == "error"]
     if strict and errors:
         raise InvalidInput(f"module {type(module).__name__} has {len(errors)} problem(s):\n" + "\n".join(errors))
-    return found
+    return problems
 
 
 def is_compatible(module: nn.Module) -> bool:

@@ -50,5 +50,5 @@ def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -
         validate.refuse("constraint", constraint, "give a set that contains the origin: pick='min_gauge' needs one")
     if not np.any(v):
         return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
-    found = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
-    return end if found is None else replace(found, iterations=found.iterations + end.iterations)
+    path_end = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
+    return end if path_end is None else replace(path_end, iterations=path_end.iterations + end.iterations)

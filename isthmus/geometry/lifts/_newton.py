@@ -89,11 +89,11 @@ def newton(dual: Dual, point: DualPoint, eps: float, tol: float, max_iter: int) 
         if used >= max_iter:
             return point, used, False
         step = dual.direction(point, eps, gradient)
-        found, count = _line_search(dual, point, eps, step, float(gradient @ step))
+        stepped, count = _line_search(dual, point, eps, step, float(gradient @ step))
         used += count
-        if found is point:
+        if stepped is point:
             return point, used, False
-        point, gradient = found, dual.gradient(found, eps)
+        point, gradient = stepped, dual.gradient(stepped, eps)
     return point, used, True
 
 

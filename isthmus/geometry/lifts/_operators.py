@@ -126,9 +126,9 @@ def operator(sketch: Sketch | Array) -> Operator:
     """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
     if not isinstance(sketch, Sketch):
         return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
-    found = _one_per_column(sketch)
-    if found is not None:
-        return found
+    by_column = _one_per_column(sketch)
+    if by_column is not None:
+        return by_column
     if 8 * sketch.m * sketch.d <= DENSE_BYTES:
         matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
         return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))

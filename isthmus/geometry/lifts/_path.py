@@ -168,14 +168,14 @@ class NewtonEngine:
         start = self._point
         residual, length = float(np.linalg.norm(self._dual.v - start.image)), float(np.linalg.norm(start.mu))
         loose = min(1e-3, 0.1 * eps) * min(residual, eps * length or residual)
-        found, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
+        point, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
         if not solved and used < budget:
             closer, steps = self._dual.descend(start, eps, min(DESCENT, budget - used))
             left = min(50, budget - used - steps)
-            found, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), left)
+            point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), left)
             used += steps + more
-        self._point = found if solved else start
-        return found.w, found.mu, used, solved
+        self._point = point if solved else start
+        return point.w, point.mu, used, solved
 
     def _floor(self, point: DualPoint) -> float:
         """What rounding leaves of a gradient."""

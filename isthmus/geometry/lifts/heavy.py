@@ -68,9 +68,9 @@ class HeavyHitters(Lift):
         old = memory if memory is not None and same else {"velocity": nothing, "error": nothing}
         velocity = self.momentum * old["velocity"] + y
         error = old["error"] + eta * velocity
-        found = sketch.adjoint(error)
-        places = found.abs().topk(min(self.k, sketch.d)).indices
-        change = torch.zeros_like(found).index_copy_(0, places, found[places])
+        estimate = sketch.adjoint(error)
+        places = estimate.abs().topk(min(self.k, sketch.d)).indices
+        change = torch.zeros_like(estimate).index_copy_(0, places, estimate[places])
         code = sketch.forward(change)
         share = (error @ code) / (code @ code).clamp(min=torch.finfo(y.dtype).tiny)
         kept = {"map": sketch.fingerprint, "velocity": velocity, "error": error - share * code}

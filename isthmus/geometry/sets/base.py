@@ -147,8 +147,8 @@ class ConvexSet(ABC):
         self.require("lmo")
         non_negative(error=error)
         point = self._read("g", g)
-        found, missed = self._lmo_near(working(point), error)
-        return self._write(found, point, g), missed
+        vertex, missed = self._lmo_near(working(point), error)
+        return self._write(vertex, point, g), missed
 
     def gauge(self, x: object) -> float:
         """The Minkowski functional inf{t >= 0 : x in t C}; +inf when no t does.

@@ -155,12 +155,12 @@ class Product(ConvexSet):
     def linearised(self, z: Array) -> Linearised:
         """Block by block."""
         cuts = np.cumsum(self.sizes)[:-1]
-        found = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
+        pieces = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
 
         def derivative(x: Array) -> Array:
-            return np.concatenate([one(block) for (_, one), block in zip(found, np.split(x, cuts), strict=True)])
+            return np.concatenate([one(block) for (_, one), block in zip(pieces, np.split(x, cuts), strict=True)])
 
-        return np.concatenate([w for w, _ in found]), derivative
+        return np.concatenate([w for w, _ in pieces]), derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         return torch.cat([part._lmo(block) for part, block in self._blocks(g)])

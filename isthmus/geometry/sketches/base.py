@@ -271,10 +271,10 @@ class Sketch(ABC):
 
     def bare(self) -> Self:
         """The same map with nothing remembered."""
-        made = copy(self)
+        bare_copy = copy(self)
         for name in ("_once", "_recent", "fingerprint"):
-            made.__dict__.pop(name, None)
-        return made
+            bare_copy.__dict__.pop(name, None)
+        return bare_copy
 
     @cached_property
     def fingerprint(self) -> str:
@@ -290,8 +290,8 @@ class Sketch(ABC):
         """A tensor of this map in a dtype and on a device, made and moved there at its first use."""
         where = key, device, dtype
         if where not in self._once:
-            made = make()
-            self._once[where] = made.to(device=device, dtype=made.dtype if dtype is None else dtype)
+            tensor = make()
+            self._once[where] = tensor.to(device=device, dtype=tensor.dtype if dtype is None else dtype)
         return self._once[where]
 
     def recent(self, key: str, y: Tensor, make: Callable[[], Tensor]) -> Tensor:

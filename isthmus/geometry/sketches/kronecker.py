@@ -226,9 +226,9 @@ class RandomKroneckerMap(KroneckerMap):
 
     def bare(self) -> RandomKroneckerMap:
         """The same map with nothing remembered."""
-        made = super().bare()
-        made._sides, made._singles = {}, {}
-        return made
+        bare_copy = super().bare()
+        bare_copy._sides, bare_copy._singles = {}, {}
+        return bare_copy
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors of one shape at once."""
@@ -244,10 +244,10 @@ class RandomKroneckerMap(KroneckerMap):
 
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
     """(P_out, P_in) of every leaf."""
-    found = {
+    pairs = {
         (name, each.side): part for each in drawn for name, part in zip(each.names, each.whole.unbind(), strict=True)
     }
-    return {leaf.name: (found[leaf.name, 0], found[leaf.name, 1]) for leaf in space.leaves}
+    return {leaf.name: (pairs[leaf.name, 0], pairs[leaf.name, 1]) for leaf in space.leaves}
 
 
 def aligned(factor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

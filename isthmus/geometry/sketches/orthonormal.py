@@ -81,15 +81,15 @@ def frames(shapes: Sequence[tuple[int, int, int]], key: int, device: torch.devic
     signs = [
         drawn[lo:hi].view(count, rank, size) for (lo, hi), (rank, size, count) in zip(pairwise(ends), long, strict=True)
     ]
-    whitened, found = iter(_whitened(signs)), []
+    whitened, frames_made = iter(_whitened(signs)), []
     dtype = torch.float64 if device is None else torch.float32
     for number, (rank, size, count) in enumerate(shapes):
         if _long(rank, size):
-            found.append(next(whitened))
+            frames_made.append(next(whitened))
         else:
             normals = randomness.generator(key, number).standard_normal((count, size, rank))
-            found.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
-    return found
+            frames_made.append(_householder(torch.from_numpy(normals)).mT.to(where, dtype))
+    return frames_made
 
 
 def _long(rank: int, size: int) -> bool:
@@ -111,12 +111,12 @@ def _whitened(signs: Sequence[Tensor]) -> list[Tensor]:
         if rows[0].is_cuda:
             roots = _roots([gram / x.shape[-1] for x, gram in zip(rows, grams, strict=True)])
             return [root.float() @ (x * x.shape[-1] ** -0.5) for x, root in zip(rows, roots, strict=True)]
-        found = []
+        whitened = []
         for x, gram in zip(rows, grams, strict=True):
             factor: Tensor = torch.linalg.cholesky(gram)
             inverse: Tensor = torch.linalg.solve_triangular(factor, _eye(factor).expand_as(factor), upper=False)
-            found.append(inverse @ x.double())
-        return found
+            whitened.append(inverse @ x.double())
+        return whitened
 
 
 def _roots(grams: Sequence[Tensor]) -> list[Tensor]:
@@ -125,14 +125,14 @@ def _roots(grams: Sequence[Tensor]) -> list[Tensor]:
     >>> [x.flatten().tolist() for x in _roots([torch.ones(2, 1, 1).double(), torch.eye(2).double()[None]])]
     [[1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
     """
-    found: dict[int, Tensor] = {}
+    roots: dict[int, Tensor] = {}
     for size in {gram.shape[-1]: None for gram in grams}:
         alike = [number for number, gram in enumerate(grams) if gram.shape[-1] == size]
         parts = _inverse_root(torch.cat([grams[number] for number in alike])).split(
             [len(grams[number]) for number in alike]
         )
-        found.update(zip(alike, parts, strict=True))
-    return [found[number] for number in range(len(grams))]
+        roots.update(zip(alike, parts, strict=True))
+    return [roots[number] for number in range(len(grams))]
 
 
 def _inverse_root(y: Tensor, steps: int = 9) -> Tensor:

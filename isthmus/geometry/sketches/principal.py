@@ -129,9 +129,9 @@ def completed(columns: Tensor, rank: int, key: int) -> Tensor:
 
 def leaf_pieces(space: Space, rows: CodeRows) -> Mapping[str, CodeRows | Tensor]:
     """The rows of each leaf; rows without leaves are cut (they are public, so their matrix may be built)."""
-    found = rows.leaves()
-    if len(found) > 1 or rows.d != space.d:
-        return dict(found)
+    leaves = rows.leaves()
+    if len(leaves) > 1 or rows.d != space.d:
+        return dict(leaves)
     if len(space.leaves) == 1:
         return {space.leaves[0].name: rows}
     whole = rows.dense()
@@ -227,8 +227,8 @@ def _eigen(gram: _Gram, k: int, method: str) -> tuple[Tensor, Tensor]:
     n, device = len(gram.diagonal), gram.diagonal.device
     if method == "gram" or k >= n - 1:
         assert gram.whole is not None
-        found: tuple[Tensor, Tensor] = torch.linalg.eigh(gram.whole)
-        return found
+        pair: tuple[Tensor, Tensor] = torch.linalg.eigh(gram.whole)
+        return pair
 
     def times(c: np.ndarray) -> np.ndarray:
         return gram.times(torch.from_numpy(np.ascontiguousarray(c)).to(device)).cpu().numpy()
@@ -289,26 +289,26 @@ def _product_error(sizes: Tensor, weights: Tensor, roundings: int) -> float:
 
 def _named(space: Space, rows: CodeRows) -> dict[str, CodeRows]:
     """The public rows of every leaf of the space, or nothing where they come as one whole for several."""
-    found = rows.leaves()
-    if len(found) == 1 and len(space.leaves) == 1:
-        return {space.leaves[0].name: found[0][1]}
-    return dict(found) if [name for name, _ in found] == [leaf.name for leaf in space.leaves] else {}
+    leaves = rows.leaves()
+    if len(leaves) == 1 and len(space.leaves) == 1:
+        return {space.leaves[0].name: leaves[0][1]}
+    return dict(leaves) if [name for name, _ in leaves] == [leaf.name for leaf in space.leaves] else {}
 
 
 def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
     """The factors of a leaf, copied, where they are worth it."""
     if rows.d < FACTORED_FROM:
         return None
-    found: Factors | None = None
+    factors: Factors | None = None
     form, table = rows.outer_form(), rows.table_form()
     if form is not None and form.single:
         a = form.shown()
-        found = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
+        factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
     elif table is not None:
-        found = TableFactors(*table)
-    if found is None or WORTH * found.numbers > rows.d * k:
+        factors = TableFactors(*table)
+    if factors is None or WORTH * factors.numbers > rows.d * k:
         return None
-    return found.to(found.device, found.dtype, copy=True)
+    return factors.to(factors.device, factors.dtype, copy=True)
 
 
 def _factor_gram(rows: CodeRows, factors: Factors) -> tuple[Tensor, int]:

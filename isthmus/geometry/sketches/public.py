@@ -118,10 +118,10 @@ class KroneckerSubspace(Encoder):
     def _factors(self, context: Context, leaf: Leaf, rows: CodeRows | Tensor) -> tuple[Tensor, Tensor]:
         ranks = leaf_ranks(leaf, self.rank_in, self.rank_out, self.ranks)
         key = randomness.key(context.seed, context.t, type(self).__name__, leaf.name)
-        found = side_directions(rows, matrix_shape(leaf), ranks)
+        sides = side_directions(rows, matrix_shape(leaf), ranks)
         left, right = (
             completed(top, rank, randomness.key(key, i)).T.contiguous().to(context.w)
-            for i, (top, rank) in enumerate(zip(found, ranks, strict=True))
+            for i, (top, rank) in enumerate(zip(sides, ranks, strict=True))
         )
         return left, right
 

@@ -282,22 +282,22 @@ class _Partition:
 
 def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
     """Sorted index tensors that cover [0, d)."""
-    found = []
+    resolved = []
     for block in blocks:
         names = [block] if isinstance(block, str) else block
         if isinstance(block, slice):
-            found.append(torch.arange(space.d)[block])
+            resolved.append(torch.arange(space.d)[block])
         elif _are_names(names):
             ranges = [torch.arange(where.start, where.stop) for where in map(space.slice, names)]
-            found.append(torch.cat(ranges).sort().values)
+            resolved.append(torch.cat(ranges).sort().values)
         else:
-            found.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
-        validate.check(len(found[-1]) > 0, "blocks", block, "give blocks that are not empty")
-    whole = torch.cat(found)
+            resolved.append(torch.as_tensor(block, dtype=torch.int64).reshape(-1).sort().values)
+        validate.check(len(resolved[-1]) > 0, "blocks", block, "give blocks that are not empty")
+    whole = torch.cat(resolved)
     validate.check(
         int(whole.min()) >= 0 and int(whole.max()) < space.d, "blocks", blocks, f"give indices from 0 to {space.d - 1}"
     )
-    twice = any(len(block.unique()) < len(block) for block in found)
+    twice = any(len(block.unique()) < len(block) for block in resolved)
     validate.check(not twice, "blocks", blocks, "name each coordinate at most once in a block")
     times = torch.bincount(whole, minlength=space.d)
     validate.check(
@@ -306,7 +306,7 @@ def _resolve(space: Space, blocks: Sequence[object]) -> list[Tensor]:
         blocks,
         f"give blocks for all coordinates: {int((times == 0).sum())} are in none",
     )
-    return found
+    return resolved
 
 
 def _are_names(block: object) -> TypeGuard[Sequence[str]]:

@@ -356,10 +356,10 @@ class _Trial:
 
     def _wrong(self, batch: Batch, module: nn.Module, slack: float) -> str | None:
         """What, output or gradient, is not that of the example alone; None where one of two examples is right."""
-        found = self._rows(batch, module)
-        if found is None:
+        answer = self._rows(batch, module)
+        if answer is None:
             return None
-        outputs, cuts, rows = found
+        outputs, cuts, rows = answer
         wrong = None
         for i in (0, 1):
             try:

@@ -74,7 +74,7 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
 
     def bindings(self, layer: nn.MultiheadAttention, trainable: Trainable, split: bool) -> dict[str, LeafBinding]:
         """Rows of the stacked parameters; a bias joins its weight where both are stacked alike and trained."""
-        found: dict[str, LeafBinding] = {}
+        leaves: dict[str, LeafBinding] = {}
         owned = layer._parameters
         packed, bias = layer.in_proj_weight is not None, owned["in_proj_bias"]
         for index, part in enumerate(PARTS):
@@ -84,14 +84,14 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
             joined = packed and not split and trainable(weight) and trainable(bias)
             if weight is not None and trainable(weight):
                 name = f"in_proj.{part}.weight" if split else f"in_proj.{part}"
-                found[name] = LeafBinding(weight, bias if joined else None, rows=over)
+                leaves[name] = LeafBinding(weight, bias if joined else None, rows=over)
             if bias is not None and trainable(bias) and not joined:
-                found[f"in_proj.{part}.bias"] = LeafBinding(bias, rows=rows)
+                leaves[f"in_proj.{part}.bias"] = LeafBinding(bias, rows=rows)
         for name in EXTRAS:
             extra = owned.get(name)
             if extra is not None and trainable(extra):
-                found[name] = LeafBinding(extra)
-        return found
+                leaves[name] = LeafBinding(extra)
+        return leaves
 
     def install(self, site: Site, layers: Taps) -> list[Handle]:
         """Replace the forward of this one object."""
@@ -112,15 +112,15 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
         if kept.a is None:
             return {kept.parts[0]: Dense(b.flatten(1))}
         b = _examples_first(layer, b)
-        found: dict[str, Rows] = {}
+        by_leaf: dict[str, Rows] = {}
         for part, piece in zip(kept.parts, b.chunk(len(kept.parts), -1), strict=True):
             prefix = f"in_proj.{part}"
             mine = {
                 s[len(prefix) :].lstrip("."): x for s, x in wanted.items() if s == prefix or s.startswith(prefix + ".")
             }
             for suffix, rows in factored(kept.a, piece, mine).items():
-                found[f"{prefix}.{suffix}" if suffix else prefix] = rows
-        return found
+                by_leaf[f"{prefix}.{suffix}" if suffix else prefix] = rows
+        return by_leaf
 
 
 class OutputRule(LinearRule):
@@ -212,15 +212,15 @@ class _Pass:
         groups = [("q", query), ("k", key), ("v", value)]
         if stacked and key is value:
             groups = [("qkv", query)] if query is key else [("q", query), ("kv", key)]
-        found: list[Tensor] = []
+        projections: list[Tensor] = []
         for parts, x in groups:
             rows = slice(PARTS.index(parts[0]) * layer.embed_dim, (PARTS.index(parts[-1]) + 1) * layer.embed_dim)
             weight = layer.in_proj_weight[rows] if stacked else getattr(layer, f"{parts}_proj_weight")
             z = F.linear(x, weight, None if layer.in_proj_bias is None else layer.in_proj_bias[rows])
             if any(suffix.startswith(f"in_proj.{part}") for suffix in self.site.wanted for part in parts):
                 z = self.layers.after(self.site, (tuple(parts), _examples_first(layer, x)), {}, z)
-            found += z.chunk(len(parts), -1)
-        return found
+            projections += z.chunk(len(parts), -1)
+        return projections
 
     def _heads(self, x: Tensor) -> Tensor:
         """(n, heads, positions, size) of a projection."""

@@ -51,13 +51,13 @@ class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
     def rows(self, layer: _ConvNd, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
         b = b.detach().flatten(2)
-        found: dict[str, Rows] = {}
+        by_leaf: dict[str, Rows] = {}
         for suffix, binding in wanted.items():
             if suffix == "bias":
-                found[suffix] = Dense(b.sum(2, dtype=rounding.working(b.dtype)))
+                by_leaf[suffix] = Dense(b.sum(2, dtype=rounding.working(b.dtype)))
             else:
-                found[suffix] = weight_rows(layer, kept, b, ones=binding.bias is not None)
-        return found
+                by_leaf[suffix] = weight_rows(layer, kept, b, ones=binding.bias is not None)
+        return by_leaf
 
 
 def weight_rows(layer: _ConvNd, x: Tensor, b: Tensor, ones: bool) -> Rows:
@@ -139,12 +139,12 @@ def _convolved(layer: _ConvNd, x: Tensor, b: Tensor) -> Tensor:
     places = [(length - gap * (size - 1) - 1) // step + 1 for length, size, gap, step in spare]
     count = x.shape[0] * x.shape[1]
     kernels = b.reshape(count, 1, *places)
-    found = torch.convolution(
+    product = torch.convolution(
         x.reshape(1, count, *x.shape[2:]), kernels, None, layer.dilation, [0] * k, layer.stride, False, [0] * k, count
     )
     for dim, size in enumerate(layer.kernel_size, 2):
-        found = found.narrow(dim, 0, size)
-    return found.reshape(*b.shape[:3], -1)
+        product = product.narrow(dim, 0, size)
+    return product.reshape(*b.shape[:3], -1)
 
 
 def _padded(layer: _ConvNd, x: Tensor) -> Tensor:

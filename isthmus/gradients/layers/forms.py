@@ -49,9 +49,9 @@ def form_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> For
     if value is None or value.history.form is None:
         return None
     if name in ("embedding", "getitem", "index_select") and value.history.form.plain:
-        found = _places(func, name, args, kwargs, value)
-        if found is not None:
-            return Form(False, value.history.form.factor, *found)
+        places = _places(func, name, args, kwargs, value)
+        if places is not None:
+            return Form(False, value.history.form.factor, *places)
     if result.numel() != value.numel():
         return None
     form, same = value.history.form, tuple(result.shape) == tuple(value.shape)

@@ -159,8 +159,8 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         b = b.detach()
         size = sum(weight.numel() * weight.element_size() for weight in own.values())
         if kept.n * size <= CHUNK_BYTES:
-            found = self._pass(layer, kept, b, own, {}, 0, kept.n)
-            return {name: Dense(rows) for name, rows in found.items()}
+            leaves = self._pass(layer, kept, b, own, {}, 0, kept.n)
+            return {name: Dense(rows) for name, rows in leaves.items()}
         fixed = _copied(layer)
 
         def lazy(name: str) -> Rows:

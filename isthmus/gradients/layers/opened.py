@@ -137,10 +137,10 @@ class OperationRule(FunctionRule):
 
     def _known(self, signature: Hashable) -> list[int] | None:
         """What is known of the outputs of a shape of call: of its own, or of the first few where there are many."""
-        found = self._settled.get(signature)
-        if found is None and len(self._settled) >= CHECKED:
+        known = self._settled.get(signature)
+        if known is None and len(self._settled) >= CHECKED:
             return next(iter(self._settled.values()))
-        return found
+        return known
 
     def _compared(self, site: Site, leaves: Leaves, spec: TreeSpec, alone: Leaves, drew: bool) -> list[int]:
         """Refuse outputs of single examples that are not those of the batch; which of them have one for each."""
@@ -221,9 +221,9 @@ class _Host:
             return rule.again(own, args, kwargs)
         try:
             if own is not None and isinstance(rule, OperationRule) and len(self.sites) == 1:
-                found = rule.apart(own, args, kwargs)
-                if found is not None:
-                    return tree_unflatten(*found)
+                answer = rule.apart(own, args, kwargs)
+                if answer is not None:
+                    return tree_unflatten(*answer)
             leaves = tree_flatten((args, kwargs))[0]
             with self._shared(leaves), general.unchanged(own.name, leaves) if own else nullcontext():
                 return self.plain(*args, **kwargs)

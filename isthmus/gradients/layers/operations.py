@@ -269,9 +269,9 @@ def _product(op: Operation, x: Tensor, weight: Shared, bias: Tensor | None, turn
 
 def _einsum(op: Operation) -> Tensor:
     """One product of examples and a matrix, or copies of the value for every example."""
-    found = einsum_product(op.args)
-    if found is not None:
-        return found
+    product = einsum_product(op.args)
+    if product is not None:
+        return product
     equation, *operands = op.args
     if not isinstance(equation, str) or "." in equation or "->" not in equation or op.layers.batch_dim:
         raise Unseen(op.shared, "is used with examples in an einsum of an unusual form")
@@ -283,8 +283,8 @@ def _einsum(op: Operation) -> Tensor:
         raise Unseen(op.shared, "is used with examples in an einsum of an unusual form")
     (first,) = letters
     terms = [first + term if isinstance(x, Shared) else term for term, x in zip(terms, operands, strict=True)]
-    made = [op.copies(x, x.ndim + 1) if isinstance(x, Shared) else x for x in operands]
-    return torch.einsum(f"{','.join(terms)}->{output}", *made)
+    copies = [op.copies(x, x.ndim + 1) if isinstance(x, Shared) else x for x in operands]
+    return torch.einsum(f"{','.join(terms)}->{output}", *copies)
 
 
 def _embedding(op: Operation) -> Tensor:
@@ -343,10 +343,10 @@ LIKE = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
 
 
 def _normalised(op: Operation) -> Tensor:
-    found = normalised(op.name, op.args, op.kwargs)
-    if found is None:
+    result = normalised(op.name, op.args, op.kwargs)
+    if result is None:
         raise Unseen(op.shared, f"is the input of {op.name!r}")
-    return found
+    return result
 
 
 def _prelu(op: Operation) -> Tensor:

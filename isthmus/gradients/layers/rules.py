@@ -105,10 +105,10 @@ class LayerRule(ABC, Generic[L, K]):
         weight, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
         if weight is not None and trainable(weight) and trainable(bias) and not split:
             return {"": self.bind(weight, bias)}
-        found = {}
+        by_name = {}
         if weight is not None and trainable(weight):
-            found["weight" if split else ""] = self.bind(weight)
-        return found | ({"bias": LeafBinding(bias)} if bias is not None and trainable(bias) else {})
+            by_name["weight" if split else ""] = self.bind(weight)
+        return by_name | ({"bias": LeafBinding(bias)} if bias is not None and trainable(bias) else {})
 
     def bind(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> LeafBinding:
         """How a weight and its bias lie in a leaf."""
@@ -200,13 +200,13 @@ def as_multiplied(x: Tensor) -> Tensor:
 def factored(a: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
     """The rows of a weight and its bias from a (n, ..., p) and b (n, ..., q)."""
     a, b = positions(a), positions(b)
-    found: dict[str, Rows] = {}
+    rows: dict[str, Rows] = {}
     for suffix, binding in wanted.items():
         if suffix == "bias":
-            found[suffix] = Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
+            rows[suffix] = Dense(b if b.ndim == 2 else b.sum(1, dtype=torch.promote_types(b.dtype, torch.float32)))
         else:
-            found[suffix] = Outer(a, b, ones=binding.bias is not None)
-    return found
+            rows[suffix] = Outer(a, b, ones=binding.bias is not None)
+    return rows
 
 
 def positions(x: Tensor) -> Tensor:

@@ -141,14 +141,14 @@ def open_leaves(
     site: Site, layers: Taps, n: int | None, only: Set[int] | None = None, single: bool = False
 ) -> dict[str, Shared]:
     """The parameters of a site (those with the ids `only`) as shared tensors, by attribute."""
-    found = {}
+    opened = {}
     for attribute, parameter in site.layer._parameters.items():
         for suffix, binding in site.wanted.items():
             mine = parameter is not None and any(parameter is p for p in binding.parameters)
             if mine and binding.rows is None and (only is None or id(parameter) in only):
                 assert parameter is not None
-                found[attribute] = _open(SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
-    return found
+                opened[attribute] = _open(SharedLeaf(site, suffix, attribute, layers, parameter.detach(), n, single))
+    return opened
 
 
 def _open(leaf: SharedLeaf) -> Shared:

@@ -28,9 +28,9 @@ Below = Callable[[int, list[Tensor]], Tensor]
 def single(func: Any, name: str, args: Any, kwargs: Any, values: list[Shared]) -> Any:
     """An operation on shared values and single examples."""
     handler = FACTORED.get(name)
-    found = None if handler is None else handler(func, args, kwargs)
-    if found is not None:
-        return found
+    answer = None if handler is None else handler(func, args, kwargs)
+    if answer is not None:
+        return answer
     if isinstance(args[0], Shared) and (name == "setitem" or _in_place(func)):
         raise Unseen(values[0], f"is changed in place by {name!r}")
     like = next(x for x in tensors_in((args, kwargs)) if is_batchedtensor(x))
@@ -94,8 +94,8 @@ def _addmm(func: Any, args: Any, kwargs: Any) -> Tensor | None:
         return None
     if isinstance(named["mat2"], Shared) and is_batchedtensor(named["mat1"]):
         return _product(named["mat1"], named["mat2"], named["input"], turned=True)
-    made: Tensor = named["mat1"] @ named["mat2"] + named["input"]
-    return made
+    total: Tensor = named["mat1"] @ named["mat2"] + named["input"]
+    return total
 
 
 def _matmul(func: Any, args: Any, kwargs: Any) -> Tensor | None:
@@ -140,8 +140,8 @@ def einsum_product(args: Sequence[Any]) -> Tensor | None:
         return None
     (p,), (q,) = sums, new
     moved = x.permute([other.index(c) for c in [*rest, p]])
-    found = moved @ value if mine == p + q else F.linear(moved, value)
-    return found.permute([[*rest, q].index(c) for c in output])
+    product = moved @ value if mine == p + q else F.linear(moved, value)
+    return product.permute([[*rest, q].index(c) for c in output])
 
 
 def _embedding(func: Any, args: Any, kwargs: Any) -> Tensor | None:

@@ -55,8 +55,8 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
 
 def generator_states(module: nn.Module) -> list[bytes]:
     """The states of the generators that a module's layers hold themselves."""
-    found = [value for layer in module.modules() for value in vars(layer).values()]
-    return [bytes(x.get_state().tolist()) for x in found if isinstance(x, torch.Generator)]
+    attributes = [value for layer in module.modules() for value in vars(layer).values()]
+    return [bytes(x.get_state().tolist()) for x in attributes if isinstance(x, torch.Generator)]
 
 
 def _ours(value: object) -> bool:

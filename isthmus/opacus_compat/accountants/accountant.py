@@ -83,9 +83,9 @@ class IAccountant(Accountant):
         validate.open_unit(delta=delta)
         remedy = "orders are for add-or-remove neighbours: leave alphas out"
         validate.check(self.ledger.adjacency is Adjacency.ADD_REMOVE, "alphas", alphas, remedy)
-        found = dpa.rdp.RdpAccountant(None if alphas is None else [float(alpha) for alpha in alphas])
+        accountant = dpa.rdp.RdpAccountant(None if alphas is None else [float(alpha) for alpha in alphas])
         event: DpEvent = self.ledger.event()
-        epsilon, order = found.compose(event).get_epsilon_and_optimal_order(delta)
+        epsilon, order = accountant.compose(event).get_epsilon_and_optimal_order(delta)
         return float(epsilon), float(order)
 
 

@@ -25,10 +25,10 @@ class ModuleValidator:
     @classmethod
     def validate(cls, module: nn.Module, *, strict: bool = False) -> list[UnsupportedModuleError]:
         """Every error of a module; `strict` raises them in one message."""
-        found = [problem for problem in modules.validate(module) if problem.kind == "error"]
-        if strict and found:
-            raise UnsupportedModuleError("\n".join(map(str, found)))
-        return [_error(problem) for problem in found]
+        problems = [problem for problem in modules.validate(module) if problem.kind == "error"]
+        if strict and problems:
+            raise UnsupportedModuleError("\n".join(map(str, problems)))
+        return [_error(problem) for problem in problems]
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:

@@ -15,11 +15,11 @@ def known_losses(labels: bool | None = None) -> dict[str, Loss]:
     >>> {"huber", "poisson", "squared"} <= set(known_losses(labels=False)), "hinge" in known_losses(labels=False)
     (True, False)
     """
-    found: dict[str, Loss] = {}
+    losses: dict[str, Loss] = {}
     for kind in subclasses(LinearModel):  # type: ignore[type-abstract]
         if vars(kind).get("name") and labels in (None, kind.labelled()):
-            found.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
-    return found
+            losses.setdefault(kind.name, kind)  # the nearest one: nobody takes over a name by importing something
+    return losses
 
 
 def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:

@@ -148,10 +148,10 @@ class LinearModel(Objective):
     @classmethod
     def clip_for(cls, classes: int = 2) -> float:
         """The clip for rows of norm 1 where none is given."""
-        found = cls.slope_bound if cls.default_clip is None else cls.default_clip
+        clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
         remedy = f"{cls.__name__} states neither default_clip nor slope_bound: give clip="
-        validate.check(found is not None, "clip", None, remedy)
-        return float(found or 0)
+        validate.check(clip is not None, "clip", None, remedy)
+        return float(clip or 0)
 
     @abstractmethod
     def losses(self, z: Tensor, y: Tensor) -> Tensor:

@@ -188,22 +188,22 @@ def _distinct(classes: Sequence[object]) -> tuple[object, ...]:
 
 
 def _two_classes(labels: Labels) -> tuple[object, object]:
-    found = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
-    if found == [-1, 1]:
+    distinct = np.unique(labels).tolist() if labels.dtype.kind in "fiub" else sorted(set(labels.tolist()), key=str)
+    if distinct == [-1, 1]:
         return -1, 1
-    if found == [0, 1]:
+    if distinct == [0, 1]:
         return (False, True) if labels.dtype.kind == "b" else (0, 1)
     validate.refuse(
-        "labels of y", found[:10], "give both of {-1, 1} or {0, 1}, or declare classes=(negative, positive)"
+        "labels of y", distinct[:10], "give both of {-1, 1} or {0, 1}, or declare classes=(negative, positive)"
     )
 
 
 def _positions(labels: Labels, classes: Sequence[object]) -> NDArray[np.int64]:
     """The position of each label in the list of classes."""
-    found = np.full(len(labels), -1, dtype=np.int64)
+    positions = np.full(len(labels), -1, dtype=np.int64)
     for position, label in enumerate(classes):
-        found[labels == label] = position
-    if (found < 0).any():
+        positions[labels == label] = position
+    if (positions < 0).any():
         text = f"y holds a label that is not among classes={list(classes)}: declare all labels, or leave those rows out"
         validate.require(False, text)  # whose it is stays unsaid
-    return found
+    return positions
