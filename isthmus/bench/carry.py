@@ -38,12 +38,12 @@ def carry_out(
     """Run them one after the other; (what is kept as JSON, why some failed).  The file is written after each one."""
     began, rows, failed = time.perf_counter(), [], {}
     with tqdm(benchmarks, disable=not progress, unit="benchmark", leave=False) as bar:
-        for each in bar:
-            bar.set_postfix_str(each.name)
+        for benchmark in bar:
+            bar.set_postfix_str(benchmark.name)
             try:
-                rows += run(each, quick)
+                rows += run(benchmark, quick)
             except Failed as error:
-                failed[each.name] = str(error)
+                failed[benchmark.name] = str(error)
             if keep is not None:
                 summary = report(rows, time.perf_counter() - began, quick)
                 Path(keep).write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -169,14 +169,16 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
         return {}
     names = [leaf.name for leaf in layers.space.leaves]
     given = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
-    for name, each in given.items():
+    for name, given_set in given.items():
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
-        validate.check(hasattr(each, "project"), f"constraint[{name!r}]", each, "give a set from isthmus.sets")
-        size, dim = layers.space[name].size, getattr(each, "dim", None)
+        validate.check(
+            hasattr(given_set, "project"), f"constraint[{name!r}]", given_set, "give a set from isthmus.sets"
+        )
+        size, dim = layers.space[name].size, getattr(given_set, "dim", None)
         validate.check(
             dim in (None, size),
             f"constraint[{name!r}]",
-            each,
+            given_set,
             f"give a set of dimension {size}: the layer has so many numbers [W | c]",
         )
     return given

@@ -158,10 +158,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         validate.check(min(given.values()) >= 0, "class_weight", chosen, "give weights >= 0")
         most = max(given.values())
         validate.positive(class_weight=most)
-        each = np.zeros(len(y))
+        row_weights = np.zeros(len(y))
         for label, value in given.items():
-            each[y == label] = value / most
-        return each if weights is None else each * weights, ()
+            row_weights[y == label] = value / most
+        return row_weights if weights is None else row_weights * weights, ()
 
     def _loss_facts(self) -> dict[str, Any]:
         return {"loss": self._kind, "classes": len(self.classes_)}

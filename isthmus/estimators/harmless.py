@@ -71,19 +71,19 @@ def learners(step: Any) -> Iterator[str]:
     if step is None or (isinstance(step, str) and step in ("passthrough", "drop")):
         return
     if isinstance(step, Pipeline):
-        inner = [each for _, each in step.steps]
+        inner = [part for _, part in step.steps]
     elif isinstance(step, FeatureUnion):
-        inner = [each for _, each in step.transformer_list]
+        inner = [part for _, part in step.transformer_list]
     elif isinstance(step, ColumnTransformer):
-        inner = [*(each for _, each, _ in step.transformers), step.remainder]
+        inner = [*(part for _, part, _ in step.transformers), step.remainder]
         yield from (_name(columns) for _, _, columns in step.transformers if _chosen_by_values(columns))
     else:
         keeps = HARMLESS.get(type(step))
         if keeps is None or not keeps(step):
             yield _name(step)
         return
-    for each in inner:
-        yield from learners(each)
+    for part in inner:
+        yield from learners(part)
 
 
 def _chosen_by_values(columns: Any) -> bool:

@@ -102,13 +102,13 @@ def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[C
 
 def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings of all algorithms that are planned without being named."""
-    for each in KNOWN.values():
-        if each.private != facts.private or each.like is not None:
+    for candidate in KNOWN.values():
+        if candidate.private != facts.private or candidate.like is not None:
             continue
-        if not each.left_out:
-            yield from each.fillings
-        elif each.fillings:
-            refused[each.name] = each.left_out
+        if not candidate.left_out:
+            yield from candidate.fillings
+        elif candidate.fillings:
+            refused[candidate.name] = candidate.left_out
 
 
 def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
@@ -117,14 +117,14 @@ def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]
     remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
     validate.check(one or isinstance(asked, Iterable), "algorithms", asked, remedy)
     given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
-    for each in dict.fromkeys(given):
-        named, wanted = _named(each)
+    for one_asked in dict.fromkeys(given):
+        named, wanted = _named(one_asked)
         if not wanted:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
             asked_for = f"epsilon={facts.epsilon:g} was asked for"
             other = "it is not private" if facts.private else "it needs a finite epsilon"
-            refused[each if isinstance(each, str) else named.name] = f"{asked_for}, and {other}"
+            refused[one_asked if isinstance(one_asked, str) else named.name] = f"{asked_for}, and {other}"
         else:
             yield from wanted
 

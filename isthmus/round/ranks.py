@@ -407,7 +407,9 @@ def checked(message: Message, asked: int, round: Round, iterate: int) -> list[in
 
 def _numbers(message: Message) -> int:
     """Sizes, kinds and bounds of what is sent, in one number."""
-    layout = [(name, each.value.numel(), each.value.dtype, each.bound) for name, each in message.values.items()]
+    layout = [
+        (name, bounded.value.numel(), bounded.value.dtype, bounded.bound) for name, bounded in message.values.items()
+    ]
     return key(*layout)
 
 

@@ -154,10 +154,10 @@ class Together:
         if not any(empty) or all(empty):
             return sent
         source = empty.index(False)
-        plain = {name: replace(each, value=each.value[:0]) for name, each in sent.values.items()}
+        plain = {name: replace(bounded, value=bounded.value[:0]) for name, bounded in sent.values.items()}
         mine = replace(sent, values=plain, coded={}).to_bytes() if source == self.ranks.rank else None
         message = Message.from_bytes(self.ranks.broadcast(mine, source))
-        values = {name: replace(message.values[name], value=each.value) for name, each in sent.values.items()}
+        values = {name: replace(message.values[name], value=bounded.value) for name, bounded in sent.values.items()}
         return replace(sent, values=values)
 
     def same_start(self, module: Any) -> None:

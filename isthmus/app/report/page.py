@@ -281,7 +281,7 @@ def _comparison_bars(record: Record) -> list[tuple[str, float, bool]]:
 
 def _moves(record: Record) -> list[tuple[float, float, float]]:
     """Rounds whose step and noise are both known."""
-    rows = [(each["t"], each["moved"], each["noise"]) for each in record.history]
+    rows = [(entry["t"], entry["moved"], entry["noise"]) for entry in record.history]
     return [row for row in rows if row[1] is not None and row[2] is not None]
 
 

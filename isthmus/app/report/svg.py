@@ -154,19 +154,19 @@ def _rect(x: float, y: float, width: float, height: float, style: str) -> str:
 
 
 def _lines(series: Sequence[Series], frame: Frame, width: float, height: float, direct: bool) -> str:
-    points = [each.points() for each in series]
+    points = [one_series.points() for one_series in series]
     xs = [x for line in points for x, _ in line] + [x for x, _ in frame.marks]
     ys = [y for line in points for _, y in line] + [y for y, _ in frame.levels]
-    room = 14 + 0.56 * FONT * max(len(each.name) for each in series) if direct else 14
+    room = 14 + 0.56 * FONT * max(len(one_series.name) for one_series in series) if direct else 14
     vertical = _scale(ys, height - 46, 30, 5, not frame.zero, frame.zero, frame.top)
     left = 12 + 0.58 * FONT * max(len(short(tick, frame.percent)) for tick in vertical.ticks)
     across = _scale(xs, left, width - room, 4 if width < 500 else 7, frame.decades)
     body = [_grid(across, vertical, frame, height)]
     body += [_level(y, words, across, vertical) for y, words in frame.levels]
     body += [_mark(x, words, across, vertical) for x, words in frame.marks]
-    for i, (each, line) in enumerate(zip(series, points, strict=True)):
+    for i, (one_series, line) in enumerate(zip(series, points, strict=True)):
         x, y = across(line[-1][0]), vertical(line[-1][1])
-        body.append(_path(each, across, vertical, _style(i)))
+        body.append(_path(one_series, across, vertical, _style(i)))
         body.append(f'<circle class="dot {_style(i)}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
     if direct:
         ends = _apart([(vertical(line[-1][1]), i) for i, line in enumerate(points)], 17, 20, height - 46)

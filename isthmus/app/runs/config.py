@@ -104,11 +104,13 @@ class Settings:
     zero_based: bool = False
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value, check = getattr(self, each.name), _CHECKS.get(each.name)
-            validate.check(value is not None or each.default is None, each.name, None, "give a value, or leave it out")
+        for setting in fields(self):
+            value, check = getattr(self, setting.name), _CHECKS.get(setting.name)
+            validate.check(
+                value is not None or setting.default is None, setting.name, None, "give a value, or leave it out"
+            )
             if value is not None and check is not None:
-                object.__setattr__(self, each.name, check(each.name, value))
+                object.__setattr__(self, setting.name, check(setting.name, value))
         validate.check(bool(self.data), "data", self.data, "give the file to train on")
         tests = [name for name in ("test", "test_fraction") if getattr(self, name) is not None]
         validate.check(len(tests) < 2, "test_fraction", self.test_fraction, "give test or test_fraction, not both")

@@ -50,14 +50,16 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     reach = reach_of(plan, sampler)
     sent = for_wire(message, Reach(reach.own, reach.own), 1)
     values = {}
-    for name, each in sent.values.items():
-        known = each.dtype is None or each.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
-        validate.check(known, "dtype", plan.dtype, f"give {each.dtype}, which this client's gradients are")
-        more = room(each, reach, plan.clients)
+    for name, clipped in sent.values.items():
+        known = (
+            clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize
+        )  # the server's bound is for these
+        validate.check(known, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
+        more = room(clipped, reach, plan.clients)
         remedy = f"give a lower rate or fewer clients: to add sums of up to {reach.own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
         # R is counted in the larger bound, hence the quotient
-        values[name] = replace(each, bound=each.bound / (1 - more)) if more > NOTHING else each
+        values[name] = replace(clipped, bound=clipped.bound / (1 - more)) if more > NOTHING else clipped
     return replace(sent, values=values)
 
 

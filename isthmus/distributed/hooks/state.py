@@ -167,8 +167,8 @@ class SketchState:
         self.t, self.sent, self.plain = int(found["t"]), int(found["sent"]), int(found["plain"])
         self.shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
         self.first = dict(found["first"])
-        self.kept = {name: each.clone() for name, each in found["kept"].items()}
-        self._errors = {(name,): each.clone() for name, each in found["errors"].items()}
+        self.kept = {name: tensor.clone() for name, tensor in found["kept"].items()}
+        self._errors = {(name,): tensor.clone() for name, tensor in found["errors"].items()}
         self._forget_module()
 
     def __getstate__(self) -> dict[str, Any]:

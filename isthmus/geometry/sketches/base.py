@@ -279,9 +279,9 @@ class Sketch(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the numbers that make the map, which two machines compare before they add codes."""
-        memo = {name for name, each in vars(self).items() if name[0] == "_" and not isinstance(each, (int, Tensor))}
+        memo = {name for name, value in vars(self).items() if name[0] == "_" and not isinstance(value, (int, Tensor))}
         lazy = {name for name in vars(self) if isinstance(getattr(type(self), name, None), cached_property)}
-        attributes = {name: each for name, each in vars(self).items() if name not in memo | lazy}
+        attributes = {name: value for name, value in vars(self).items() if name not in memo | lazy}
         return packed.fingerprint([type(self).__name__, attributes])
 
     def once(

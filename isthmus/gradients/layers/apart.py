@@ -217,9 +217,9 @@ def examples_of(x: object, n: int, dim: int) -> int | None:
     """The dimension in which a tensor has one entry for each of n examples, if it has one."""
     if not isinstance(x, Tensor) or not x.ndim:
         return None
-    for each in (dim, 0):
-        if x.ndim > each and x.shape[each] == n:
-            return each
+    for place in (dim, 0):
+        if x.ndim > place and x.shape[place] == n:
+            return place
     return None
 
 

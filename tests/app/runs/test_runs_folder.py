@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.runs.folder import METRICS, SCHEMA, SETTINGS, FolderDamaged, RunFolder, next_folder
+from isthmus.app.runs import record
+from isthmus.app.runs.folder import (
+    CHECKPOINT,
+    METRICS,
+    SCHEMA,
+    SECRET,
+    SETTINGS,
+    FolderDamaged,
+    RunFolder,
+    next_folder,
+)
 from isthmus.base.validate import InvalidInput
 
 
@@ -29,6 +39,13 @@ def test_nothing_but_whole_files_is_left(run: RunFolder) -> None:
     assert run.read("a") == b"2"
     assert sorted(path.name for path in run.path.iterdir()) == ["a", "plan.json", SCHEMA, SETTINGS]
     assert sorted(path.name for path in run.path.parent.iterdir()) == ["run"]
+
+
+def test_half_files_of_a_killed_process_go_with_what_an_unfinished_run_needs(run: RunFolder) -> None:
+    for name in (SECRET, f"{SECRET}.0123456789abcdef.part", f"{CHECKPOINT}.0123456789abcdef.part", "other.part"):
+        (run.path / name).write_bytes(b"half")
+    record.tidy(run)
+    assert sorted(path.name for path in run.path.iterdir()) == ["other.part", "plan.json", SCHEMA, SETTINGS]
 
 
 def test_an_existing_folder_is_not_taken(run: RunFolder) -> None:
