@@ -8,8 +8,8 @@ computed as before.
 
 What keeps it sound.  The key of a recording holds the place, shape, strides and dtype of every input and everything
 else that the caller says the computation depends on; while it is recorded, an operation that reads memory of anybody
-else is refused; results are copied out before anything runs again; and after the 1st, 2nd, 4th, 8th, ... run the result
-is compared with the ordinary computation.
+else is refused, also a kernel of our own, which says what it `reads`; results are copied out before anything runs
+again; and after the 1st, 2nd, 4th, 8th, ... run the result is compared with the ordinary computation.
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ def is_set(flag: Tensor, rarely: bool = True) -> bool:
 def recording_now() -> bool:
     """Whether the work of this thread is being recorded."""
     return getattr(_HERE, "recording", None) is not None
+
+
+def reads(*tensors: Tensor) -> None:
+    """Tell what a kernel of our own is given: torch does not see it, and nor would the watch over what is recorded."""
+    if recording_now():
+        for x in tensors:
+            x.detach()  # an operation that asks nothing of the device, and is refused as any other
 
 
 class Unrecordable(RuntimeError):

@@ -11,11 +11,14 @@ what they stand for are rounded up (down) to it first.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from isthmus.base.recording import reads
 
 try:
     import triton
@@ -35,7 +38,7 @@ SUMS = 4
 LENGTHS = 4096
 """Sums of squares that one program looks at together."""
 FEW = 64
-"""Rows of a matrix that are added one after the other."""
+"""Rows of a matrix that `weighted_sum_of` adds up."""
 WIDEST = 8192
 """Channels of a norm layer that one program holds."""
 PLACES = 16
@@ -183,7 +186,21 @@ def _joined(
 
 def _compiled(kernel: Any, *changing: str) -> Any:
     """A function for the GPU, compiled when it is first called there, once for all values of what changes."""
-    return None if triton is None else triton.jit(kernel, do_not_specialize=list(changing))
+    return None if triton is None else _Kernel(triton.jit(kernel, do_not_specialize=list(changing)))
+
+
+class _Kernel:
+    """A kernel that says what it is given (see `recording.reads`): kernel[blocks](...)."""
+
+    def __init__(self, launcher: Any) -> None:
+        self.launcher = launcher
+
+    def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*known: Any, **options: Any) -> None:
+            reads(*(x for x in known if isinstance(x, Tensor)))
+            self.launcher[blocks](*known, **options)
+
+        return launch
 
 
 _slab_sum_there = _compiled(_slab_sum, "n")
@@ -219,7 +236,8 @@ def few(values: Tensor) -> bool:
 def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> None:
     """out = sum_i factor c_i g_i over the i with c_i != 0, for float32 g (n, q, p), c (n,), out (q, p) of whole rows.
 
-    n products are added one after the other in float32: off by at most gamma_n sum_i |factor| c_i |g_i| in every entry.
+    n products are added in float32, `TALL` of them before they meet the others: none takes part in more than n
+    roundings, so that every entry is off by at most gamma_n sum_i |factor| c_i |g_i|.
     What g_i holds where c_i is 0 is never read; a weight below the normal numbers is 0 (see `rounding.times`).
     """
     size, g = out.numel(), g.contiguous()

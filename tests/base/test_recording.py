@@ -8,6 +8,7 @@ from torch import Tensor
 
 from isthmus.base import recording
 from isthmus.base.recording import Replay, is_set, recording_now
+from isthmus.gradients import fused
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -33,6 +34,19 @@ def test_without_a_device_everything_is_computed():
 def test_a_flag_is_read_where_nothing_is_recorded():
     assert not recording_now()
     assert is_set(torch.tensor(True)) and not is_set(torch.tensor(False))
+
+
+def test_a_kernel_of_our_own_that_reads_what_is_no_input_is_refused(monkeypatch):
+    ran: list[object] = []
+    kernel = fused._Kernel({(1,): lambda *known, **options: ran.append(known)})
+    x, other = torch.ones(3), torch.ones(3)
+    with recording._Watch([x]):
+        kernel[1,](other, 3)  # nothing is recorded
+        monkeypatch.setattr(recording._HERE, "recording", object(), raising=False)
+        kernel[1,](x, torch.empty(3), 3, block=4)
+        with pytest.raises(recording.Unrecordable, match="no input"):
+            kernel[1,](x, other, 3)
+    assert len(ran) == 2
 
 
 @gpu
@@ -79,13 +93,15 @@ def test_a_flag_that_is_set_has_the_work_done_again():
 
 
 @gpu
-@pytest.mark.parametrize("kind", ["foreign", "host", "copy"])
+@pytest.mark.parametrize("kind", ["foreign", "kernel", "host", "copy"])
 def test_what_cannot_be_recorded_is_computed(kind: str):
-    x, other = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
+    x, other, square = torch.ones(8, device="cuda"), torch.ones(8, device="cuda"), torch.ones(8, 8, device="cuda")
 
     def compute() -> Tensor:
         if kind == "foreign":
             return x + other
+        if kind == "kernel":  # no operation of torch reads it
+            return x + (fused.norms(square) if fused.can_sum(x.device, x.dtype) else square[0])
         if kind == "host":
             return x * float(x.sum())
         return x + torch.ones(8).cuda()
