@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from isthmus.gradients import Dense, fused, grids, rounding
+from isthmus.gradients import Dense, Gridded, Outer, fused, grids, rounding
 from isthmus.gradients.fused import can_sum, weighted_sum_of
 
 pytestmark = pytest.mark.skipif(
@@ -122,3 +122,18 @@ def test_sums_in_whole_numbers_are_those_of_the_host(n: int, p: int, q: int) -> 
         assert bool((out[:, p] == 7.0).all())
         sums.append(out[:, :p].cpu())
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-4, atol=1e-3 * float(sums[0].abs().max()))
+
+
+@pytest.mark.parametrize("rho", [50 * 2.0**-24, 1e-3])
+def test_what_a_record_of_weight_zero_holds_is_nothing_to_a_sum_in_whole_numbers(rho: float) -> None:
+    """In integers where there are many records, as products where they are few: the same bits in every case."""
+    torch.manual_seed(0)
+    a, b, c = torch.randn(300, 37, device="cuda"), torch.randn(300, 21, device="cuda"), torch.rand(300, device="cuda")
+    c[::4] = 0.0
+    sums = []
+    for inputs, outputs in ((0.0, 0.0), (torch.nan, 1.0), (1.0, torch.nan), (torch.inf, 0.0), (3e38, -torch.inf)):
+        a[::4], b[::4] = inputs, outputs
+        rows = Gridded(Outer(a.clone(), b.clone(), ones=True), 1e3)
+        assert rows.small  # nobody waits to learn whether such a record is there
+        sums.append(rows.without(c).sum_to(c, rho))
+    assert bool(sums[0].isfinite().all()) and all(torch.equal(found, sums[0]) for found in sums)
