@@ -138,7 +138,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             len(self.classes_) > 1,
             "y",
             self.classes_.tolist(),
-            "declare all classes with classes=: y holds only one",
+            "declare all classes with classes=: y holds one class only",
         )
         return (leak(*CLASSES_READ),) if self._private else ()
 

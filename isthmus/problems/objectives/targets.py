@@ -98,7 +98,7 @@ class ClassLabels(Targets):
         known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
         if self.classes is None:
             validate.check(
-                len(known.classes) > 1, "y", known.classes, "declare all classes with classes=: y holds only one"
+                len(known.classes) > 1, "y", known.classes, "declare all classes with classes=: y holds one class only"
             )
         return known, torch.from_numpy(_positions(labels, known.classes))
 
