@@ -142,7 +142,7 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     assert made["dataset"] == "census" and made["runs"] == [] and made["adjacency"] == "add-remove"
     assert "no run has used this budget yet" in invoke("budget", path).output
     assert (
-        "this ledger was opened with (2.0, 1e-06)"
+        "give (2.0, 1e-06), with which this ledger was opened"
         in invoke("budget", path, "--epsilon", "9", "--delta", "1e-6", code=2).output
     )
     Path(path).write_text(Path(path).read_text().replace("2.0", "9.0"))
