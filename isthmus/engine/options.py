@@ -30,7 +30,7 @@ def check_loss(criterion: Any, reduction: str) -> None:
     >>> from torch import nn
     >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: the criterion's reduction is 'sum'
+    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: give 'sum', which is the criterion's reduction
     """
     validate.one_of(("mean", "sum"), loss_reduction=reduction)
     own = getattr(criterion, "reduction", reduction)

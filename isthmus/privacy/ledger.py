@@ -152,9 +152,9 @@ class Ledger:
     >>> first = Ledger.open(path, budget=(2.0, 1e-6), dataset="census")
     >>> Ledger.open(path).budget
     (2.0, 1e-06)
-    >>> Ledger.open(path, budget=(3.0, 1e-6))
+    >>> Ledger.open(path, budget=(3.0, 1e-6))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: budget=(3.0, 1e-06) is not allowed: this ledger was opened with (2.0, 1e-06)
+    isthmus.base.validate.InvalidInput: budget=(3.0, 1e-06) is not allowed: leave it out, or give (2.0, 1e-06), ...
     >>> own = Ledger(shared=first, label="census-1")
     >>> own.pay("test", {"event": "Gaussian", "noise_multiplier": 5.0})
     >>> own.rounds(), first.rounds()
@@ -405,9 +405,9 @@ class RunLedger:
     >>> run.charge("main", 0)
     >>> run.held()
     {'main': 4}
-    >>> run.charge("tuning", 0)
+    >>> run.charge("tuning", 0)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: stage='tuning' is not allowed: this run announced ['main']
+    isthmus.base.validate.InvalidInput: stage='tuning' is not allowed: name a stage that this run announced, ...
     """
 
     def __init__(
