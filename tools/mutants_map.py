@@ -106,5 +106,8 @@ SAME: dict[str, str] = {
     "geometry/sets/polytopes:ConvexHull._extreme_scale: 1.0 -> 2.0 in near_one *": "a tolerance that is twice as wide",
     "geometry/sets/matrices:NuclearBall._lmo_near: min(self.shape) * -> *": "both ways are within the error asked for",
     "geometry/sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
+    "geometry/sets/widths:_tail: 12.0 -> 24.0 *": "beyond 12 deviations nothing is left of the integral",
+    "geometry/sets/widths:_log1m: 1.0 -> 2.0 *": "a probability is at most 1",
+    "geometry/sets/linear:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace has no diameter, and is not asked for it",
 }
 """Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""

@@ -28,9 +28,9 @@ def check_loss(criterion: Any, reduction: str) -> None:
     """A mean over the batch that is not one over examples would let one record move the others' shares.
 
     >>> from torch import nn
-    >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")
+    >>> check_loss(nn.CrossEntropyLoss(reduction="sum"), "mean")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: give 'sum', which is the criterion's reduction
+    isthmus.base.validate.InvalidInput: loss_reduction='mean' is not allowed: give 'sum', which is the ...
     """
     validate.one_of(("mean", "sum"), loss_reduction=reduction)
     own = getattr(criterion, "reduction", reduction)

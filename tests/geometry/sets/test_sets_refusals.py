@@ -73,6 +73,8 @@ BAD = {
     "negative index": (lambda: GroupBall([[0], [-1]]), "exactly once"),
     "fractional group": (lambda: GroupBall([0.5, 1.0]), "integers"),
     "zero axis": (lambda: Ellipsoid([1.0, 0.0]), "axes"),
+    "short axis": (lambda: Ellipsoid([1.0, 1e-60], 1e-60), "axes"),
+    "long axis": (lambda: Ellipsoid([1.0, 1e60], 1e60), "axes"),
     "zero basis": (lambda: Subspace([[0.0, 0.0]]), "basis"),
     "flat basis": (lambda: Subspace([1.0, 0.0]), "basis"),
     "shape of three": (lambda: NuclearBall(1.0, (2, 2, 2)), "shape"),
