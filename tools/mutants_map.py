@@ -108,6 +108,6 @@ SAME: dict[str, str] = {
     "geometry/sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
     "geometry/sets/widths:_tail: 12.0 -> 24.0 *": "beyond 12 deviations nothing is left of the integral",
     "geometry/sets/widths:_log1m: 1.0 -> 2.0 *": "a probability is at most 1",
-    "geometry/sets/linear:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace has no diameter, and is not asked for it",
+    "geometry/sets/linear:Subspace._diameter: 0.0 -> 1.0 *": "a whole subspace is not asked for a diameter",
 }
 """Mutants that compute the same, or something as good, as patterns (`fnmatch`): the reason."""
