@@ -32,7 +32,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
+
+import numpy as np
 
 from isthmus.base import validate
 from isthmus.privacy.adjacency import Adjacency
@@ -257,6 +260,13 @@ def _key(event: DpEvent) -> Key:
 @lru_cache(maxsize=4096)
 def _cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int = 0) -> float:
     """The cost in full care; with haste 1 or 2 a larger bound, faster, for searches to start from."""
+    with suppress(OverflowError, ZeroDivisionError), np.errstate(all="ignore"):
+        if not math.isnan(cost := _finite_cost(key, adjacency, asked, given, haste)):
+            return cost
+    return math.inf if asked == "epsilon" else 1.0  # so little noise, or so often, that no number holds the cost
+
+
+def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     leaves = dict(key)
     if any(isinstance(leaf, dpa.NonPrivateDpEvent) or noiseless(leaf) for leaf in leaves):
         return math.inf if asked == "epsilon" else 1.0

@@ -313,6 +313,7 @@ class Tally:
             self.opened = True
         elif kind == "torn":
             for charge in record["charges"]:
+                check_rounds(rounds=charge["rounds"])
                 self._count(charge["what"], keyed(charge["event"]), charge["rounds"])
         elif kind == "seeded":
             self.seeded = True
@@ -327,10 +328,11 @@ class Tally:
         if kind == "close":
             run.closed = True
         elif kind != "ran":
+            check_rounds(rounds=record["rounds"])
             change = record["rounds"] if kind == "charge" else -record["rounds"]
             known = record["event"] == run.announced[record["what"]]["event"]
             run.charged[record["what"]] += change
-            if not known or record["rounds"] < 1 or run.charged[record["what"]] < 0:
+            if not known or run.charged[record["what"]] < 0:
                 raise ValueError("a charge or refund that was never announced or made")
             self._count(record["what"], run.keys[record["what"]], change)
 

@@ -102,7 +102,9 @@ def _check(order: Order) -> None:
     validate.check(flat, "w", type(order.w).__name__, "give a vector of real numbers")
     same = order.w is None or order.digest == digest_of(order.w)
     validate.check(same, "digest", order.digest, "the iterate is another one")
-    known = all(isinstance(each, dict) for each in (order.parts, order.anchors, order.released))
+    tables = [order.parts, order.anchors, order.released]
+    tables += list(order.released.values()) if isinstance(order.released, dict) else []
+    known = all(isinstance(table, dict) for table in tables)
     validate.check(known, "order", type(order.parts).__name__, "give tables by name")
     tensors = [*order.anchors.values(), *(x for each in order.released.values() for x in each.values())]
     validate.check(all(x is None or isinstance(x, Tensor) for x in tensors), "order", "tensors", "give tensors")

@@ -105,6 +105,19 @@ def test_hardly_any_noise_is_none(wrap: Any) -> None:
     assert curves.exact(math.inf, "delta", 0.0) == curves.exact(math.inf, "epsilon", DELTA) == 0.0
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(1e-8), 10**300),
+        dpa.SelfComposedDpEvent(some(dpa.GaussianDpEvent(1e-8)), 10**300),
+        compose([dpa.LaplaceDpEvent(1e-8), dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(1e-8), 10**200)]),
+        some(dpa.LaplaceDpEvent(1e-9)),
+    ],
+)
+def test_a_cost_that_no_number_holds_is_infinite(event: Any) -> None:
+    assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
+
+
 def test_front_doors_mean_one_release_of_all_records() -> None:
     assert epsilon(noise_multiplier=1.0, delta=DELTA) == epsilon_of(Gaussian(1.0).event(), DELTA)
     assert delta(noise_multiplier=1.0, epsilon=1.0) == delta_of(Gaussian(1.0).event(), 1.0)

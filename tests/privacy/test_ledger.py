@@ -134,7 +134,7 @@ def test_a_reservation_cannot_be_duplicated(path: Path | None, duplicate: Any) -
     ("bodies", "message"),
     [
         ([{"kind": "refund", "what": "main", "rounds": 3}], "never announced or made"),
-        ([{"kind": "charge", "what": "main", "rounds": 0}], "never announced or made"),
+        ([{"kind": "charge", "what": "main", "rounds": 0}], "rounds=0 is not allowed"),
         ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
         ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
         ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "'charge' here"),

@@ -136,6 +136,11 @@ MESSAGE = Message({"a": Bounded(torch.arange(9.0), 2, 1.0, dtype=torch.float32)}
 ORDER = Order("main", 3, 1, 7, 0.5, {"main/gradient": 1.0}, torch.arange(4.0), released={"x": {"y": torch.ones(2)}})
 
 
+def test_an_order_with_numbers_where_a_table_should_be_is_refused() -> None:
+    with pytest.raises(isthmus.InvalidInput, match="tables by name"):
+        Order.from_bytes(replace(ORDER, released={"x": torch.ones(2)}).to_bytes())
+
+
 @pytest.mark.parametrize(("value", "kind"), [(MESSAGE, Message), (ORDER, Order)])
 def test_hostile_bytes_are_refused(value: Any, kind: Any) -> None:
     """Cut, lengthened, flipped, re-labelled: nothing but `InvalidInput` comes of it, and nothing large is allocated."""
