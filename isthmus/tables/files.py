@@ -121,7 +121,10 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
         return _names(file, reading)
     if kind == "parquet" and file.exists():
         import_pandas(str(file), parquet=True)
-        return [str(name).strip() for name in parquet_dataset(file).schema.names]
+        try:
+            return [str(name).strip() for name in parquet_dataset(file).schema.names]
+        except UnicodeDecodeError as error:
+            validate.refuse("data", str(file), f"give its columns names in UTF-8: one cannot be read ({error})")
     return None
 
 
@@ -289,7 +292,10 @@ def _names(file: Path, reading: Reading) -> list[str]:
     pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
     _named_once(file, reading, separator)
     validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")
-    header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
+    try:
+        header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
+    except pandas.errors.ParserError as error:
+        _bad_line(file, f"{error}")
     return [str(name).strip() for name in header_frame.columns]
 
 
@@ -344,7 +350,10 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
     except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         validate.refuse("data", str(file), f"it cannot be read as npz without pickle ({error}): {remedy}")
     lower = {key.lower(): value for key, value in arrays.items()}
-    x = _matrix(lower, part)
+    try:
+        x = _matrix(lower, part)
+    except (ValueError, TypeError, ArithmeticError, LookupError) as error:
+        validate.refuse("data", str(file), f"its arrays are no CSR matrix ({error}): {remedy}")
     validate.check(x is not None and x.ndim == 2, "data", str(file), f"it holds {sorted(arrays)}: {remedy}")
     y = lower.get(f"y_{part}", lower.get("y"))
     assert x is not None

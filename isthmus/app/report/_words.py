@@ -125,8 +125,11 @@ def one_in(share: float) -> str:
 
     >>> one_in(1e-5), one_in(3e-6)
     ('1 in 100,000', '1 in 333,333')
+    >>> one_in(5e-324)
+    'less than 1 in 10^300'
     """
-    return f"1 in {math.floor(1 / share + 1e-6):,}"
+    chance = 1 / share
+    return f"1 in {math.floor(chance + 1e-6):,}" if math.isfinite(chance) else "less than 1 in 10^300"
 
 
 def size(value: float | None) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
@@ -129,7 +129,7 @@ def _noise_chart(record: Record) -> str:
     stretch = -(-len(rows) // 60)
     pieces = [rows[i : i + stretch] for i in range(0, len(rows), stretch)]
     at = [piece[-1][0] for piece in pieces]
-    step, noise = ([math.sqrt(fmean(row[i] ** 2 for row in piece)) for piece in pieces] for i in (1, 2))
+    step, noise = ([math.hypot(*(row[i] for row in piece)) / math.sqrt(len(piece)) for piece in pieces] for i in (1, 2))
     label = "length" if stretch == 1 else f"length, averaged over {stretch} rounds"
     series = [svg.Series("step", at, step), svg.Series("noise in it", at, noise)]
     return svg.lines("noise", "Length of each step and of its noise", series, svg.Frame("round", label, zero=True))
