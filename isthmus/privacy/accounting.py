@@ -48,6 +48,9 @@ Leaves = Mapping[DpEvent, int]
 Key = tuple[tuple[DpEvent, int], ...]
 
 
+MOST_ROUNDS = 2_000_000
+"""Rounds whose loss is followed as a distribution, in seconds; for more the bound is a coarser one."""
+
 NO_NOISE = 1e-9
 """A multiplier below this counts as 0: its epsilon, some 10^17 and more, counts as infinite."""
 
@@ -278,19 +281,37 @@ def _finite_cost(key: Key, adjacency: Adjacency, asked: str, given: float, haste
         return exact(gaussian / adjacency.factor, asked, given)
     if gaussian < math.inf:
         rest[dpa.GaussianDpEvent(gaussian)] = 1
-    route = route_of(rest, adjacency)
-    if haste == 2 and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
-        route = "rdp"
-    parts = {_convert(leaf, adjacency, route): count for leaf, count in rest.items()}
+    routes = {route_of(rest, adjacency)}
+    many = sum(rest.values()) > MOST_ROUNDS
+    if (many or haste == 2) and all(_convert(leaf, adjacency, "rdp") is not None for leaf in rest):
+        routes = {*routes, "rdp"} if many else {"rdp"}
+    return min(_by(route, rest, adjacency, asked, given, haste) for route in routes)
+
+
+def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
+    """What the accountant of one route answers."""
+    if route != "rdp" and sum(leaves.values()) > MOST_ROUNDS:
+        return _in_blocks(route, leaves, adjacency, asked, given, haste)
+    parts = {_convert(leaf, adjacency, route): count for leaf, count in leaves.items()}
     relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
     if adjacency is Adjacency.REPLACE_ONE and route != "pld":  # route "pld" halved the multipliers itself
         relation = dpa.NeighboringRelation.REPLACE_ONE
     if route == "rdp":
         return renyi(parts, relation, asked, given, haste > 0)
-    accountant = dpa.pld.PLDAccountant(relation, interval(rest, adjacency.factor) * (1, 8, 8)[haste])
+    accountant = dpa.pld.PLDAccountant(relation, interval(leaves, adjacency.factor) * (1, 8, 8)[haste])
     for leaf, count in parts.items():
         accountant.compose(leaf, count)
     return float(accountant.get_epsilon(given) if asked == "epsilon" else min(1.0, accountant.get_delta(given)))
+
+
+def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
+    """Basic composition: k blocks that are (epsilon, delta)-private each are (k epsilon, k delta)-private together."""
+    k = -(-2 * sum(leaves.values()) // MOST_ROUNDS)
+    block = {leaf: -(-count // k) for leaf, count in leaves.items()}
+    if sum(block.values()) > MOST_ROUNDS or given / k == 0:
+        raise OverflowError("the blocks are too many, or one of each kind is more than a block holds")
+    cost = k * _by(route, block, adjacency, asked, given / k, haste)
+    return cost if asked == "epsilon" else min(1.0, cost)
 
 
 # ---------------------------------------------------------------- front doors

@@ -116,6 +116,39 @@ def test_a_cost_that_no_number_holds_is_infinite(event: Any) -> None:
     assert epsilon_of(event, DELTA) == math.inf and delta_of(event, 1.0) == 1.0
 
 
+@pytest.mark.parametrize("leaf", [LAPLACE, some(GAUSS), some(LAPLACE), MIXTURE])
+@pytest.mark.parametrize("rounds", [21, 30, 97])
+def test_many_rounds_cost_no_less_than_they_do(leaf: Any, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rounds, and Renyi orders where there are some, are bounds that are not far from the true cost."""
+    event = dpa.SelfComposedDpEvent(leaf, rounds)
+    eps, odds = epsilon_of(event, DELTA), delta_of(event, 1.0)
+    accounting._cost.cache_clear()
+    monkeypatch.setattr(accounting, "MOST_ROUNDS", 20)
+    blocks = -(-rounds // 10)
+    assert eps <= epsilon_of(event, DELTA) <= blocks * epsilon_of(dpa.SelfComposedDpEvent(leaf, 10), DELTA / blocks)
+    assert odds <= delta_of(event, 1.0) <= min(1.0, blocks * delta_of(dpa.SelfComposedDpEvent(leaf, 10), 1 / blocks))
+    accounting._cost.cache_clear()
+
+
+@pytest.mark.parametrize("leaf", [LAPLACE, some(GAUSS), some(LAPLACE), MIXTURE])
+def test_rounds_without_number_have_a_cost(leaf: Any) -> None:
+    for rounds in (10**12, 10**300):
+        assert epsilon_of(dpa.SelfComposedDpEvent(leaf, rounds), DELTA) > 1e6
+
+
+def test_rounding_hides_no_cost() -> None:
+    """10^20 rounds of sampled noise are Gaussian noise of q sqrt(10^20) / z = 1, whatever the library's last digits."""
+    many = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1e8)), 10**20)
+    assert epsilon_of(many, DELTA) >= epsilon_of(dpa.GaussianDpEvent(1.0), DELTA)
+    for z in (1e3, 1e5, 1e6, 1e7, 1e9):  # 100 z^2 rounds of a tenth of all records: noise of q sqrt(100 z^2) / z = 1
+        rounds = dpa.SelfComposedDpEvent(
+            dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(z)), int(1e2 * z**2)
+        )
+        assert epsilon_of(rounds, DELTA, REPLACE) >= epsilon_of(dpa.GaussianDpEvent(1.0), DELTA, REPLACE)
+    most = dpa.SelfComposedDpEvent(dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(5e5)), 10**4)
+    assert epsilon_of(most, DELTA, REPLACE) < 0.05
+
+
 def test_front_doors_mean_one_release_of_all_records() -> None:
     assert epsilon(noise_multiplier=1.0, delta=DELTA) == epsilon_of(Gaussian(1.0).event(), DELTA)
     assert delta(noise_multiplier=1.0, epsilon=1.0) == delta_of(Gaussian(1.0).event(), 1.0)
