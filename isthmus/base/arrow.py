@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import re
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class ArrowTable:
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        names = [str(name) for name in dataset.schema.names]
+        names = column_names(dataset.schema)
         twice = sorted({name for name in names if names.count(name) > 1})
         validate.check(not twice, "X", f"columns {twice}", "rename these columns: their names occur twice")
         self.names = names
@@ -188,6 +189,11 @@ def _groups(piece: Any) -> list[Any]:
         return list(piece.row_groups)
     except AttributeError:
         validate.refuse("X", str(getattr(piece, "path", piece)), "give a dataset of Parquet files")
+
+
+def column_names(schema: Any) -> list[str]:
+    """The names of a file's columns; the row labels of a frame, which pandas saves under names of its own, are none."""
+    return [str(name) for name in schema.names if not re.fullmatch(r"__index_level_\d+__", str(name))]
 
 
 def is_dataset(x: object) -> bool:

@@ -27,7 +27,7 @@ import scipy.sparse as sp
 from sklearn.datasets import load_svmlight_file
 
 from isthmus.base import validate
-from isthmus.base.arrow import parquet_dataset
+from isthmus.base.arrow import column_names, parquet_dataset
 from isthmus.base.whole import replaced
 from isthmus.tables.folders import ParquetFrame, in_slices
 
@@ -122,7 +122,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     if kind == "parquet" and file.exists():
         import_pandas(str(file), parquet=True)
         try:
-            return [str(name).strip() for name in parquet_dataset(file).schema.names]
+            return [name.strip() for name in column_names(parquet_dataset(file).schema)]
         except UnicodeDecodeError as error:
             validate.refuse("data", str(file), f"give its columns names in UTF-8: one cannot be read ({error})")
     return None
@@ -326,12 +326,13 @@ def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
 
 
 def _read_parquet(file: Path) -> Any:
-    pandas = import_pandas(str(file), parquet=True)
+    import_pandas(str(file), parquet=True)
     import pyarrow
 
     try:
-        return _named(pandas.read_parquet(file))
-    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # pandas has metadata of its own in it
+        data = parquet_dataset(file)  # what pandas wrote into the footer may rename columns or hide them in an index
+        return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True))
+    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         validate.refuse("data", str(file), f"it cannot be read as parquet ({first})")
 

@@ -66,9 +66,9 @@ class Target:
 
 
 def _ran_out(error: BaseException | None) -> bool:
-    """Whether memory ran out somewhere below an error."""
+    """Whether memory ran out somewhere below an error; pyarrow asks for a whole page at once, and fills nothing."""
     while error is not None:
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) and type(error).__name__ != "ArrowMemoryError":
             return True
         error = error.__cause__ or error.__context__
     return False

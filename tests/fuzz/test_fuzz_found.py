@@ -125,3 +125,20 @@ def test_a_state_of_other_parts_is_refused(change: dict[str, object], tmp_path: 
     FORMAT.write(tmp_path / "state", {"w": torch.ones(2), "t": 1} | change)
     with pytest.raises(InvalidInput):
         State.load(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("body", "point", "nearest"),
+    [
+        (sets.Ellipsoid([1e-77, 1e-77], 2e16), [1e100, 1e100], [2e-61 / 2**0.5] * 2),
+        (sets.Ellipsoid([1e-77, 1.0], 2e16), [1e100, 1e100], [2e-138, 2e16]),
+        (sets.Ellipsoid([1e-99, 1e99]), [1e300, 1.0], [1e-99, 1 / 1001]),
+        (sets.Ellipsoid([1e-99, 1e-99]), [1e-98, 1e-300], [1e-99, 1e-301]),
+        (sets.LpBall(33554176.0, 2.4e-299), [1.0, 2.8e14], [2.4e-299, 2.4e-299]),
+        (sets.LpBall(3.0, 1e-300), [1e300, 1e300], [1e-300 / 2 ** (1 / 3)] * 2),
+    ],
+)
+def test_points_very_far_from_sets_very_small(body: sets.ConvexSet, point: list[float], nearest: list[float]) -> None:
+    found = body.project(torch.tensor(point, dtype=torch.float64))
+    assert found.tolist() == pytest.approx(nearest, rel=1e-6, abs=0) and body.gauge(found) == pytest.approx(1.0)
+    assert body.gauge(torch.tensor(point, dtype=torch.float64)) > 1

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from isthmus.base.arrow import opened
 from isthmus.base.validate import InvalidInput
 from isthmus.tables.files import Reading, columns_of, read, write
+from isthmus.tables.folders import ParquetFrame
 
 TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
 
@@ -99,6 +101,20 @@ def test_parquet(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 nonsense")
     with pytest.raises(InvalidInput, match="cannot be read as parquet"):
         read(path)
+
+
+def test_row_labels_of_pandas_are_columns_or_left_out(tmp_path: Path) -> None:
+    """Labels with a name are a column like others, those without one are none, whichever way a file is read."""
+    import pandas
+
+    path = tmp_path / "t.parquet"
+    frame = pandas.DataFrame({"a": [1.0, 2.0]}, index=[7, 9])
+    frame.to_parquet(path)
+    assert columns_of(path) == ["a"] == list(read(path).frame.columns) == ParquetFrame(path).columns
+    assert opened(str(path))[0].shape == (2, 1)
+    frame.rename_axis("id").to_parquet(path)
+    assert columns_of(path) == ["a", "id"] == list(read(path).frame.columns) == ParquetFrame(path).columns
+    assert list(read(path).frame["id"]) == [7, 9] == list(ParquetFrame(path)["id"])
 
 
 def test_npz_dense_in_parts(tmp_path: Path) -> None:

@@ -207,7 +207,8 @@ class LpBall(ConvexSet):
             return self._simple._project(x)
         if self._gauge(x) <= 1:
             return x
-        y = project_unit_lp(x.abs().double() / self.radius, self.p) * self.radius
+        shrink = max(1.0, float(x.abs().max()) / 1e300 / self.radius)  # very far away only the ray counts
+        y = project_unit_lp(x.abs().double() / shrink / self.radius, self.p) * self.radius
         return inside(y, self._gauge(y)).to(x).copysign(x)
 
     def linearised(self, z: Array) -> Linearised:

@@ -13,6 +13,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, inside, norm, own, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, shortened, smooth
+from isthmus.geometry.sets.lp import pnorm
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 
@@ -113,7 +114,8 @@ class Subspace(ConvexSet):
 class Ellipsoid(ConvexSet):
     """The ellipsoid {x : ||x / axes||_2 <= radius} with half-axes radius * axes.
 
-    Projection is y_i = a_i^2 x_i / (a_i^2 + lam), lam the root of the secular equation ||y / a|| = radius.
+    Projection is y_i = h_i^2 x_i / (h_i^2 + lam) with the half-axes h = radius * axes, lam the root of the secular
+    equation ||y / h|| = 1.
 
     >>> Ellipsoid([2.0, 1.0]).project(torch.tensor([4.0, 0.0]))
     tensor([2., 0.])
@@ -140,8 +142,8 @@ class Ellipsoid(ConvexSet):
     def _project(self, x: Tensor) -> Tensor:
         if self._gauge(x) <= 1:
             return x
-        a, target = self.axes.to(x.device), x.double()
-        y = target * (a**2 / (a**2 + secular_root(a, target, self.radius)))
+        halves = self.radius * self.axes.to(x.device)
+        y = halves * secular(halves, x.double())
         return inside(y, self._gauge(y)).to(x.dtype)
 
     def linearised(self, z: Array) -> Linearised:
@@ -156,7 +158,7 @@ class Ellipsoid(ConvexSet):
         return -self.radius / (norm(scaled) or 1.0) * axes * scaled
 
     def _gauge(self, x: Tensor) -> float:
-        return norm(x.double() / self.axes.to(x.device)) / self.radius
+        return float(pnorm(x.double() / (self.radius * self.axes.to(x.device)), 2.0))
 
     def _support(self, g: Tensor) -> Tensor:
         lengths: Tensor = torch.linalg.vector_norm(g * self.axes.to(g), dim=-1)
@@ -169,20 +171,24 @@ class Ellipsoid(ConvexSet):
         return exactly(self.radius * weighted_norm(self.axes))
 
 
-def secular_root(a: Tensor, x: Tensor, radius: float) -> float:
-    """lam >= 0 with phi(lam) = ||a x / (a^2 + lam)|| = radius, for phi(0) > radius.
+def secular(h: Tensor, x: Tensor) -> Tensor:
+    """z = h x / (h^2 + lam) with ||z|| = 1, for ||x / h|| > 1: the root lam of the secular equation.
 
-    1 / phi is concave and increasing, so Newton's method on it rises from 0 to the root; ||a x|| / radius is an upper
-    bound that a step cannot pass.
+    It is solved in units of ||h x|| and of the longest half-axis, so that no square leaves the range of a float:
+    z = n / (c u^2 + tau) with ||n|| = 1, u <= 1 and lam = ||h x|| tau.  1 / ||z|| is concave and increasing in tau, so
+    Newton's method on it rises to the root from any point below; no |z_i| exceeds 1 there, and ||z|| <= 1 at tau = 1.
     """
-    lam, high = 0.0, norm(a * x) / radius
+    longest, largest = float(h.max()), float(x.abs().max())
+    u, n = h / longest, (h / longest) * (x / largest)
+    size = float(pnorm(n, 2.0))
+    n, squares = n / size, u**2 * min(longest / largest / size, 1e300)
+    tau = max(0.0, float((n.abs() - squares).max()))
     for _ in range(100):
-        shifted = a**2 + lam
-        z = a * x / shifted
+        shifted = (squares + tau).clamp_min(1e-300)
+        z = n / shifted
         phi = norm(z)
-        slope = float((z * z / shifted).sum()) / phi
-        following = min(lam + (phi - radius) / radius * phi / slope, high)
-        if following <= lam * (1 + torch.finfo(torch.float64).eps):
+        following = min(tau + (phi - 1) * phi**2 / float((z * z / shifted).sum()), 1.0)
+        if following <= tau * (1 + torch.finfo(torch.float64).eps):
             break
-        lam = following
-    return lam
+        tau = following
+    return z

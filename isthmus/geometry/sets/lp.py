@@ -13,7 +13,7 @@ _EPS = torch.finfo(torch.float64).eps
 def pnorm(x: Tensor, p: float) -> Tensor:
     """||x||_p over the last dimension, scaled so that no power overflows."""
     top = x.abs().amax(-1, keepdim=True)
-    safe = torch.where(top > 0, top, torch.ones_like(top))
+    safe = torch.where((top > 0) & (top < math.inf), top, torch.ones_like(top))
     norms: Tensor = torch.linalg.vector_norm(x / safe, ord=p, dim=-1)
     return norms * safe.squeeze(-1)
 
