@@ -117,6 +117,7 @@ def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[GoalCheck]:
             if figure is not None:
                 words = goal.against if "points" in row else f"{row['ours']} / {goal.against}"
                 words = words if goal.against in row["peers"] else words.replace(" / ", ", ")
+                words += f", {goal.fact}" if goal.fact else ""
                 yield GoalCheck(row["name"], f"{row['name']}: {words}", goal, figure)
 
 
@@ -136,6 +137,9 @@ def _figure(row: dict[str, Any], goal: Goal) -> float | None:
     """What was measured of a goal."""
     if goal.against == EXPONENT:
         return row.get("last_slope")
+    if goal.fact:
+        own, theirs = row["facts"].get(goal.fact), row["peers"].get(goal.against, {"facts": {}})["facts"].get(goal.fact)
+        return float(own) / float(theirs) if own and theirs else None
     if goal.against in row["peers"]:
         return float(row["peers"][goal.against]["ratio"][0])
     figure = row["facts"].get(goal.against)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
+from isthmus.bench import device_page
 from isthmus.bench.cases import Growth
+from isthmus.bench.digits import number, spread
 from isthmus.bench.kept import GoalCheck, KeptRun, comparisons, load, skipped, verdicts, whole
 from isthmus.bench.registry import BENCHMARKS
 
@@ -51,7 +53,8 @@ This page is written by `isthmus bench --pages` from the files in `benchmarks/re
 `make bench` (or `isthmus bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take
 turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
 median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
-processes of its own.
+processes of its own. On a GPU, where nothing else runs, the ways are measured one after the other: times are those of a
+loop that does not wait after every step, and memory is the peak of the allocator.
 """
 QUICK = "a quick run: smaller sizes than are named and two rounds, for the form alone."
 BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
@@ -104,6 +107,8 @@ def page(kept: list[KeptRun]) -> str:
     parts = [INTRO]
     for source in kept:
         rows = source.rows
+        if all("lower" in row for row in rows):  # audits, which are no times
+            continue
         parts.append(f"## {_heading(source)}\n\n{_machine(source)}\n")
         for family, title in FAMILIES.items():
             if any(comparisons(row for row in rows if _family_of(row) == family)):
@@ -157,7 +162,7 @@ def _family(rows: Iterable[dict[str, Any]], family: str, starred: bool = False) 
         cells = (each.title if each.title != last else "", each.ours, spread(each.ours_ms), each.peer)
         lines.append(f"| {' | '.join((*cells, spread(each.peer_ms), spread(each.ratio), asked))} |")
         last = each.title
-    notes = [*_facts(rows), *_memory(rows), *_notes(rows)]
+    notes = [*_facts(rows), *_memory(rows), *device_page.notes_of(rows)]
     words = "\n" + _star(rows) + "\n" if starred and _star(rows) else ""
     return "\n".join(lines) + (f"\n{words}" if words else "") + ("\n\n" + "\n".join(notes) if notes else "")
 
@@ -187,13 +192,6 @@ def _memory(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
                 + ", ".join(f"{way} {mib}" for way, mib in peaks_by_way.items())
                 + "."
             )
-
-
-def _notes(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Notes of rows that were not measured by the registry."""
-    for row in rows:
-        if row.get("note") and row["name"] not in BENCHMARKS:
-            yield f"* `{row['name']}`, {row['ours']}: {row['note']}"
 
 
 def _growths(rows: Iterable[dict[str, Any]]) -> str:
@@ -237,6 +235,9 @@ def _goals(found: list[GoalCheck]) -> str:
 
 def _skipped(kept: list[KeptRun]) -> str:
     reasons = skipped(kept)
+    there = {row["name"] for source in kept for row in source.rows}
+    missing = [name for name in BENCHMARKS if name not in there]
+    reasons |= {"not measured yet": missing} if missing else {}
     lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in reasons.items()]
     return "\n".join(lines) or "Nothing was left out."
 
@@ -275,9 +276,24 @@ def codecs(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def audit(rows: Iterable[dict[str, Any]]) -> str:
+    """The table of docs/privacy.md: what an auditor found out of a whole training."""
+    lines = ["| passes | right guesses | epsilon is at least (95 %) | stated |", "|---|---|---|---|"]
+    for row in rows:
+        if row["name"] == "audit-precision":
+            caught = "" if row["passed"] else ": caught"
+            right, stated = f"{row['right']} of {row['guesses']}", number(round(row["stated"], 2))
+            lines.append(f"| {row['ours']} | {right} | {row['lower']:.2f}{caught} | {stated} |")
+    return "\n".join(lines)
+
+
 BLOCKS: dict[str, Callable[[Iterable[dict[str, Any]]], str]] = {
     "headline": lambda rows: headline(rows) + "[docs/benchmarks.md](docs/benchmarks.md).",
     "codecs": codecs,
+    "audit": audit,
+    "device-gpt": lambda rows: device_page.grid(rows, "device-gpt"),
+    "device-mlp": lambda rows: device_page.grid(rows, "device-mlp"),
+    "device-noise": lambda rows: device_page.grid(rows, "device-noise"),
 }
 
 
@@ -311,25 +327,3 @@ def listed() -> str:
         f"{name:24} {each.title}" + (f" (in {each.variable})" if isinstance(each, Growth) else "")
         for name, each in BENCHMARKS.items()
     )
-
-
-def number(value: Any) -> str:
-    """Three digits; no exponent where it can be read without.
-
-    >>> [number(each) for each in (0.98765, 12.345, 1234.5, 3e-9, 0.0, "True")]
-    ['0.988', '12.3', '1234', '3e-09', '0', 'True']
-    """
-    if isinstance(value, str):
-        return value
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def spread(values: tuple[float, float, float]) -> str:
-    """Median and quartiles.
-
-    >>> spread((2.0, 1.5, 2.25))
-    '2 (1.5 - 2.25)'
-    """
-    if values[0] == values[1] == values[2]:
-        return number(values[0])
-    return f"{number(values[0])} ({number(values[1])} - {number(values[2])})"

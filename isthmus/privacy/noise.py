@@ -300,7 +300,7 @@ def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
     if add is not None and out.dtype in (torch.float32, torch.float64):
         return add(out.view(-1), scale, secrets.token_bytes(32))
     for part in pieces(out):
-        drawn = _two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
+        drawn = two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
         if add is not None:
             add(drawn, 1.0, secrets.token_bytes(32))
         part.copy_(drawn.mul_(scale).add_(part))
@@ -328,7 +328,7 @@ def _chacha(device: torch.device) -> Adds | None:
     return add if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14) else None
 
 
-def _two_keys(part: Tensor) -> Tensor:
+def two_keys(part: Tensor) -> Tensor:
     """`(z1 + z2) / sqrt(2)` of two generators with keys of their own: one key of 64 bits can be searched for."""
     first, second = (_torch_normal(_keyed(part.device), len(part)) for _ in range(2))
     return first.add_(second).mul_(math.sqrt(0.5))

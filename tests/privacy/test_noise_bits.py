@@ -11,7 +11,7 @@ import torch
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import GeneratorSource, SecretSource, SeededSource
-from isthmus.privacy.noise import _BUFFER, Source, _two_keys, check_scale
+from isthmus.privacy.noise import _BUFFER, Source, check_scale, two_keys
 
 TOP = (1 << 64) - 1
 
@@ -92,7 +92,7 @@ def test_a_scale_may_go_to_the_ends_of_its_numbers(dtype: torch.dtype) -> None:
 
 
 def test_two_generators_make_one_normal_law() -> None:
-    drawn = _two_keys(torch.zeros(40000, dtype=torch.float32))
+    drawn = two_keys(torch.zeros(40000, dtype=torch.float32))
     assert drawn.dtype == torch.float64 and abs(float(drawn.var()) - 1) < 7 * 0.0071  # seven standard errors
     assert len(drawn.unique()) == 40000
 

@@ -21,18 +21,27 @@ NO_CHECKOUT = (
 @click.argument("names", nargs=-1)
 @click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
 @click.option("--quick", is_flag=True, help="Small sizes and two rounds: to see that everything runs.")
-@click.option("--json", "kept", metavar="FILE", help="Keep the results there; - prints them, and nothing else.")
+@click.option(
+    "--json",
+    "kept",
+    metavar="FILE",
+    help="Keep the results there as they come; what is there is not measured again. - prints them, and nothing else.",
+)
+@click.option("--minutes", type=click.FloatRange(min=0), help="Begin nothing after so many; another call goes on.")
+@click.option("--again", is_flag=True, help="Measure also what the FILE has from the same code and machine.")
 @click.option("--pages", is_flag=True, help="Only write the tables of a checkout from benchmarks/results/*.json.")
 @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
-def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, pages: bool, quiet: bool) -> None:
+def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, quiet: bool, **how: Any) -> None:
     """Measure ours beside peers: all benchmarks, a family (step), or those NAMED.
 
     Ours and every peer take turns in the same run; a peer that is not installed is skipped and named. The table has
-    medians, ratios and their quartiles, and goals that were met or missed.
+    medians, ratios and their quartiles, and goals that were met or missed. A FILE that is there is added to: rows of
+    the same code on the same machine are not measured again, and others stay until they are.
 
     \b
       isthmus bench --list
       isthmus bench step lift-cosamp --json bench.json
+      isthmus bench device --json h200.json --minutes 9
     """
     if listed:
         click.echo(parts.bench_page.listed())
@@ -42,11 +51,13 @@ def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, p
     else:
         screen = Out(kept == "-", quiet)
         chosen = parts.bench.chosen(names)
-        report, failed = parts.bench.carry_out(chosen, quick, None if kept == "-" else kept, progress=not quiet)
-        screen.result(report, parts.bench_page.table(report["rows"]))
-        for name, why in failed.items():
+        done = parts.bench.carry_out(chosen, keep=None if kept == "-" else kept, progress=not quiet, **how)
+        screen.result(done.report, parts.bench_page.table(done.report["rows"]))
+        if done.left:
+            click.echo(f"the time was up before all was measured of: {', '.join(done.left)}", err=True)
+        for name, why in done.failed.items():
             click.echo(f"error: {name} failed: {why}", err=True)
-        if failed:
+        if done.failed:
             raise SystemExit(1)
 
 
