@@ -55,8 +55,9 @@ def gauged(
 
 def _warm_up(step: Callable[[], object], quick: bool, runs: Callable[[], int] | None) -> None:
     least, most = (2, 2) if quick else (4, 4) if runs is None else (WARM, MOST_WARM)
+    before = runs() if runs else 0
     for done in range(most):
-        if done >= least and (runs is None or runs()):
+        if done >= least and (runs is None or runs() > before):
             break
         step()
     wait()

@@ -58,8 +58,10 @@ class BenchResults:
         self.rows: dict[tuple[str, str], dict[str, Any]] = {}
         self.columns: dict[ColumnKey, Measured] = {}
         self.stamps = {name: stamp(case, quick) for name, case in BENCHMARKS.items()}
+        self.writes = self.path is not None
         if self.path is not None and self.path.exists():
             self._read(self.path)
+            self.writes = False  # until there is a figure: a machine without the device leaves its file as it is
 
     def _read(self, path: Path) -> None:
         try:
@@ -97,6 +99,7 @@ class BenchResults:
             if _has_figures(row) or not _has_figures(there):
                 stamped = {"stamp": self.stamps[case.name]} if _has_figures(row) else {}
                 self.rows[_key(row)] = row | stamped | ({"quick": True} if self.quick else {})
+                self.writes |= self.path is not None and _has_figures(row)
         self._write()
 
     def add_column(self, case: Contest, column: Measured) -> None:
@@ -121,7 +124,7 @@ class BenchResults:
         return made | ({"columns": kept} if kept and wanted is None else {})
 
     def _write(self) -> None:
-        if self.path is not None:
+        if self.path is not None and self.writes:
             with replaced(self.path) as file:
                 file.write_text(json.dumps(self.report(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

@@ -95,6 +95,8 @@ def test_rows_that_were_there_stay_until_they_are_measured(tmp_path: Path) -> No
     file.write_text(json.dumps([old]))
     told = results.BenchResults(file, quick=False)
     told.add(BENCHMARKS["device-mlp"], columns.rows(BENCHMARKS["device-mlp"], {}))  # nothing was measured
+    assert json.loads(file.read_text()) == [old]
+    told.add_column(BENCHMARKS["device-noise"], {"name": "device-noise", "way": "FastSource", "ms": [1.0], "facts": {}})
     rows = {row["ours"]: row for row in json.loads(file.read_text())["rows"]}
     assert rows["no sketch"] == old | {"before": results.EARLIER} and "ours_ms" not in rows["Kronecker(64, 64)"]
     assert "* `device-mlp`, no sketch: of an earlier run." in page.page([kept.load(file)])
