@@ -30,8 +30,8 @@ from isthmus.base import storage, validate
 MAGIC, VERSION = b"ISTH", 1
 HEAD = struct.Struct("<4sHQQ16s")
 DTYPES = {
-    str(each).removeprefix("torch."): each
-    for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     + (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 }
 TAGS = ("@float", "@tuple", "@tensor")
@@ -105,12 +105,12 @@ def _add(value: Any, update: Callable[[bytes], None]) -> None:
     elif hasattr(value, "fingerprint"):
         update(str(value.fingerprint).encode())
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, item in value.items():
             update(str(name).encode())
-            _add(each, update)
+            _add(item, update)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _add(each, update)
+        for item in value:
+            _add(item, update)
     elif value is None or isinstance(value, (bool, int, float, str)):
         update(repr(value).encode())
     else:
@@ -166,14 +166,14 @@ def _name(path: str, value: Tensor) -> str:
 def _check(tree: Any, data: bytes, kind: str) -> None:
     """Refuse tags that are not ours: nothing that is sent names a class."""
     if isinstance(tree, list):
-        for each in tree:
-            _check(each, data, kind)
+        for branch in tree:
+            _check(branch, data, kind)
     elif isinstance(tree, dict):
         tags = [key for key in tree if key.startswith("@")]
         if tags and (len(tree) > 1 or tags[0] not in TAGS):
             _refuse(data, kind, f"what it holds ({tags[0][:20]})")
-        for each in tree.values():
-            _check(each, data, kind)
+        for branch in tree.values():
+            _check(branch, data, kind)
 
 
 def _digest(data: bytes) -> bytes:
