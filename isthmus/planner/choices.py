@@ -50,8 +50,8 @@ class Plan:
             if name in (choice.algorithm, choice.name):
                 return choice
         reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
-        known = sorted({choice.algorithm for choice in self.choices})
-        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
+        names = sorted({choice.algorithm for choice in self.choices})
+        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {names}")
 
     def words(self) -> str:
         """The plan in plain sentences."""
