@@ -21,9 +21,11 @@ def compressed_gap(code: Sequence[float] | np.ndarray, move: Sequence[float] | n
     >>> compressed_gap([1.0, -2.0], [-3.0, 0.5])
     4.0
     """
-    left, right = np.asarray(code, dtype=float), np.asarray(move, dtype=float)
-    validate.check(left.ndim == 1 and left.shape == right.shape, "move.shape", right.shape, f"give {left.shape}")
-    return -float(left @ right)
+    gradient, step = np.asarray(code, dtype=float), np.asarray(move, dtype=float)
+    validate.check(
+        gradient.ndim == 1 and gradient.shape == step.shape, "move.shape", step.shape, f"give {gradient.shape}"
+    )
+    return -float(gradient @ step)
 
 
 def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:

@@ -30,9 +30,9 @@ def largest_entries(v: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     validate.check(array.ndim == 1, "v.shape", array.shape, "give one dimension")
     check_sparsity(array.size, k)
     keep = np.argsort(-np.abs(array), kind="stable")[:k]
-    kept = np.zeros_like(array)
-    kept[keep] = array[keep]
-    return kept
+    sparse = np.zeros_like(array)
+    sparse[keep] = array[keep]
+    return sparse
 
 
 def sparsification_loss(d: int, k: int) -> float:
@@ -283,8 +283,8 @@ def compression_helps(
     lost = sparsification_loss(d, sparsity) if sparsity is not None else 1 - _share(energy)
     wide = scale if plain_scale is None else plain_scale
     validate.non_negative(scale=scale, plain_scale=wide, norm=norm, recovery=recovery)
-    each = 2 if noise == "laplace" else 1
-    return Comparison(lost * norm**2, recovery * each * m * scale**2, each * d * wide**2)
+    factor = 2 if noise == "laplace" else 1
+    return Comparison(lost * norm**2, recovery * factor * m * scale**2, factor * d * wide**2)
 
 
 def sparsification_helps(

@@ -148,8 +148,8 @@ def strongly_convex_block_bound(
     validate.positive(gap=gap)
     r = (1 + _condition(smoothness, probabilities, strong_convexity)) / loops.inner
     validate.check(r < 1, "loops", loops, f"take inner > {r * loops.inner:g}, or a loop does not contract")
-    kept = r**loops.outer
-    return kept * gap + (1 - kept) / (1 - r) * loops.steps * _step_noise(n, noise, epsilon, delta)
+    contraction = r**loops.outer
+    return contraction * gap + (1 - contraction) / (1 - r) * loops.steps * _step_noise(n, noise, epsilon, delta)
 
 
 # ---------------------------------------------------------------- Table 1

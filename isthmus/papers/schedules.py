@@ -35,8 +35,8 @@ def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -
     (900, 500)
     """
     given(locals())
-    wanted = constant * (width / beta) ** 2
-    return d if wanted >= d else max(1, round_up(wanted))
+    narrow = constant * (width / beta) ** 2
+    return d if narrow >= d else max(1, round_up(narrow))
 
 
 def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
