@@ -112,10 +112,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def _declared(self, frame: NamedColumns | None = None) -> dict[str, Column]:
         """The declared columns by their names; those of type "category" with the words of the table's types."""
-        given = {} if self.columns is None else self.columns
-        validate.check(isinstance(given, Mapping), "columns", given, "give a dict from names to declarations")
+        declared = {} if self.columns is None else self.columns
+        validate.check(isinstance(declared, Mapping), "columns", declared, "give a dict from names to declarations")
         columns = {}
-        for name, value in given.items():
+        for name, value in declared.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
                 declaration = value if isinstance(value, Mapping) else {"type": "category"}

@@ -169,8 +169,8 @@ def check_numbers(table: Table, what: str = "data") -> None:
     """A matrix has no schema that says what stands for a missing number."""
     values = table.x.data if sp.issparse(table.x) else table.x
     validate.check(values.dtype.kind in "iufb", what, str(values.dtype), "give a matrix of numbers")
-    known = bool(np.isfinite(values).all())
-    validate.check(known, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
+    finite = bool(np.isfinite(values).all())
+    validate.check(finite, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
 
 
 def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:

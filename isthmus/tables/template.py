@@ -98,9 +98,9 @@ def _target_told(target: Target, public: Table) -> Target:
 
 
 def _written(
-    path: Path, found: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
+    path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
 ) -> Draft:
-    open_ones = [name for name, column in found.items() if column is None]
+    open_ones = [name for name, column in columns.items() if column is None]
     lines, missing = _target_lines(target)
     if open_ones:
         lines += ["[columns]", f"# {FORMS}"]
@@ -110,7 +110,7 @@ def _written(
                 f"{toml_value(name):{width}} = {toml_value(OPEN)}" + (f"  # {why[name]}" if name in why else "")
             )
         lines.append("")
-    for name, column in found.items():
+    for name, column in columns.items():
         if column is not None:
             note = [f"# {why[name]}"] if name in why else []
             lines += [*note, Schema((column,)).to_toml()]
