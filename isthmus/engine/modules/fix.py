@@ -152,8 +152,8 @@ def _recurrent(layer: Any) -> nn.Module:
         **extra,
     )
     for name, parameter in layer.named_parameters(remove_duplicate=False):
-        which, _, part = name.partition("_")
-        setattr(fit._modules[part], which, parameter)
+        weight, _, part = name.partition("_")
+        setattr(fit._modules[part], weight, parameter)
     return fit
 
 
