@@ -69,7 +69,7 @@ def _learners_around(frame: Any) -> Iterator[str]:
 
 def _known(kind: type) -> bool:
     """Whether an estimator is the private one itself, a subclass of it, or one of scikit-learn's."""
-    ours = any(each.__module__.startswith("isthmus.") for each in kind.__mro__)
+    ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
     return ours or kind.__module__.split(".")[0] == "sklearn"
 
 

@@ -79,7 +79,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
         "params": _params(estimator),
         "fitted": _attributes(estimator, FITTED),
         "weights": estimator._weights,
-        "maps": [{"kind": type(each).__name__, **storage.fields_of(each)} for each in estimator._maps.maps],
+        "maps": [{"kind": type(row_map).__name__, **storage.fields_of(row_map)} for row_map in estimator._maps.maps],
         "privacy": None if statement is None else statement.to_json(),
         "partial": _attributes(estimator, PARTIAL),
         "state": None if state is None else storage.fields_of(state),
@@ -93,10 +93,10 @@ def load(path: str | Path) -> Any:
 
 
 def _params(estimator: PrivateLinear) -> dict[str, Any]:
-    given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
-    if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
-        given["random_state"] = None
-    return given | {"loss": _named(given["loss"]), "algorithm": _named(given["algorithm"])}
+    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
+    if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
+        params["random_state"] = None
+    return params | {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
     params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
-    estimator._maps = RowMaps([MAPS[each.pop("kind")](**each) for each in tree["maps"]])
+    estimator._maps = RowMaps([MAPS[entry.pop("kind")](**entry) for entry in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
         setattr(estimator, name, value)
     estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])
