@@ -247,12 +247,12 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
             arguments["blocks"] = [part.tolist() for part in np.array_split(order, blocks)]
         wide = wide[order]
         unit = _margin(run, wide, _law_of(wide, blocks), np.full(d, run.sigma))
-    arguments["step"], known = _step(facts, unit), shape is not None
+    arguments["step"], shaped = _step(facts, unit), shape is not None
     return run.choice(
         arguments,
-        "M by public smoothness, importance" if known else "equal blocks",
+        "M by public smoothness, importance" if shaped else "equal blocks",
         margin_noise=arguments["step"] * unit,
-        shortfall=0.015 if known and facts.wide else None,  # word ranks were measured too
+        shortfall=0.015 if shaped and facts.wide else None,  # word ranks were measured too
     )
 
 

@@ -148,8 +148,8 @@ class Algorithm(Generic[P]):
             if isinstance(run, Refusal):
                 return run
             step = allowed_step(run)
-        known = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
-        arguments = {name: value for name, value in known.items() if name in self.parameters}
+        values = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
+        arguments = {name: value for name, value in values.items() if name in self.parameters}
         noise = walk(run, step) if facts.private and "step" in arguments else None
         return run.choice(arguments, margin_noise=noise, evidence="not measured: filled as DP-SGD is")
 
@@ -162,8 +162,8 @@ class Algorithm(Generic[P]):
 
     def __reduce__(self) -> Any:
         """By its name in its module; one that was made from a bare function, by that function."""
-        known = find(self.address)
-        return self.function.__qualname__ if known is self else (algorithm_of, (self.function,))
+        registered = find(self.address)
+        return self.function.__qualname__ if registered is self else (algorithm_of, (self.function,))
 
     def __deepcopy__(self, memo: Any) -> Algorithm[P]:
         return self
@@ -208,10 +208,10 @@ def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: boo
 
     def declared(recipe: Any) -> Algorithm[Any]:
         named = "epsilon" in inspect.signature(recipe).parameters
-        made = Algorithm(recipe, named if private is None else private, **said)
+        result = Algorithm(recipe, named if private is None else private, **said)
         if fill is not None:
-            made.filling()(fill)
-        return made
+            result.filling()(fill)
+        return result
 
     return declared if function is None else declared(function)
 

@@ -241,9 +241,9 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
 
 
 def _sampler(
-    draw: str, size: int | Callable[[int], int], known: tuple[str, ...] = ("shuffle", "independent")
+    draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
 ) -> Sampler:
-    validate.one_of(known, draw=draw)
+    validate.one_of(draws, draw=draw)
     return SAMPLERS[draw](size)
 
 
@@ -296,8 +296,8 @@ class _Descent:
         if self.shifts:
             replace(self.wire, shift=1.0)  # refused here, not when it is bound
         average_of(self.output)
-        known = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
-        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        sized = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
+        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
         """The recipe under its name."""

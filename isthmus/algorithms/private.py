@@ -125,9 +125,9 @@ def dp_gd(
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
     buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
-    given = step is not None and not isinstance(step, str)
+    stepped = step is not None and not isinstance(step, str)
     remedy = "preconditioned steps have length 1: leave the step out"
-    validate.check(not (precondition and given), "step", step, remedy)
+    validate.check(not (precondition and stepped), "step", step, remedy)
     rule: StepRule | None = None if isinstance(step, str) else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
@@ -263,9 +263,9 @@ class _Private:
     def __post_init__(self) -> None:
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro)
-        one = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
+        allowed = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
         validate.check(
-            one,
+            allowed,
             "micro_batch",
             self.micro,
             "leave it out, or give a fixed clip and as_published=False, which micro-batches need",
@@ -275,8 +275,8 @@ class _Private:
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        known = self.sketch is None or self.size is not None
-        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        sized = self.sketch is None or self.size is not None
+        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         if self.buys:
             validate.one_of(("last", "average"), output=self.output)
@@ -369,9 +369,9 @@ class _Private:
         return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
     def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
-        left = 1 - sum(item.share for item in self.buys)
+        remaining = 1 - sum(item.share for item in self.buys)
         if not isinstance(self.clip, AdaptiveClip):
-            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=left, sampler=sampler)]
+            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
         shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
         return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
 

@@ -162,7 +162,7 @@ class Ranges(Purchased):
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
         d = X.shape[1]
         empty = torch.full((d,), math.nan, dtype=torch.float64)
-        low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
+        low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         limit = math.sqrt(d) if self.whole else None
@@ -420,14 +420,14 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     sure, likely = (counts > max(usual + k * noise, 0.002 * n) for k in (2.5, 1.0))
     # a bin of noise far out would stretch the range by powers of two; within reach of sure ones less is enough
     size = torch.maximum(-below, above)
-    seen = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
-    low = torch.where(seen, below, math.inf).amin(1)
-    high = torch.where(seen, above, -math.inf).amax(1)
-    known = (low < high) & seen.any(1)
-    low, high = torch.where(known, low, -1.0), torch.where(known, high, 1.0)
+    filled = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
+    low = torch.where(filled, below, math.inf).amin(1)
+    high = torch.where(filled, above, -math.inf).amax(1)
+    nonempty = (low < high) & filled.any(1)
+    low, high = torch.where(nonempty, low, -1.0), torch.where(nonempty, high, 1.0)
     shift, half = centre(low, high)
     middle = ((below + above) / 2 - shift[:, None]) / half[:, None]
-    second = torch.where(seen, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
+    second = torch.where(filled, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
     return low, high, second
 
 
@@ -478,8 +478,8 @@ def unit(prepared: Prepared) -> Prepared:
     return _seen(prepared, RowMap())
 
 
-def _seen(prepared: Prepared, found: RowMap) -> Prepared:
+def _seen(prepared: Prepared, row_map: RowMap) -> Prepared:
     """The problem seen through one more map."""
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
-    objective = prepared.objective.with_inputs(found(prepared.objective.X))
-    return replace(prepared, objective=objective, transform=RowMaps((*before, found)))
+    objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
+    return replace(prepared, objective=objective, transform=RowMaps((*before, row_map)))
