@@ -71,9 +71,9 @@ def check(experiment: Experiment, results: Results, scale: str) -> list[Checked]
     expected = load(experiment.name, scale)
     if expected is None or len(expected["seeds"]) < 2:
         return None
-    wanted, checked = expected["metrics"], []
-    spread, measured = deviations(wanted), summary(experiment, results)
-    for key, row in wanted.items():
+    bands, checked = expected["metrics"], []
+    spread, measured = deviations(bands), summary(experiment, results)
+    for key, row in bands.items():
         value, half = measured.get(key, {"mean": math.nan})["mean"], WIDTH * spread[key]
         checked.append(Checked(key, value, row["mean"] - half, row["mean"] + half))
     return checked

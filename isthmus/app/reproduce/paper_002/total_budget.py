@@ -31,25 +31,25 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
 
 def best(results: Results) -> dict[str, tuple[float, float]]:
     """Of each method the step whose mean is least, and that loss; picking on the result flatters all alike."""
-    found = {}
+    chosen = {}
     for method in (*NARROW, *WIDE):
         losses = {cell["c"]: results.mean(METRIC, **cell) for cell in results.cells if cell["method"] == method}
         c = min(losses, key=lambda c: losses[c])
-        found[method] = c, 10 ** losses[c]
-    return found
+        chosen[method] = c, 10 ** losses[c]
+    return chosen
 
 
 def verdict(results: Results) -> Judgement:
     """Some narrow method must beat both wide ones."""
-    found = best(results)
-    narrow, wide = (min(group, key=lambda m: found[m][1]) for group in (NARROW, WIDE))
-    paper = found[SPARSE][1] < found[DENSE][1]
-    words = "; ".join(f"{method} {loss:.3g} (c = {c:g})" for method, (c, loss) in found.items())
+    chosen = best(results)
+    narrow, wide = (min(group, key=lambda m: chosen[m][1]) for group in (NARROW, WIDE))
+    paper = chosen[SPARSE][1] < chosen[DENSE][1]
+    words = "; ".join(f"{method} {loss:.3g} (c = {c:g})" for method, (c, loss) in chosen.items())
     why = (
         f"Relative loss at (1, 1e-5) for the whole run, the best step of each: {words}. The best that compresses is "
-        f"{narrow}; the loss of {wide}, the best that does not, is {found[wide][1] / found[narrow][1]:.2g} times that."
+        f"{narrow}; the loss of {wide}, the best that does not, is {chosen[wide][1] / chosen[narrow][1]:.2g} times that."
     )
-    better = found[narrow][1] < found[wide][1]
+    better = chosen[narrow][1] < chosen[wide][1]
     return Judgement("holds" if paper and better else "holds in part" if paper or better else "fails", why)
 
 
