@@ -378,10 +378,10 @@ def as_option(words: Iterable[str]) -> str:
 def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
     """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
-    frequent = as_option(label for label in classes if rows[label] >= FEW)
+    usual = as_option(label for label in classes if rows[label] >= FEW)
     remedy = (
         f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
-        f"may be public (those of more rows are --classes {frequent}) and remove the other rows, or give --task regression"
+        f"may be public (those of more rows are --classes {usual}) and remove the other rows, or give --task regression"
     )
     validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 
