@@ -146,8 +146,8 @@ def _minimized(
     elsewhere = getattr(objective, "elsewhere", False)
     value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
     loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
-    for each in (objective, *aggregator.problems):
-        getattr(each, "forget", int)()  # rows may have been written to since the last run
+    for problem in (objective, *aggregator.problems):
+        getattr(problem, "forget", int)()  # rows may have been written to since the last run
     n = aggregator.whole(objective.n)
     validate.check(n > 0, "objective.n", n, "give at least one record")
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
@@ -284,10 +284,10 @@ class _Look:
 
 def _public(objective: Any, data: Any) -> Any:
     """The objective on public examples, which are never its own."""
-    other = objective.on(data)
+    shown = objective.on(data)
     remedy = "a sketch learns from public examples: give it some"
-    validate.check(other is not objective, "data", type(data).__name__, remedy)
-    return other
+    validate.check(shown is not objective, "data", type(data).__name__, remedy)
+    return shown
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:

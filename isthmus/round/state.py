@@ -23,12 +23,12 @@ class Held:
 
 
 def _taken(held: Held) -> tuple[None, storage.Fields]:
-    kept = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
-    return None, {"w": held.w, "lifted": kept}
+    lifted = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
+    return None, {"w": held.w, "lifted": lifted}
 
 
 def _made(_: str | None, fields: storage.Fields) -> Held:
-    return Held(fields["w"], tuple(Lifted(**each) for each in fields["lifted"]))
+    return Held(fields["w"], tuple(Lifted(**item) for item in fields["lifted"]))
 
 
 storage.register("held", Held, _taken, _made)

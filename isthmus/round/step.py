@@ -89,8 +89,8 @@ def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> No
         if remember is None:
             result = release.lift(*inputs)
         else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
-            result, kept = remember(*inputs, round.context.state_of(lift_slot(slot)))
-            round.context.changed[lift_slot(slot)] = kept
+            result, memory = remember(*inputs, round.context.state_of(lift_slot(slot)))
+            round.context.changed[lift_slot(slot)] = memory
         lifted += [] if result is None else [result]
     anchor = round.w if stage.every > 1 else None
     round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), dict(released)

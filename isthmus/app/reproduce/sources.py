@@ -56,16 +56,16 @@ def code_of(run: Callable[..., Any]) -> str:
 def taken_apart(module: str) -> Sources:
     """The sources of a module that can be imported."""
     path = getattr(sys.modules.get(module), "__file__", None) or getattr(find_spec(module), "origin", None)
-    sources = Sources({}, {}, [])
+    made = Sources({}, {}, [])
     for node in ast.parse(Path(str(path)).read_text(encoding="utf-8")).body:
         names = list(_bound(node))
         for name in names:
-            sources.definitions.setdefault(name, []).append(node)
+            made.definitions.setdefault(name, []).append(node)
         if isinstance(node, ast.ImportFrom | ast.Import):
-            _note_imports(node, sources.imports)
+            _note_imports(node, made.imports)
         elif not names and not _is_words(node):
-            sources.rest.append(node)
-    return sources
+            made.rest.append(node)
+    return made
 
 
 def _reach(module: str, name: str, seen: dict[tuple[str, str], str]) -> None:
@@ -73,10 +73,10 @@ def _reach(module: str, name: str, seen: dict[tuple[str, str], str]) -> None:
     sources = taken_apart(module)
     if (module, name) in seen:
         return
-    nodes = sources.definitions.get(name, []) if name else [n for group in sources.definitions.values() for n in group]
+    nodes = sources.definitions.get(name, []) if name else [n for each in sources.definitions.values() for n in each]
     nodes = [*nodes, *sources.rest]
     seen[(module, name)] = "\n".join(ast.unparse(_Bare().visit(_copy(node))) for node in nodes)
-    for used in sorted({part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}):
+    for used in sorted({each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}):
         if used in sources.definitions:
             _reach(module, used, seen)
         elif used in sources.imports:
@@ -92,7 +92,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+        yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
 def _note_imports(node: ast.ImportFrom | ast.Import, imports: dict[str, tuple[str, str]]) -> None:
