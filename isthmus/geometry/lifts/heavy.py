@@ -73,5 +73,5 @@ class HeavyHitters(Lift):
         change = torch.zeros_like(estimate).index_copy_(0, places, estimate[places])
         code = sketch.forward(change)
         share = (error @ code) / (code @ code).clamp(min=torch.finfo(y.dtype).tiny)
-        kept = {"map": sketch.fingerprint, "velocity": velocity, "error": error - share * code}
-        return Lifted(share * change / eta), kept
+        following = {"map": sketch.fingerprint, "velocity": velocity, "error": error - share * code}
+        return Lifted(share * change / eta), following
