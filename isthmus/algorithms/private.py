@@ -84,7 +84,7 @@ def dp_sgd(
     'dp_sgd'
     """
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, momentum)
-    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_shown(micro_batch))
+    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_unusual(micro_batch))
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -178,7 +178,7 @@ def dp_comp_minibatch(
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, pick, schedule, stop)
     filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_shown(micro_batch, clipped))
+    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_unusual(micro_batch, clipped))
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
@@ -216,7 +216,7 @@ def priv_sgd(
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, None, output, 0.0, m, family, tol, pick, schedule, stop)
     filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("priv_sgd", as_published=as_published, **_shown(micro_batch, clipped))
+    return filling.recipe("priv_sgd", as_published=as_published, **_unusual(micro_batch, clipped))
 
 
 @algorithm(
@@ -387,7 +387,7 @@ class _Private:
         return ProjectAndLift(binding.constraint, self.pick, self.tol) if narrow else pinv
 
 
-def _shown(micro: int, clipped: str = "after") -> dict[str, Any]:
+def _unusual(micro: int, clipped: str = "after") -> dict[str, Any]:
     """What is not as usual, for the words of a recipe."""
     arguments = {"micro_batch": micro} if micro != 1 else {}
     return arguments | ({"clipped": clipped} if clipped != "after" else {})

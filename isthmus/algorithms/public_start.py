@@ -89,8 +89,8 @@ class PublicStart:
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The start, and steps that are as long as they pay."""
-        public = self._seen(prepared)
-        fit = fit_public(public, self.weights, _known(prepared))
+        public = self._public_view(prepared)
+        fit = fit_public(public, self.weights, _prior(prepared))
         first = fit.w if self.constraint is None else self.constraint.project(fit.w)
         noise = self.walk.noise * (self.walk.clip if prepared.clip is None else prepared.clip)
         if isinstance(prepared.update, Preconditioned):
@@ -99,12 +99,12 @@ class PublicStart:
         factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
         if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
             longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
-            prior = _known(prepared)
+            prior = _prior(prepared)
             first = first / longer if prior is None else prior + (first - prior) / longer
         start = first.to(prepared.objective.dtype)
         return replace(prepared, start=start, step=lambda t: factor * step(t))
 
-    def _seen(self, prepared: Prepared) -> Any:
+    def _public_view(self, prepared: Prepared) -> Any:
         """The public rows as the private ones are seen now."""
         rows = self.rows if prepared.transform is None else prepared.transform(self.rows)
         public = prepared.objective.on((rows, self.targets))
@@ -178,7 +178,7 @@ def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     return observed, thought, counts
 
 
-def _known(prepared: Prepared) -> Tensor | None:
+def _prior(prepared: Prepared) -> Tensor | None:
     """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
     update = prepared.update
     first = update.towards if isinstance(update, Preconditioned) else prepared.start

@@ -264,7 +264,9 @@ class Columns(Purchased):
         biased = bool(Scaled.of(prepared.objective.X).bias)
         # the bias gets the size that it would have in a row of usual length
         usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
-        return _seen(prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0))
+        return _seen_through(
+            prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ class Moments(Purchased):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
-        return _seen(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
+        return _seen_through(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
@@ -475,10 +477,10 @@ def unit(prepared: Prepared) -> Prepared:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
         return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
-    return _seen(prepared, RowMap())
+    return _seen_through(prepared, RowMap())
 
 
-def _seen(prepared: Prepared, row_map: RowMap) -> Prepared:
+def _seen_through(prepared: Prepared, row_map: RowMap) -> Prepared:
     """The problem seen through one more map."""
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
     objective = prepared.objective.with_inputs(row_map(prepared.objective.X))

@@ -137,7 +137,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
         length = math.prod(shape) * DTYPES[dtype].itemsize
         if at + length > len(data):
             _refuse(data, kind, "the length of its arrays")
-        tensors[name] = _made(data[at : at + length], DTYPES[dtype], shape)
+        tensors[name] = _tensor_of(data[at : at + length], DTYPES[dtype], shape)
         at += length
     if at != len(data):
         _refuse(data, kind, "the length of its arrays")
@@ -145,7 +145,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
     return storage.decode(tree["tree"], tensors)
 
 
-def _made(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
+def _tensor_of(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
     if not raw:
         return torch.empty(shape, dtype=dtype)
     if dtype == torch.bool and set(raw) - {0, 1}:

@@ -150,8 +150,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
-        planned = self._planned(problem.facts, exact=self._asked is not None, **facts)
-        named = self._asked
+        planned = self._planned(problem.facts, exact=self._named_algorithm is not None, **facts)
+        named = self._named_algorithm
         choice = planned.best if named is None else planned.choice(named.name)
         if named is None and choice.batch_size is not None:  # its noise was known to first order only
             choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
@@ -228,7 +228,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
-        named = self._asked
+        named = self._named_algorithm
         names = [named] if names is None and named is not None else names
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
         own = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
@@ -283,7 +283,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned, *guessed, *assumptions)
-        facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
+        facts = self._public_facts(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
         learnt_from, labelled = None, self._labelled(public, public_rows, view.shape[1])
         if public_rows is not None:
@@ -314,10 +314,10 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _bought_scale(self, X: Any, chosen: str) -> str:
         """The scale that will be bought: centred columns bring an intercept of their own."""
-        buys = self._asked is None or "scale" in self._asked.parameters
+        buys = self._named_algorithm is None or "scale" in self._named_algorithm.parameters
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
-        planned = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
+        planned = self._planned(self._public_facts(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
         return str(planned.best.arguments.get("scale", "none")) if planned.choices else "none"
 
     def _many(self, n: int, d: int) -> bool:
@@ -325,7 +325,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         n = self._records(n)
         return n * mu_of(self.epsilon, self._delta(n), self._adjacency) >= CONSTANTS.clip_b * d
 
-    def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
+    def _public_facts(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
         features = self.features if self._private else "linear"
         facts = {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
@@ -338,7 +338,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if self.scale != "auto" or public is None or not self._private:
             return self.scale
         free = self.constraint is None and not (self.l1 or self.l2)
-        if not free or not (self._asked is None or self._asked.direct):
+        if not free or not (self._named_algorithm is None or self._named_algorithm.direct):
             return self.scale
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)

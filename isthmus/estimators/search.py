@@ -214,7 +214,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         self._classes = np.unique(y)
         return (leak(*CLASSES_READ),)
 
-    def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
+    def _estimator(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
         estimator = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
         if self._classifies:
             estimator.set_params(classes=self._classes)
@@ -222,12 +222,12 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
 
     def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
-        trial = self._made(params, split.trial, split.delta, seed)
+        trial = self._estimator(params, split.trial, split.delta, seed)
         return trial.set_params(n=split.records, max_weight=1.0)
 
     def _last(self, params: Mapping[str, Any], split: Split) -> Any:
         """A candidate as it is fitted in the end."""
-        return self._made(params, split.rest, split.delta, 0)
+        return self._estimator(params, split.rest, split.delta, 0)
 
     def _check_gaussian(self, estimator: Any, data: Any, multiplier: float) -> None:
         """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""

@@ -112,7 +112,7 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
             sorted(more),
             "no model is stored with this: the file was not written by this library",
         )
-    params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
+    params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
     estimator._maps = RowMaps([MAPS[entry.pop("kind")](**entry) for entry in tree["maps"]])
@@ -153,7 +153,7 @@ def _named(part: Any) -> Any:
     return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
 
 
-def _found(part: Any) -> Any:
+def _looked_up(part: Any) -> Any:
     """What a name stands for, among what this process has imported."""
     if not isinstance(part, dict):
         return part

@@ -90,7 +90,7 @@ def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[l
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    fillings = _everything(facts, refused) if algorithms is None else _asked(facts, algorithms, refused)
+    fillings = _everything(facts, refused) if algorithms is None else _requested(facts, algorithms, refused)
     for filling in dict.fromkeys(fillings):
         filled = _within(facts, filling(facts))
         if isinstance(filled, Refusal):
@@ -111,7 +111,7 @@ def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
             refused[candidate.name] = candidate.left_out
 
 
-def _asked(facts: Facts, algorithms: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
+def _requested(facts: Facts, algorithms: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
     single = isinstance(algorithms, (str, Algorithm)) or callable(algorithms)
     remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"

@@ -152,12 +152,12 @@ class _Reduced:
 
     def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
-        values: Tensor = self.objective.losses(*self._told(z, index))
+        values: Tensor = self.objective.losses(*self._paired(z, index))
         return values * self.weights[index]
 
     def slopes(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """dl/dz, one column an output."""
-        values: Tensor = self.objective.slopes(*self._told(z, index))
+        values: Tensor = self.objective.slopes(*self._paired(z, index))
         return values.reshape(z.shape) * self.weights[index][:, None]
 
     def curvature(self, z: Tensor) -> float:
@@ -193,7 +193,7 @@ class _Reduced:
         """The point of R^d, flat: one block of columns an output."""
         return self.first + (self.lift @ point).T.reshape(-1)
 
-    def _told(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
+    def _paired(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
         """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
         y, z = self.objective.y[index], z + self.offset[index]
         return (z[:, 0], y.double()) if y.is_floating_point() else (z, y)

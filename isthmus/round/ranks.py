@@ -184,7 +184,7 @@ class Ranks:
             value = make()
             data = packed.pack("led", {"error": None, "value": value})
         except BaseException as error:
-            self.broadcast(packed.pack("led", {"error": _told(error), "value": None}))
+            self.broadcast(packed.pack("led", {"error": _as_values(error), "value": None}))
             known_to_all(error)
             raise
         self.broadcast(data)
@@ -198,7 +198,7 @@ class Ranks:
         headers = [tuple(HEADER.unpack(line)) for line in self.gather(mine)]
         failed = [rank for rank, entry in enumerate(headers) if entry[0]]
         if failed:
-            message = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
+            message = None if error is None or failed[0] != self.rank else packed.pack("led", _as_values(error))
             data = self.broadcast(message, failed[0])
             raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
         where = [next(name for name, code in PLACES.items() if code == entry[1]) for entry in headers]
@@ -425,7 +425,7 @@ def _float(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
-def _told(error: BaseException | None) -> dict[str, Any]:
+def _as_values(error: BaseException | None) -> dict[str, Any]:
     """An error as plain values."""
     if isinstance(error, BudgetExceeded):
         terms = [error.what, error.rounds, error.spent, error.asked, *error.budget]

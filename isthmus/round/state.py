@@ -22,16 +22,16 @@ class Held:
     lifted: tuple[Lifted, ...]
 
 
-def _taken(held: Held) -> tuple[None, storage.Fields]:
+def _fields_of(held: Held) -> tuple[None, storage.Fields]:
     lifted = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
     return None, {"w": held.w, "lifted": lifted}
 
 
-def _made(_: str | None, fields: storage.Fields) -> Held:
+def _held_of(_: str | None, fields: storage.Fields) -> Held:
     return Held(fields["w"], tuple(Lifted(**item) for item in fields["lifted"]))
 
 
-storage.register("held", Held, _taken, _made)
+storage.register("held", Held, _fields_of, _held_of)
 
 
 @dataclass(frozen=True)

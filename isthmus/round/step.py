@@ -239,11 +239,11 @@ def run(
             return new, state.w, "stopped"  # the point before the step, but the round that told us was released
         state = new
         if observe(state, time.perf_counter() - began):
-            return state, _found(pipe, state), "interrupted"
-    return state, _found(pipe, state), "finished" if pipe.stop is None else "none found"
+            return state, _point_of(pipe, state), "interrupted"
+    return state, _point_of(pipe, state), "finished" if pipe.stop is None else "none found"
 
 
-def _found(pipe: Pipeline, state: State) -> Tensor | None:
+def _point_of(pipe: Pipeline, state: State) -> Tensor | None:
     if pipe.stop is not None:
         return None
     return state.w if pipe.output == "last" else pipe.average.output(state.average, state.w)

@@ -166,7 +166,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
         remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare}){form}'
         validate.refuse(f"columns.{name}", "dates", remedy)
     fitting = [""] if iso else formats_of(set(written))
-    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _which(name, fitting))
+    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _ambiguous(name, fitting))
     days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
     check_readable(values, ~np.isfinite(days), column)
@@ -176,7 +176,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     return Guess(replace(column, bounds=bounds, missing=missing))
 
 
-def _which(name: str, fitting: list[str]) -> str:
+def _ambiguous(name: str, fitting: list[str]) -> str:
     reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
     return f'{reason}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
 

@@ -52,7 +52,7 @@ def draft(
     for name in names:
         if target is not None and name == target.name:
             continue
-        column = declared.get(name) or _told(name, public, decimal, why) or _typed(name, types)
+        column = declared.get(name) or _from_public(name, public, decimal, why) or _typed(name, types)
         columns[name] = None if column is None else column.settled(bounds, decimal)
     target = target if target is None or public is None else _target_told(target, public)
     return _written(Path(path), columns, why, target, sampled=public is not None)
@@ -65,7 +65,7 @@ def _rows(sample: str | Path, reading: Reading | None) -> Table:
     return table
 
 
-def _told(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
+def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
     """What public rows tell of a column; where they do not settle it, why."""
     if public is None or name not in public.frame.columns:
         return None

@@ -205,13 +205,13 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),
         ("Penalty", model["penalty"]),
-        ("What the training saw", model["dims"] and _seen(record)),
+        ("What the training saw", model["dims"] and _trained_on(record)),
         ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _seen(record: Record) -> str:
+def _trained_on(record: Record) -> str:
     """How many numbers the training was made from, and what they are."""
     sums = f"{record.model['dims']:,} sums over many records"
     if not record.private:

@@ -272,7 +272,7 @@ def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
     for column in schema.columns:
         width = len(column.features)
         if column.type == "category":
-            declared, undeclared = _seen(x, at, at + width - 2), _seen(x, at + width - 2, at + width - 1)
+            declared, undeclared = _occurs(x, at, at + width - 2), _occurs(x, at + width - 2, at + width - 1)
             occurring[column.name] = [declared, undeclared]
         at += width
     counts = crew.all(occurring)
@@ -282,7 +282,7 @@ def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
 
-def _seen(x: Any, lo: int, hi: int) -> bool:
+def _occurs(x: Any, lo: int, hi: int) -> bool:
     """Whether some row has something in the columns lo, ..., hi - 1."""
     if isinstance(x, Streamed):
         return any(bool(rows[:, lo:hi].any()) for _, _, rows in x.chunks())

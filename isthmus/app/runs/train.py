@@ -109,7 +109,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
-        return None if run is None else _done(run, settings, say)
+        return None if run is None else _finished(run, settings, say)
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
@@ -131,7 +131,7 @@ def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
 
 
-def _done(run: RunFolder, settings: Settings, say: Say) -> Outcome:
+def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
     """What a run that is done left behind."""
     say(f"{run.path} is finished: there is nothing left to do")
     record.tidy(run)

@@ -79,7 +79,7 @@ class SketchStrategy:
         self.summary()
 
         def look(record: dict[str, Any], state: State) -> None:
-            self._told(result, state)
+            self._note_metrics(result, state)
             if evaluate_fn is not None:
                 self._evaluated(result, evaluate_fn, state)
 
@@ -97,7 +97,7 @@ class SketchStrategy:
             result.arrays = to_arrays(self.found.x, plan.whole)
         return result
 
-    def _told(self, result: Any, state: State) -> None:
+    def _note_metrics(self, result: Any, state: State) -> None:
         """What a round moved: public numbers only, so a private run does not say who answered."""
         figures: dict[str, int] = {"numbers-up": state.dims, "bytes-up": state.bytes}
         if not self.plan.private and self.clients is not None and self.clients.traffic.rounds:

@@ -48,7 +48,7 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
     wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
     own = wire.to(wide) * _size(state)
     coming = _sum(state, wire)
-    error = _left(drawn, v, own) if state.feedback else None  # while the numbers travel
+    error = _remainder(drawn, v, own) if state.feedback else None  # while the numbers travel
 
     def lifted(future: Future[list[Tensor]]) -> Tensor:
         mean = future.value()[0].to(wide)
@@ -62,7 +62,7 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
     return coming.then(lifted)
 
 
-def _left(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
+def _remainder(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
     """v - Phi^+ y for the y that was sent, in the room of v."""
     return v.sub_(drawn.pinv(own))
 
