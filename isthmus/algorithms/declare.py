@@ -201,8 +201,8 @@ def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: boo
     ...         promise = budget.promise(split, binding)
     ...         return Pipeline([Stage(sampler, [release])], lambda t: step, update, rounds=rounds, promise=promise)
     ...     return Recipe("my_gd", build)
-    >>> found = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
-    >>> [choice.name for choice in found.choices], dict(found.choice("my_gd").arguments)["clip"]
+    >>> ranked = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
+    >>> [choice.name for choice in ranked.choices], dict(ranked.choice("my_gd").arguments)["clip"]
     (['dp_sgd', 'my_gd'], 0.5)
     """
 

@@ -63,8 +63,8 @@ class PublicStart:
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
     >>> loud = Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
-    >>> found = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
-    >>> [round(v, 2) for v in found.start.tolist()], found.step(0) < 1e-4
+    >>> begun = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
+    >>> [round(v, 2) for v in begun.start.tolist()], begun.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
 

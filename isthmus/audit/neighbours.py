@@ -60,8 +60,8 @@ def worst_pair(
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
-    >>> found = worst_pair(pipe, d=5, n=10)
-    >>> round(found.moved, 9), round(found.bound, 4), round(found.ratio, 3)
+    >>> worst = worst_pair(pipe, d=5, n=10)
+    >>> round(worst.moved, 9), round(worst.bound, 4), round(worst.ratio, 3)
     (2.0, 2.002, 0.999)
     """
     measured_pairs = _measured(pipe, d, n, seed, t, public_rows)

@@ -96,10 +96,10 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(20_000, 3)).clip(-4, 4)
     >>> y = X @ [1.0, 0.5, 0.0] + rng.normal(size=20_000)
-    >>> given = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
-    >>> model = PrivateRegressor(epsilon=3.0, **given).fit(X, y)
-    >>> found = model.coefficient_intervals(0.999, residual_sd=1.0)
-    >>> bool(found.low[0] < 1.0 < found.high[0]), bool(found.high[0] - found.low[0] < 0.2)
+    >>> options = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
+    >>> model = PrivateRegressor(epsilon=3.0, **options).fit(X, y)
+    >>> intervals = model.coefficient_intervals(0.999, residual_sd=1.0)
+    >>> bool(intervals.low[0] < 1.0 < intervals.high[0]), bool(intervals.high[0] - intervals.low[0] < 0.2)
     (True, True)
     """
     check_is_fitted(model)

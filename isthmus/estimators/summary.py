@@ -129,12 +129,12 @@ def private_summary(
 
     >>> rng = np.random.default_rng(0)
     >>> people = {"age": rng.uniform(20, 60, 5000), "sex": ["f", "m"] * 2500, "name": ["x"] * 5000}
-    >>> found = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
-    >>> abs(found.rows - 5000) < 100, abs(found["age"].mean - 40) < 2, abs(dict(found["sex"].cells)["f"] - 2500) < 100
+    >>> table = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
+    >>> abs(table.rows - 5000) < 100, abs(table["age"].mean - 40) < 2, abs(dict(table["sex"].cells)["f"] - 2500) < 100
     (True, True, True)
-    >>> found.left_out
+    >>> table.left_out
     {'name': 'it was not declared'}
-    >>> print(found.privacy)
+    >>> print(table.privacy)
     (epsilon=1, delta=1e-06)-differentially private, for adding or removing one record
     """
     validate.positive(epsilon=epsilon)

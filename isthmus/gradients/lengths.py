@@ -17,8 +17,8 @@ class Lengths:
 
     A clip of a linear model multiplies ||x_i|| by the size of a slope: only the second changes from round to round.
 
-    >>> kept, x = Lengths(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> kept.of(x[:1], 2, slice(0, 1)).round(decimals=3)
+    >>> lengths, x = Lengths(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> lengths.of(x[:1], 2, slice(0, 1)).round(decimals=3)
     tensor([5.], dtype=torch.float64)
     """
 

@@ -50,8 +50,8 @@ def plan(
     loss        a name, or a subclass of `LinearModel` that says what is public of it
     algorithms  which to plan, by name, as an `Algorithm` or as a recipe function; None: all of the library's
 
-    >>> found = plan(n=25_000, d=10_000, epsilon=1.0, sparse=True)
-    >>> found.best.name, found.best.rounds, round(found.best.noise_multiplier, 1)
+    >>> ranked = plan(n=25_000, d=10_000, epsilon=1.0, sparse=True)
+    >>> ranked.best.name, ranked.best.rounds, round(ranked.best.noise_multiplier, 1)
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
     _check_names(facts)

@@ -21,8 +21,8 @@ class Plan:
     """Ranked choices (best first), those refused with their reasons, and remarks.
 
     >>> from isthmus.planner import plan
-    >>> found = plan(n=30_000, d=100, epsilon=1.0)
-    >>> found.best.algorithm, found.best is found.choices[0]
+    >>> ranked = plan(n=30_000, d=100, epsilon=1.0)
+    >>> ranked.best.algorithm, ranked.best is ranked.choices[0]
     ('dp_gd', True)
     """
 

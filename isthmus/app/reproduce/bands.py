@@ -52,7 +52,7 @@ def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     """The deviation that each band uses.
 
     >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1), (3, 9.0))}
-    >>> [round(each, 4) for each in deviations(rows).values()]
+    >>> [round(spread, 4) for spread in deviations(rows).values()]
     [0.1, 0.1, 9.0]
     """
     relative: dict[str, list[float]] = {}

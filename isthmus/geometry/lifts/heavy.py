@@ -36,8 +36,8 @@ class HeavyHitters(Lift):
     >>> import torch
     >>> from isthmus.geometry.sketches import Identity
     >>> phi, lift = Identity().draw(3), HeavyHitters(1)
-    >>> first, kept = lift.remember(phi, torch.tensor([0.0, 2.0, 1.5]), None, 1.0, None)
-    >>> second, _ = lift.remember(phi, torch.tensor([0.0, 0.1, 0.1]), None, 1.0, kept)
+    >>> first, memory = lift.remember(phi, torch.tensor([0.0, 2.0, 1.5]), None, 1.0, None)
+    >>> second, _ = lift.remember(phi, torch.tensor([0.0, 0.1, 0.1]), None, 1.0, memory)
     >>> first.direction, second.direction
     (tensor([0., 2., 0.]), tensor([0.0000, 0.0000, 1.6000]))
     """

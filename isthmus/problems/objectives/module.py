@@ -107,8 +107,8 @@ def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None =
 
     That is the gradient which every example has there.  `told` has the layers that were warned about before.
 
-    >>> layers, told = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
-    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, told)]
+    >>> layers, unused_names = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
+    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, unused_names)]
     [('1', [0.0, 0.0])]
     """
     told = set() if told is None else told
