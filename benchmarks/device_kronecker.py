@@ -88,15 +88,15 @@ def main() -> None:
     found = {}
     for name in options.columns:
         same = [f"--{key}={getattr(options, key)}" for key in ("width", "batch", "rank", "steps")]
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, "--only", name, *same], capture_output=True, text=True, env=os.environ
         )
         if os.environ.get("PROFILE"):
-            print(done.stderr[-20000:])
-        if done.returncode:
-            print(f"{name}: {done.stderr.strip().splitlines()[-1:]}")
+            print(process.stderr[-20000:])
+        if process.returncode:
+            print(f"{name}: {process.stderr.strip().splitlines()[-1:]}")
             continue
-        found[name] = json.loads(done.stdout.strip().splitlines()[-1])
+        found[name] = json.loads(process.stdout.strip().splitlines()[-1])
     plain = found.get("plain")
     print(f"{'column':10} {'median ms':>10} {'no wait ms':>11} {'/ plain':>8} {'peak GiB':>9}")
     for name, row in found.items():

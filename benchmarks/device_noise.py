@@ -95,10 +95,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--times", type=int, default=7)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    for d in given.sizes:
-        for row in rows(d, given.device, given.batch, given.times):
+    for d in arguments.sizes:
+        for row in rows(d, arguments.device, arguments.batch, arguments.times):
             print(json.dumps(row), flush=True)
 
 

@@ -168,13 +168,13 @@ def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) ->
     for name in options.columns:
         same = [f"--{key}={value}" for key, value in sizes.items()]
         command = [sys.executable, __file__, "--only", name, "--precision", precision, *same]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+        process = subprocess.run(command, capture_output=True, text=True, env=os.environ)
         if os.environ.get("PROFILE"):
-            print(done.stderr[-20000:])
-        if done.returncode:
-            print(f"{name}: " + "\n".join(done.stderr.strip().splitlines()[-12:]))
+            print(process.stderr[-20000:])
+        if process.returncode:
+            print(f"{name}: " + "\n".join(process.stderr.strip().splitlines()[-12:]))
             continue
-        found[name] = json.loads(done.stdout.strip().splitlines()[-1])
+        found[name] = json.loads(process.stdout.strip().splitlines()[-1])
         base = found.get("plain", found[name])["free_ms"]
         shown = "  ".join(f"{key} {value:.2f}" for key, value in found[name].items())
         print(f"{name:10} {found[name]['free_ms'] / base:6.3f} x plain   {shown}", flush=True)

@@ -155,9 +155,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(process, args=(2, folder, given), nprocs=2, join=True)
+        mp.spawn(process, args=(2, folder, arguments), nprocs=2, join=True)
         told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)]
     print("| run | KB a step | loss | s a step | CPU s a step | ranks equal |\n|---|---|---|---|---|---|")
     for name, one in told[0].items():
@@ -165,8 +165,8 @@ def main() -> None:
         equal = "yes" if one["checksum"] == two["checksum"] else "no"
         wall, cpu = max(one["wall"], two["wall"]), max(one["cpu"], two["cpu"])
         print(f"| {name} | {one['bytes'] / 1e3:,.1f} | {one['loss']:.3f} | {wall:.3f} | {cpu:.3f} | {equal} |")
-    if given.json is not None:
-        given.json.write_text(json.dumps(told, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

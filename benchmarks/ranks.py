@@ -232,16 +232,16 @@ def main() -> None:
     parser.add_argument("--refresh", type=int, default=20)
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    if given.audit:
-        for size in given.ranks:
+    arguments = parser.parse_args()
+    if arguments.audit:
+        for size in arguments.ranks:
             print(json.dumps({"ranks": size, "as told": audited(size, 6.0, 6.0), "broken": audited(size, 0.6, 6.0)}))
         return
-    found = [measured(size, given) for size in given.ranks]
+    found = [measured(size, arguments) for size in arguments.ranks]
     for each in found:
         print(json.dumps(each, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -127,9 +127,9 @@ def main() -> None:
     parser.add_argument("--ours", nargs="*", default=OURS)
     parser.add_argument("--power", type=int, nargs="*", default=[1, 4, 32])
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(process, args=(2, folder, given), nprocs=2, join=True)
+        mp.spawn(process, args=(2, folder, arguments), nprocs=2, join=True)
         told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)]
     print("| run | KB a step of rank 1 | of rank 0 | held-out loss | accuracy | s a step | epsilon |")
     print("|---|---|---|---|---|---|---|")
@@ -137,8 +137,8 @@ def main() -> None:
         sent, wall = [each[name]["bytes"] / 1e3 for each in told], max(each[name]["wall"] for each in told)
         words = f"{sent[1]:,.1f} | {sent[0]:,.1f} | {one['loss']:.3f} | {one['accuracy']:.3f} | {wall:.2f}"
         print(f"| {name} | {words} | {one.get('epsilon', float('inf')):.3g} |")
-    if given.json is not None:
-        given.json.write_text(json.dumps(told, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -163,10 +163,10 @@ def part_small(folder: Path, n: int) -> dict[str, Any]:
     from isthmus import PrivateClassifier
 
     y, before = np.load(folder / f"labels_{n}.npy"), memory()["VmRSS"]
-    given: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "max_iter": 5}
+    options: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "max_iter": 5}
     with Peak() as peak:
         began = time.perf_counter()
-        model = PrivateClassifier(epsilon=1.0, **given).fit(np.load(file_of(folder, n), mmap_mode="r"), y)
+        model = PrivateClassifier(epsilon=1.0, **options).fit(np.load(file_of(folder, n), mmap_mode="r"), y)
         told = {"seconds": time.perf_counter() - began, "numbers": model.result_.x.numel()}
     return {**told, "MB before": before, "RssAnon peak": peak.most, **memory()}
 
@@ -182,23 +182,23 @@ def main() -> None:
     parser.add_argument("--parquet", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.only:
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.only:
         warnings.simplefilter("ignore")
-        print(json.dumps(globals()[f"part_{asked.only}"](asked.folder, SIZES[asked.only])))
+        print(json.dumps(globals()[f"part_{arguments.only}"](arguments.folder, SIZES[arguments.only])))
         return
     found = {}
-    for part in [*asked.parts, *(["parquet"] if asked.parquet else [])]:
+    for part in [*arguments.parts, *(["parquet"] if arguments.parquet else [])]:
         for each in {"disk", "small", "parquet"} & {part}:
-            file_of(asked.folder, SIZES[each])
+            file_of(arguments.folder, SIZES[each])
         if part == "parquet":
-            parquet_of(asked.folder, SIZES[part])
-        command = [sys.executable, __file__, "--only", part, "--folder", str(asked.folder)]
+            parquet_of(arguments.folder, SIZES[part])
+        command = [sys.executable, __file__, "--only", part, "--folder", str(arguments.folder)]
         found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
         print(part, json.dumps(found[part], indent=2), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

@@ -61,13 +61,13 @@ def arguments() -> argparse.Namespace:
 def auto(parts: Parts, epsilon: float, labelled: bool) -> dict[str, Any]:
     """The estimator with what is public declared, and nothing else."""
     table = parts.table
-    told: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "bounds": (table.low, table.high)}
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "bounds": (table.low, table.high)}
     if labelled:
-        told["public"] = parts.rows("public")
+        options["public"] = parts.rows("public")
     if table.classes:
-        model = PrivateClassifier(classes=list(range(table.classes)), **told)
+        model = PrivateClassifier(classes=list(range(table.classes)), **options)
     else:
-        model = PrivateRegressor(target_bounds=table.target, **told)
+        model = PrivateRegressor(target_bounds=table.target, **options)
     model.fit(*parts.rows("private"))
     spent = model.privacy_.epsilon
     assert spent <= epsilon * (1 + 1e-9), (table.name, epsilon, spent)

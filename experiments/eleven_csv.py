@@ -276,7 +276,7 @@ def trained(sheet: Sheet, folder: Path, table: Table, parted: int, declared: boo
         found["score"] = float(1 - (error**2).sum() / ((y - y.mean()) ** 2).sum())
     figures = json.loads((run / "metrics.json").read_text())["metrics"]
     asked = "accuracy" if table.classes else "r2"
-    printed = next(each["value"] for each in figures if each["name"].lower() == asked)
+    printed = next(figure["value"] for figure in figures if figure["name"].lower() == asked)
     return {**found, "printed": printed, "misread": misread(sheet, run)}
 
 
@@ -315,18 +315,18 @@ def check(folder: Path, only: str) -> int:
         reference = linear(table, parted)
         row = [sheet.name, f"{parted:,}", f"{reference:.3f}"]
         for declared in (True, False):
-            found = trained(sheet, folder, table, parted, declared)
-            word = verdict(found, reference, declared)
-            row += ["" if found["score"] is None else f"{found['score']:.3f}", word]
+            outcome = trained(sheet, folder, table, parted, declared)
+            word = verdict(outcome, reference, declared)
+            row += ["" if outcome["score"] is None else f"{outcome['score']:.3f}", word]
             failed += word.split()[0].isupper()
             results[f"{sheet.name}, {'schema' if declared else 'target only'}"] = {
-                **found,
+                **outcome,
                 "linear": reference,
                 "verdict": word,
             }
             if word != "ok":
                 said.append(
-                    f"{sheet.name}, {'with' if declared else 'without'} schema, {word}: {found['said'][-1500:]}"
+                    f"{sheet.name}, {'with' if declared else 'without'} schema, {word}: {outcome['said'][-1500:]}"
                 )
         print("| " + " | ".join(row) + " |", flush=True)
     (folder / "eleven_csv.json").write_text(json.dumps(results, indent=1))

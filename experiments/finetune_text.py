@@ -136,13 +136,13 @@ class Classifier(nn.Module):
 
 def network(encoder: Encoder, method: Method) -> Classifier:
     """A copy of what is trained; of LoRA's blocks only the added maps are."""
-    kept = copy.deepcopy(encoder.blocks[len(encoder.blocks) - method.blocks :])
-    made = Classifier(kept, encoder.embeddings.LayerNorm.weight.numel(), method.scale)
-    for block in kept if method.lora else []:
+    copied = copy.deepcopy(encoder.blocks[len(encoder.blocks) - method.blocks :])
+    classifier = Classifier(copied, encoder.embeddings.LayerNorm.weight.numel(), method.scale)
+    for block in copied if method.lora else []:
         block.requires_grad_(False)
         attention = block.attention["self"]
         attention.query, attention.value = LoRA(attention.query, method.lora), LoRA(attention.value, method.lora)
-    return made
+    return classifier
 
 
 @torch.no_grad()
@@ -410,23 +410,23 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="*", type=float, default=[1.0, 3.0, 8.0])
     parser.add_argument("--plan", action="store_true", help="compute how much noise is needed, and train nothing")
     parser.add_argument("--small", action="store_true")
-    given = parser.parse_args()
-    until = time.time() + given.seconds
-    size = Settings(tuple(given.epsilons), device=given.device, bfloat16=given.bfloat16)
-    if not given.small and given.folder is None:
+    arguments = parser.parse_args()
+    until = time.time() + arguments.seconds
+    size = Settings(tuple(arguments.epsilons), device=arguments.device, bfloat16=arguments.bfloat16)
+    if not arguments.small and arguments.folder is None:
         parser.error("give --folder (finetune_data.py writes it), or --small")
     torch.set_float32_matmul_precision("high")
-    methods = {name: METHODS[name] for name in given.methods}
-    if given.small:
+    methods = {name: METHODS[name] for name in arguments.methods}
+    if arguments.small:
         bench, methods = small(size)
     else:
-        texts, encoder = finetune_data.load(given.folder), finetune_data.encoder(given.folder)
-        vectors = given.folder / "vectors.npy"
-        bench = Bench(encoder.to(given.device), texts.to(given.device), size, vectors)
-    lines = Lines(given.out, NAME, given.shard)
-    if given.plan:
+        texts, encoder = finetune_data.load(arguments.folder), finetune_data.encoder(arguments.folder)
+        vectors = arguments.folder / "vectors.npy"
+        bench = Bench(encoder.to(arguments.device), texts.to(arguments.device), size, vectors)
+    lines = Lines(arguments.out, NAME, arguments.shard)
+    if arguments.plan:
         for epsilon, choice in (
-            (e, c) for e in size.epsilons for each in methods.values() for c in each.tries if c.epochs
+            (e, c) for e in size.epsilons for method in methods.values() for c in method.tries if c.epochs
         ):
             bench.noise(lines, epsilon, choice)
         return
@@ -434,7 +434,7 @@ def main() -> None:
     rows = summary(lines, methods, bench.size)
     if rows:
         print(table(rows))
-        (given.out / f"{NAME}.json").write_text(json.dumps({"rows": rows}, indent=1))
+        (arguments.out / f"{NAME}.json").write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

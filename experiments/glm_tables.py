@@ -89,8 +89,8 @@ def plain(name: str, data: Split, epsilon: float, seed: int, recipe: Callable[..
     filled = recipe(
         epsilon=epsilon, delta=DELTA, n="exact", step=step / CURVATURE[loss], clip=clip * CLIP[loss], **more
     )
-    found = minimize(train, filled, steps=rounds, seed=seed, record=None, progress=False)
-    return {"score": test.score(found.x), "rounds": rounds, "epsilon": found.privacy.epsilon}
+    result = minimize(train, filled, steps=rounds, seed=seed, record=None, progress=False)
+    return {"score": test.score(result.x), "rounds": rounds, "epsilon": result.privacy.epsilon}
 
 
 def reference(name: str, data: Split, alone: bool) -> dict[str, Any]:

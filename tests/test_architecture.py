@@ -37,8 +37,8 @@ def modules() -> Iterator[tuple[Path, ast.Module]]:
 
 def test_the_page_shows_the_tree() -> None:
     found = {}
-    for folder in (each for each in ROOT.iterdir() if (each / "__init__.py").exists()):
-        inside = [each for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
+    for folder in (path for path in ROOT.iterdir() if (path / "__init__.py").exists()):
+        inside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
         found[folder.name] = sorted(each.stem for each in inside if not each.stem.startswith("_"))
     assert {folder: sorted(names) for folder, names in TREE.items()} == found
     assert all(names == sorted(names) for names in TREE.values())
@@ -69,7 +69,7 @@ def test_nothing_is_imported_inside_a_function_but_what_is_heavy() -> None:
             if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             for node in ast.walk(function):
-                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] not in HEAVY]
     assert not wrong

@@ -299,14 +299,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(TESTS), help="modules, such as privacy/noise")
     parser.add_argument("--match", nargs="*", default=[""], help="only mutants whose name contains one of these")
     parser.add_argument("--list", action="store_true", help="print the names, run nothing")
-    asked = parser.parse_args()
-    known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in asked.only}
-    every = [mutant for each in known.values() for mutant in each if any(text in mutant.name for text in asked.match)]
+    arguments = parser.parse_args()
+    known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in arguments.only}
+    every = [
+        mutant for each in known.values() for mutant in each if any(text in mutant.name for text in arguments.match)
+    ]
     todo = [mutant for mutant in every if not is_same(mutant)]
-    if asked.list:
+    if arguments.list:
         print(*(mutant.name for mutant in every), sep="\n")
         return 0
-    chosen = random.Random(asked.seed).sample(todo, min(asked.sample or len(todo), len(todo)))
+    chosen = random.Random(arguments.seed).sample(todo, min(arguments.sample or len(todo), len(todo)))
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         return report(run_all(Bench(Path(folder)), chosen), len(todo), len(every) - len(todo))
 

@@ -104,7 +104,7 @@ def minimize(
     >>> from isthmus import LeastSquares, L1Ball, algorithms
     >>> X = torch.eye(4, dtype=torch.float64)
     >>> result = minimize(LeastSquares(X, X @ torch.tensor([1.0, 0, 0, 0]).double()),
-    ...                  algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
+    ...                   algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
     >>> [round(v, 3) for v in result.x.tolist()]
     [0.5, 0.0, 0.0, 0.0]
     """

@@ -209,11 +209,11 @@ def test_the_bound_of_a_matrix_holds_on_a_quadratic(name: str, rng: np.random.Ge
             total += w
         gaps.append(total @ M @ total / inner**2 / 2)
     noise = sampling_noise(subsets, L, v, q) ** 0.5
-    told: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
-    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **told)
+    options: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
+    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **options)
     assert np.mean(gaps) < promised < 60 * np.mean(gaps)
     if name == "full":
-        assert promised <= convex_block_bound(inner, **told)
+        assert promised <= convex_block_bound(inner, **options)
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,9 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]
     for method in ("gram", "lanczos"):
-        found = top_directions(rows, 6, method=method)
-        assert found.shape == V.shape
-        np.testing.assert_allclose(found @ found.T, V @ V.T, atol=1e-7)
+        directions = top_directions(rows, 6, method=method)
+        assert directions.shape == V.shape
+        np.testing.assert_allclose(directions @ directions.T, V @ V.T, atol=1e-7)
         sketch = map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
         assert isinstance(sketch, SubspaceMap) and 1 <= sketch.norm < 1 + 1e-9
 
@@ -183,8 +183,8 @@ def test_micro_batches_run_and_state_their_budget() -> None:
         algorithms.priv_sgd(m=10, micro_batch=5, clipped="before", **COMMON),
         algorithms.dp_comp_minibatch(m=10, batch_size=60, micro_batch=5, **COMMON),
     ):
-        found = minimize(objective, recipe, L2Ball(5.0), steps=6)
-        assert found.privacy.private and 0.9 < found.privacy.epsilon <= 1.0
+        result = minimize(objective, recipe, L2Ball(5.0), steps=6)
+        assert result.privacy.private and 0.9 < result.privacy.epsilon <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,20 @@ def test_torchrun_trains_in_one_folder(table: Path) -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "isthmus"]
     asked = ["people.csv", "--target", "income", *DECLARED, "--max-iter", "5", "--epsilon", "20"]
     given = ["--test-fraction", "0.25", "--out", "run", "--json"]
-    made = subprocess.run([*run, "train", *asked, *given], cwd=table, env=environment(), capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    told = json.loads(made.stdout)
-    assert told["rounds"] == 5 and told["epsilon"] <= 20 and not told["leaks"]
+    process = subprocess.run(
+        [*run, "train", *asked, *given], cwd=table, env=environment(), capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    data = json.loads(process.stdout)
+    assert data["rounds"] == 5 and data["epsilon"] <= 20 and not data["leaks"]
     record = json.loads((table / "run" / "run.json").read_text())
     assert record["data"]["n"] + record["data"]["test_rows"] == N and record["data"]["test_rows"] > N / 8
-    assert next(each["value"] for each in told["metrics"] if each["name"] == "accuracy") > 0.7
+    assert next(metric["value"] for metric in data["metrics"] if metric["name"] == "accuracy") > 0.7
     assert Ledger.open(table / "run" / "ledger").rounds()["main"] == 5
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["predict", str(table / "run"), str(table / "people.csv"), "-o", str(table / "p.csv")]
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     assert CliRunner().invoke(main, ["train", "--resume", str(table / "run")]).exit_code == 0  # it is done
     (table / "run" / "run.json").unlink()
     refused = CliRunner().invoke(main, ["train", "--resume", str(table / "run")])

@@ -71,8 +71,8 @@ def _vertices(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> 
 
 
 def _public(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> Any:
-    given = {"k": 2, "data": public, "batch_size": max(1, n // 2), "as_published": bool(rng.random() < 0.5)}
-    return algorithms.pdp_sgd(**common, **given, step=1.0)
+    options = {"k": 2, "data": public, "batch_size": max(1, n // 2), "as_published": bool(rng.random() < 0.5)}
+    return algorithms.pdp_sgd(**common, **options, step=1.0)
 
 
 def _random(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> Any:

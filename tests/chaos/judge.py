@@ -42,7 +42,7 @@ def charged(place: Path) -> int:
 def corrupt(place: Path, killed: bool) -> list[str]:
     """The files that cannot be read as what they are; a kill alone may leave an unfinished `.part` behind."""
     found = []
-    for file in sorted(each for each in place.rglob("*") if each.is_file()):
+    for file in sorted(path for path in place.rglob("*") if path.is_file()):
         if file.name.endswith(".part"):
             found += [] if killed else [f"{file.name} was left behind"]
             continue

@@ -250,7 +250,7 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
             child = Child(work, whole)
             child.stop(signal.SIGKILL, 0.7 * _length(work))
             released = child.wait().released
-            files = [each for each in whole.rglob("*") if each.is_file() and each.name not in ("data.npz", ".lock")]
+            files = [path for path in whole.rglob("*") if path.is_file() and path.name not in ("data.npz", ".lock")]
             for file in moments.sample(files, min(runs, len(files))):
                 with folders() as place:
                     shutil.copytree(whole, place, dirs_exist_ok=True)
@@ -287,9 +287,9 @@ def neighbours(works: list[str], runs: int, moments: random.Random) -> Result:
                 ended = [child.wait() for child in children]
                 released = sum(each.released for each in ended)
                 result.runs += 1
-                held = sum(Ledger.open(shared).rounds().values())
-                if held < released:
-                    result.lost.append(f"{work} {run}: {released} released, {held} charged")
+                total = sum(Ledger.open(shared).rounds().values())
+                if total < released:
+                    result.lost.append(f"{work} {run}: {released} released, {total} charged")
                 if Ledger.open(shared).spent() > BUDGET[0]:
                     result.lost.append(f"{work} {run}: the budget was exceeded")
                 for each in ended:

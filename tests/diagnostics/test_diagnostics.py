@@ -170,7 +170,7 @@ def test_spectra_collect_in_order() -> None:
     for step, each in zip((0, 5, 9), rows, strict=True):
         seen = seen.add(step, spectrum(each))
     assert seen.steps == (0, 5, 9)
-    assert seen.gaps(2) == [eigen_gap(each, 2) for each in rows]
+    assert seen.gaps(2) == [eigen_gap(row, 2) for row in rows]
     table = seen.table()
     assert table["step"] == [0] * 4 + [5] * 4 + [9] * 4
     assert table["eigenvalue"][4:8] == spectrum(rows[1]).values.tolist()

@@ -124,8 +124,8 @@ def test_mixed_precision(when: str) -> None:
     parts: tuple[Any, ...] = (module, SGD(module.parameters(), lr=0.01), loader(records))
     if when == "before":
         parts = accelerator.prepare(*parts)
-    given = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "loss_reduction": "sum", "poisson_sampling": False}
-    made = engine.make_private(module=parts[0], optimizer=parts[1], data_loader=parts[2], **given)
+    options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "loss_reduction": "sum", "poisson_sampling": False}
+    made = engine.make_private(module=parts[0], optimizer=parts[1], data_loader=parts[2], **options)
     net, optimizer, batches = made if when == "before" else accelerator.prepare(*made)
     for _ in range(20):
         for _, x, y in batches:

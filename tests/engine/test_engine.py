@@ -123,27 +123,27 @@ def test_the_central_limit_accountant_is_refused() -> None:
 def test_the_statement_says_what_holds(poisson: bool, secure: bool) -> None:
     engine = PrivacyEngine(secure_mode=secure)
     train(private(mlp(), data(), engine=engine, noise_generator=None, poisson_sampling=poisson), 1)
-    found = engine.statement(DELTA)
-    assert found.private
-    assert found.epsilon == pytest.approx(engine.get_epsilon(DELTA))
-    assert (found.delta, found.n) == (DELTA, N)
-    assert found.adjacency.value == ("add-remove" if poisson else "replace-one")
-    assert ("Poisson" if poisson else "without replacement") in found.sampler
-    assert ("cryptographic" in found.noise) != secure
-    assert any("one record belongs to one person" in each for each in found.assumptions)
-    assert "0.25" in found.sampler or f"{BATCH} of {N}" in found.sampler
-    words = found.words()
-    assert 1 <= float(words.split("epsilon = ")[1].split()[0]) / found.epsilon < 1.001
+    statement = engine.statement(DELTA)
+    assert statement.private
+    assert statement.epsilon == pytest.approx(engine.get_epsilon(DELTA))
+    assert (statement.delta, statement.n) == (DELTA, N)
+    assert statement.adjacency.value == ("add-remove" if poisson else "replace-one")
+    assert ("Poisson" if poisson else "without replacement") in statement.sampler
+    assert ("cryptographic" in statement.noise) != secure
+    assert any("one record belongs to one person" in assumption for assumption in statement.assumptions)
+    assert "0.25" in statement.sampler or f"{BATCH} of {N}" in statement.sampler
+    words = statement.words()
+    assert 1 <= float(words.split("epsilon = ")[1].split()[0]) / statement.epsilon < 1.001
     assert "1e-05" in words
 
 
 def test_seeded_noise_is_not_private() -> None:
     run = train(private(mlp(), data()), 1)
-    found = run.engine.statement(DELTA)
-    assert not found.private
-    assert found.epsilon == math.inf
-    assert found.nominal == pytest.approx(run.engine.get_epsilon(DELTA))
-    assert "not private" in str(found)
+    statement = run.engine.statement(DELTA)
+    assert not statement.private
+    assert statement.epsilon == math.inf
+    assert statement.nominal == pytest.approx(run.engine.get_epsilon(DELTA))
+    assert "not private" in str(statement)
 
 
 def test_the_objects_are_the_users_own() -> None:

@@ -200,37 +200,37 @@ def test_secret_coins_and_noise(ranks: list[dict[str, Any]]) -> None:
     assert torch.equal(ranks[0]["secret"], ranks[1]["secret"])
     engine = PrivacyEngine()
     train(made(engine, mlp(), 4, sketch=Kronecker(3, 3, refresh=4)), 12)
-    assert [each["epsilon"] for each in ranks] == [engine.get_epsilon(1e-5)] * SIZE
-    assert all(SHARED in each["said"] and each["steps"] == {"main": 12} for each in ranks)
+    assert [rank["epsilon"] for rank in ranks] == [engine.get_epsilon(1e-5)] * SIZE
+    assert all(SHARED in rank["said"] and rank["steps"] == {"main": 12} for rank in ranks)
     assert ranks[1]["sent"]["reduce"] == 12 * 4 * 18 and "reduce" not in ranks[0]["sent"]  # float32 codes of 3x3
 
 
 def test_noise_is_added_once(ranks: list[dict[str, Any]]) -> None:
     """Records without gradients leave the noise alone: 0.8 times the clip bound over the batch size, and no more."""
     told = 0.8 * 0.7 / 10
-    for each in ranks:
-        assert abs(float(each["noise"].std()) / told - 1) < 0.03
+    for rank in ranks:
+        assert abs(float(rank["noise"].std()) / told - 1) < 0.03
     assert torch.equal(ranks[0]["noise"], ranks[1]["noise"])
 
 
 def test_the_budget_is_rank_0s(ranks: list[dict[str, Any]]) -> None:
-    assert all(each["over"].startswith("BudgetExceeded") for each in ranks)
-    assert [each["charged"] for each in ranks] == [4, 0]
+    assert all(rank["over"].startswith("BudgetExceeded") for rank in ranks)
+    assert [rank["charged"] for rank in ranks] == [4, 0]
 
 
 def test_errors_of_one_rank(ranks: list[dict[str, Any]]) -> None:
     assert ranks[1]["silent"].startswith("RuntimeError: optimizer.step() was called and no gradient")
     assert ranks[0]["silent"].startswith("RankFailed: rank 1 failed with RuntimeError: optimizer.step()")
-    assert all("the ranks differ" in each["clip"] for each in ranks)
-    assert all("clipping='no'" in each["one fails"] for each in ranks)
-    assert [each["free"] for each in ranks] == ["", ""]  # what had been made private was taken apart
+    assert all("the ranks differ" in rank["clip"] for rank in ranks)
+    assert all("clipping='no'" in rank["one fails"] for rank in ranks)
+    assert [rank["free"] for rank in ranks] == ["", ""]  # what had been made private was taken apart
 
 
 def test_refused(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert "poisson_sampling=False" in each["fixed"]
-        assert "wrapped in DistributedDataParallel" in each["wrapped"] and "group=" in each["wrapped"]
-        assert "wrapped in FSDP" in each["sharded"] and "raw gradients" in each["sharded"]
+    for rank in ranks:
+        assert "poisson_sampling=False" in rank["fixed"]
+        assert "wrapped in DistributedDataParallel" in rank["wrapped"] and "group=" in rank["wrapped"]
+        assert "wrapped in FSDP" in rank["sharded"] and "raw gradients" in rank["sharded"]
     with pytest.raises(InvalidInput, match="init_process_group"):
         made(PrivacyEngine(), mlp(), N, group=True)
     with pytest.raises(InvalidInput, match="group='nccl'"):
@@ -238,21 +238,21 @@ def test_refused(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_a_checkpoint_of_rank_0_goes_on_everywhere(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert torch.equal(each["kept"]["back"], ranks[0]["kept"]["back"])
+    for rank in ranks:
+        assert torch.equal(rank["kept"]["back"], ranks[0]["kept"]["back"])
     torch.testing.assert_close(ranks[0]["kept"]["back"], ranks[0]["kept"]["going"], rtol=0, atol=1e-12)
     assert ranks[0]["kept"]["rounds"] == [4, 4]
 
 
 def test_every_record_is_one_ranks() -> None:
     drawn = [
-        torch.cat([torch.tensor(each) for each in Draws(Poisson(1.0), N, SeededSource(0), None, shard=(rank, 3))])
+        torch.cat([torch.tensor(draw) for draw in Draws(Poisson(1.0), N, SeededSource(0), None, shard=(rank, 3))])
         for rank in range(3)
     ]
     assert torch.cat(drawn).sort().values.tolist() == list(range(N))
-    some = [i for each in Draws(Poisson(0.3), N, SeededSource(0), None, shard=(1, 3)) for i in each]
+    some = [i for draw in Draws(Poisson(0.3), N, SeededSource(0), None, shard=(1, 3)) for i in draw]
     assert some and all(i % 3 == 1 for i in some)
 
 
 def test_what_must_be_equal_is_computed_on_one_thread(ranks: list[dict[str, Any]]) -> None:
-    assert [each["threads"] for each in ranks] == [(1, [1]), (2, [1])]
+    assert [rank["threads"] for rank in ranks] == [(1, [1]), (2, [1])]

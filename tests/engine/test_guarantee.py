@@ -133,9 +133,9 @@ DIVISORS = {"micro": BATCH / 5, "normaliser": 25.0}
 
 @pytest.mark.parametrize("name", list(NOISY))
 def test_the_noise_has_the_stated_scale_and_no_other(name: str) -> None:
-    given = {"noise_generator": None} | NOISY[name]
-    engine = given.pop("engine", PrivacyEngine)()
-    run, noise = private(MODELS["mlp"](), data(), engine=engine, public=public("mlp"), **given), {}
+    arguments = {"noise_generator": None} | NOISY[name]
+    engine = arguments.pop("engine", PrivacyEngine)()
+    run, noise = private(MODELS["mlp"](), data(), engine=engine, public=public("mlp"), **arguments), {}
     driver = engine.driver
     divisor = DIVISORS.get(name, BATCH)
     for _ in range(40 if name == "adaptive" else 6):

@@ -225,11 +225,11 @@ def test_a_batch_cut_short_is_forgotten_unreleased() -> None:
         run.optimizer.step()
         if not run.engine.driver._ticket.last:
             break
-    done = len(run.rounds)
+    count = len(run.rounds)
     again = iter(run.loader)
     next(again)
     assert run.engine.driver._sum is None
-    assert len(run.rounds) == done
+    assert len(run.rounds) == count
 
 
 def test_only_the_latest_of_two_epochs_at_once_hands_out_batches() -> None:

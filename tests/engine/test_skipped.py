@@ -123,7 +123,7 @@ def test_pieces_of_a_batch_leave_out_the_same_layers(alike: bool) -> None:
         with pytest.raises(InvalidInput, match="some physical batches of one logical batch"):
             loop()
         assert run.engine.ledger.rounds() == {}
-    assert any("physical batch that it is in" in each for each in run.engine.statement(1e-5).assumptions)
+    assert any("physical batch that it is in" in assumption for assumption in run.engine.statement(1e-5).assumptions)
 
 
 def test_it_is_said_once_and_names_the_layer() -> None:

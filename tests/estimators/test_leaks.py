@@ -39,7 +39,7 @@ def test_what_is_read_off_the_data_is_warned_of_and_stated(name: str) -> None:
     assert len(caught) == 1, "one leak, one warning"
     assert what in str(caught[0].message) and remedy in str(caught[0].message)
     assert caught[0].filename == __file__, "it points at the caller's line"
-    told = [each for each in model.privacy_.leaks if what in each]
+    told = [leak for leak in model.privacy_.leaks if what in leak]
     assert len(told) == 1 and remedy in told[0] and told[0] in model.privacy_.words()
 
 
@@ -66,8 +66,8 @@ def test_nothing_is_warned_of_where_nothing_is_read(name: str) -> None:
 
 
 def test_public_rows_are_an_assumption() -> None:
-    told = SILENT["public"]().privacy_.assumptions
-    assert any("public rows" in each or "given as public" in each for each in told)
+    assumptions = SILENT["public"]().privacy_.assumptions
+    assert any("public rows" in assumption or "given as public" in assumption for assumption in assumptions)
 
 
 # ---------------------------------------------------------------- neighbours

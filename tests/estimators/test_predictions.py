@@ -156,10 +156,10 @@ def test_labels_of_any_kind_and_order(labels: list[Any], declared: list[Any]) ->
     names = np.array(labels)[y]
     model = classifier(classes=declared, max_iter=20).fit(X, names)
     assert model.classes_.tolist() == sorted(labels)
-    found = model.predict(X)
-    assert found.dtype == names.dtype and (found == names).mean() > 0.6 and set(found) <= set(labels)
+    predicted = model.predict(X)
+    assert predicted.dtype == names.dtype and (predicted == names).mean() > 0.6 and set(predicted) <= set(labels)
     positive = model.classes_[1]
-    assert ((model.decision_function(X) > 0) == (found == positive)).all()
+    assert ((model.decision_function(X) > 0) == (predicted == positive)).all()
 
 
 def test_a_declared_class_may_be_missing_from_y() -> None:
@@ -271,8 +271,8 @@ def test_private_models_learn() -> None:
     assert model.score(new, truth) > LogisticRegression().fit(X, y).score(new, truth) - 0.05
     X, y = numbered(4000)
     new, truth = numbered(2000, seed=1)
-    found = PrivateRegressor(**QUICK | {"noise_seed": None, "max_iter": 30}).fit(X, y)
-    assert found.score(new, truth) > 0.8
+    fitted = PrivateRegressor(**QUICK | {"noise_seed": None, "max_iter": 30}).fit(X, y)
+    assert fitted.score(new, truth) > 0.8
 
 
 def test_the_plan_is_kept() -> None:

@@ -148,7 +148,7 @@ def test_a_step_that_learns_before_the_model_is_warned_of() -> None:
     make_pipeline(Normalizer(), model()).fit(X, y)  # looks at one row at a time: a warning would be an error here
     with pytest.warns(PrivacyLeakWarning, match="standardscaler"):
         fitted = make_pipeline(StandardScaler(), model()).fit(X, y)[-1]
-    assert any("standardscaler" in each for each in fitted.privacy_.leaks)
+    assert any("standardscaler" in leak for leak in fitted.privacy_.leaks)
 
 
 def test_outer_steps_and_targets_are_warned_of_too() -> None:
@@ -163,10 +163,10 @@ def test_outer_steps_and_targets_are_warned_of_too() -> None:
 def test_an_intercept_is_learned_once() -> None:
     """Moments and shapes bring an intercept of their own: the rows get no second constant."""
     X, y = data(20_000)
-    made = model(algorithm="auto", max_iter=None, scale="moments").fit(X, y)
-    assert made.choice_.arguments["scale"] == "moments" and made.result_.x.shape == (4,)
-    made = model(algorithm="auto", max_iter=None, features="linear").fit(X, y)
-    assert made.choice_.arguments["scale"] == "shapes" and made.result_.x.shape == (4,)
+    fitted = model(algorithm="auto", max_iter=None, scale="moments").fit(X, y)
+    assert fitted.choice_.arguments["scale"] == "moments" and fitted.result_.x.shape == (4,)
+    fitted = model(algorithm="auto", max_iter=None, features="linear").fit(X, y)
+    assert fitted.choice_.arguments["scale"] == "shapes" and fitted.result_.x.shape == (4,)
     assert model(algorithm="auto", max_iter=None, fit_intercept=False).fit(X, y).result_.x.shape == (3,)
 
 

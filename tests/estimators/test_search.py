@@ -308,7 +308,7 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match="classes=") as caught:
         search = PrivateSearch(classifier(classes=None), GRID).fit(X, y)
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert any("labels" in each for each in search.privacy_.leaks)
+    assert any("labels" in leak for leak in search.privacy_.leaks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivateSearch(classifier(), GRID).fit(X, y)
@@ -346,9 +346,9 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
 )
 def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
     ledger = Ledger()
-    given = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
+    options = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
     with pytest.raises(InvalidInput, match=word):
-        PrivateSearch(**given).fit(*labelled(400))
+        PrivateSearch(**options).fit(*labelled(400))
     assert ledger.rounds() == {}
 
 
@@ -367,8 +367,8 @@ def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
     with pytest.raises(TypeError):
         BestOf(1e9, signed=False, multiplier=100.0)
     for adjacency in Adjacency:
-        made = BestOf(3.0, adjacency.value)
-        assert 1 / made.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
-        assert made.event(adjacency) == Gaussian(3.0).event()
+        best_of = BestOf(3.0, adjacency.value)
+        assert 1 / best_of.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
+        assert best_of.event(adjacency) == Gaussian(3.0).event()
     with pytest.raises(ValueError, match="give replace-one, for which"):
-        made.event(Adjacency.ADD_REMOVE)
+        best_of.event(Adjacency.ADD_REMOVE)

@@ -54,8 +54,8 @@ def test_it_is_right_on_average_and_its_noise_is_what_it_says() -> None:
     assert abs(women.mean() - table["sex"].count("f")) < 4 * found[0]["sex"].noise / math.sqrt(40)
     assert 0.6 < women.std() / found[0]["sex"].noise < 1.4
     means = np.array([each["age"].mean for each in found])
-    said = np.mean([each["age"].mean_noise for each in found])
-    assert abs(means.mean() - np.nanmean(table["age"])) < 4 * said / math.sqrt(40) and 0.6 < means.std() / said < 1.5
+    mean = np.mean([each["age"].mean_noise for each in found])
+    assert abs(means.mean() - np.nanmean(table["age"])) < 4 * mean / math.sqrt(40) and 0.6 < means.std() / mean < 1.5
     first = found[0]
     assert abs(first["age"].missing - 400) < 5 * first["age"].noise
     assert abs(dict(first["sex"].cells)["(other)"] - table["sex"].count("x")) < 5 * first["sex"].noise
@@ -162,11 +162,11 @@ def test_describe_charges_the_shared_budget(tmp_path: Path, monkeypatch: pytest.
 
     invoke("budget", "b", "--epsilon", "1", "--delta", "1e-6", "--adjacency", "replace-one")
     common = ["describe", "p.csv", "--bounds", "age=0,100", "--categories", "sex=f,m", "--budget", "b"]
-    found = json.loads(invoke(*common, "--epsilon", "0.6", "--json").stdout)
-    assert [column["name"] for column in found["columns"]] == ["sex", "age"] and found["left_out"] == {
+    data = json.loads(invoke(*common, "--epsilon", "0.6", "--json").stdout)
+    assert [column["name"] for column in data["columns"]] == ["sex", "age"] and data["left_out"] == {
         "note": "it was not declared"
     }
-    assert found["epsilon"] == pytest.approx(0.6, rel=1e-6) and abs(found["rows"] - 2000) < 6 * found["rows_noise"]
+    assert data["epsilon"] == pytest.approx(0.6, rel=1e-6) and abs(data["rows"] - 2000) < 6 * data["rows_noise"]
     shown = json.loads(invoke("budget", "b", "--json").stdout)
     assert shown["spent"] == pytest.approx(0.6, rel=1e-6) and [run["label"] for run in shown["runs"]] == ["describe p"]
     before = Path("b").read_bytes()

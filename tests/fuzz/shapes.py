@@ -236,9 +236,9 @@ def lift_laws(data: st.DataObject) -> None:
     radius, code = data.draw(st.floats(1e-2, 1e2)), data.draw(vectors(m, st.floats(-1e2, 1e2)))
     body = data.draw(st.sampled_from([sets.L1Ball(radius), sets.L2Ball(radius), sets.Simplex(radius)]))
     sketch, start = GaussianSketch(m).draw(d, seed=seed), torch.from_numpy(data.draw(vectors(d)))
-    found = project_and_lift(body, sketch, torch.from_numpy(code), start)
-    check(bool(torch.as_tensor(found).isfinite().all()), f"{body}: a lift of {code} that is no number")
-    check(body.contains(found), f"{body}: a lift of {code} outside")
+    lift = project_and_lift(body, sketch, torch.from_numpy(code), start)
+    check(bool(torch.as_tensor(lift).isfinite().all()), f"{body}: a lift of {code} that is no number")
+    check(body.contains(lift), f"{body}: a lift of {code} outside")
 
 
 # ---------------------------------------------------------------- as targets

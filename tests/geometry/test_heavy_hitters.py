@@ -51,10 +51,10 @@ def sparse_problem(draws: torch.Generator) -> LeastSquares:
 def test_it_finds_few_coefficients_from_few_numbers(draws: torch.Generator) -> None:
     """Maps of five rounds: the largest coordinates are found, where the pseudo-inverse of such maps is far behind."""
     problem = sparse_problem(draws)
-    told = {"steps": 60, "clients": [problem], "record": None}
-    found = minimize(problem, algorithms.comp_dist_sgd(m=90, heavy=5, step=0.1, refresh=5), **told)
-    plain = minimize(problem, algorithms.comp_dist_sgd(m=90, step=0.1, refresh=5), **told)
-    assert problem.loss(found.x) < 0.5 * problem.loss(plain.x) and problem.loss(found.x) < 0.02 * 15
+    options = {"steps": 60, "clients": [problem], "record": None}
+    result = minimize(problem, algorithms.comp_dist_sgd(m=90, heavy=5, step=0.1, refresh=5), **options)
+    plain = minimize(problem, algorithms.comp_dist_sgd(m=90, step=0.1, refresh=5), **options)
+    assert problem.loss(result.x) < 0.5 * problem.loss(plain.x) and problem.loss(result.x) < 0.02 * 15
 
 
 def test_a_run_goes_on_from_its_memory(draws: torch.Generator, tmp_path) -> None:

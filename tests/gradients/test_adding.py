@@ -222,10 +222,10 @@ def test_physical_batches_share_the_error() -> None:
         for number, part in enumerate(parts, start=1):
             rows = lookup(part)
             share = part_of_error(number, number == len(parts))
-            found = measure(
+            measured = measure(
                 Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, rows, rounding=Rounding(4096.0, share)
             )
-            total = found if total is None else total + found
+            total = measured if total is None else total + measured
         assert total is not None
         results.append(total)
     assert float((results[1].value - results[0].value).norm()) <= results[0].bound
@@ -284,8 +284,8 @@ def test_a_residual_whose_code_overflows_is_left_out() -> None:
     assert not codes.dense()[0].isfinite().all()
     residual = rows.residual(codes, sketch)
     assert Clip(1.0).weights(residual, 1.0)[0] == 0
-    found = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
+    measured = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
     alone = Dense(values[1:]).residual(sketch.encode(Dense(values[1:])), sketch)
     torch.testing.assert_close(
-        found.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
+        measured.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
     )

@@ -112,9 +112,9 @@ def test_an_output_layer_tied_to_an_embedding_is_one_matrix():
     values = torch.randn(N, T, P, generator=draws)
     a, b = factors("plain")
     rows = Sum([Outer(a[:, :5], b[:, :5]), Lookup(index, values, Q)])
-    made = Computed([*rows.pieces])
-    torch.testing.assert_close(made.dense(), rows.dense(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(made.norms(), rows.norms(), rtol=1e-4, atol=1e-5)
+    computed = Computed([*rows.pieces])
+    torch.testing.assert_close(computed.dense(), rows.dense(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(computed.norms(), rows.norms(), rtol=1e-4, atol=1e-5)
 
 
 def test_equal_places_are_added_once_and_values_that_cancel_leave_nothing():

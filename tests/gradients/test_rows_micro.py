@@ -21,10 +21,10 @@ N, BAD = len(GROUPS), [math.nan, math.inf, -math.inf, 3e38, -3e38]
 
 
 def truth_of(rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    found = torch.zeros(int(groups.max()) + 1, rows.shape[1], dtype=torch.float64)
+    zeros = torch.zeros(int(groups.max()) + 1, rows.shape[1], dtype=torch.float64)
     for j in set(groups.tolist()):
-        found[j] = rows[groups == j].mean(0)
-    return found
+        zeros[j] = rows[groups == j].mean(0)
+    return zeros
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

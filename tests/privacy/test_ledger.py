@@ -334,9 +334,9 @@ def test_removed_repeated_and_moved_lines_are_refused(filled: Path) -> None:
 
 def test_lost_lines_at_the_end_are_refused(filled: Path) -> None:
     lines = filled.read_bytes().splitlines(keepends=True)
-    for kept in range(len(lines)):
-        filled.write_bytes(b"".join(lines[:kept]))
-        message = rf"line {kept + 1} is cut or missing: {len(lines)} records were written.*{kept} are left"
+    for number in range(len(lines)):
+        filled.write_bytes(b"".join(lines[:number]))
+        message = rf"line {number + 1} is cut or missing: {len(lines)} records were written.*{number} are left"
         with pytest.raises(LedgerCorrupt, match=message):
             Ledger.open(filled)
     filled.unlink()

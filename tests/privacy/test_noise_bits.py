@@ -32,8 +32,8 @@ class Words(Source):
 
 def test_a_uniform_is_the_first_53_bits_of_a_word() -> None:
     words = (0, (1 << 11) - 1, 1 << 11, 1 << 63, TOP)
-    found = Words(*words).uniform(5).tolist()
-    assert found == [2.0**-54, 2.0**-54, 2.0**-53, 0.5, 1 - 2.0**-53]
+    values = Words(*words).uniform(5).tolist()
+    assert values == [2.0**-54, 2.0**-54, 2.0**-53, 0.5, 1 - 2.0**-53]
     assert Words(*words).uniform((5, 1), dtype=torch.float32).shape == (5, 1)
 
 

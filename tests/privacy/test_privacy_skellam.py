@@ -170,10 +170,10 @@ def test_it_is_never_worse_in_three_dimensions() -> None:
 def test_its_gaussian_cannot_be_wider(variance: float) -> None:
     """At epsilon = 0 a shift by one is what the theorem says, to the bit: with more it would be false."""
     one, other = masses(variance, 1)
-    found = float(curve(one, other, np.zeros(1))[0])
+    value = float(curve(one, other, np.zeros(1))[0])
     for wider, holds in ((1.0, True), (1.0 + 1e-6, False)):
         z = wider * gaussian_scale(variance)
-        assert (found <= delta_of(Gaussian(z).event(), 0.0)) is holds
+        assert (value <= delta_of(Gaussian(z).event(), 0.0)) is holds
 
 
 @pytest.mark.parametrize("variance", VARIANCES)

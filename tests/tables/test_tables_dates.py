@@ -112,5 +112,5 @@ def test_options_of_a_run(tmp_path: Path) -> None:
     given = {"data": str(path), "target": "y", "classes": ["0", "1"]}
     told = {"type": "date", "bounds": RANGE, "format": "%m/%d/%Y"}
     settings, declared = load(None, {**given, "columns": {"when": told}})
-    found = prepare(settings, declared, salt="")
-    assert found.leaks == () and found.x[1, 0] == day("2024-01-13")
+    problem = prepare(settings, declared, salt="")
+    assert problem.leaks == () and problem.x[1, 0] == day("2024-01-13")

@@ -51,22 +51,22 @@ FRAME = {
 
 
 def test_each_type_of_column_is_encoded() -> None:
-    found = pandas.DataFrame(encode(pandas.DataFrame(FRAME), SCHEMA), columns=SCHEMA.features)
-    assert found["age"].tolist() == [50, 50, 100, 50]  # the middle where nothing is, clipped to the range
-    assert found[["sex=f", "sex=m", "sex=(other)", "sex=(missing)"]].to_numpy().tolist() == [
+    encoded = pandas.DataFrame(encode(pandas.DataFrame(FRAME), SCHEMA), columns=SCHEMA.features)
+    assert encoded["age"].tolist() == [50, 50, 100, 50]  # the middle where nothing is, clipped to the range
+    assert encoded[["sex=f", "sex=m", "sex=(other)", "sex=(missing)"]].to_numpy().tolist() == [
         [1, 0, 0, 0],
         [0, 0, 0, 1],
         [0, 1, 0, 0],
         [0, 0, 1, 0],
     ]
-    hashed = found[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
+    hashed = encoded[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
     assert hashed.shape[1] == 17 and hashed.sum(1).tolist() == [1, 1, 1, 1]
     assert hashed.argmax(1).tolist() == [bucket("city", "Łódź", 16)] * 2 + [bucket("city", "東京", 16), 16]
-    assert found["member"].tolist() == [1, 0, 0.5, 1]
-    assert found["pay / month"].tolist() == [1234.5, -1, 20, 12]
-    assert found["pay / month (missing)"].tolist() == [0, 1, 0, 0]
+    assert encoded["member"].tolist() == [1, 0, 0.5, 1]
+    assert encoded["pay / month"].tolist() == [1234.5, -1, 20, 12]
+    assert encoded["pay / month (missing)"].tolist() == [0, 1, 0, 0]
     first = (pandas.Timestamp("2020-01-01") - pandas.Timestamp("1970-01-01")).days
-    assert found["joined"].tolist() == [first + 1, first, first + 182.5, first + 30.5]
+    assert encoded["joined"].tolist() == [first + 1, first, first + 182.5, first + 30.5]
 
 
 def test_a_row_is_encoded_alike_in_every_company() -> None:
@@ -149,8 +149,8 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
     ],
 )
 def test_types_are_guessed(values: list[Any], kind: str, rest: dict[str, Any]) -> None:
-    found = infer("a", pandas.Series(values)).column
-    assert found == Column("a", kind, source="data", **rest)
+    column = infer("a", pandas.Series(values)).column
+    assert column == Column("a", kind, source="data", **rest)
 
 
 def test_a_decimal_comma_is_no_thousand() -> None:

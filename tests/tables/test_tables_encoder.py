@@ -57,7 +57,7 @@ def test_every_kind_of_table_gives_the_same_numbers() -> None:
     rows = {name: TableEncoder(COLUMNS).fit(frame).transform(frame) for name, frame in frames().items()}
     expected = rows["pandas"]
     assert expected.shape == (3, 13) and expected[:, 0].tolist() == [50, 50, 100]
-    assert all((each == expected).all() for each in rows.values())
+    assert all((row == expected).all() for row in rows.values())
 
 
 def test_fit_reads_names_and_types_alone() -> None:
@@ -242,7 +242,7 @@ def test_whole_numbers_as_words_read_alike_with_and_without_a_point() -> None:
     """A column of whole numbers gets a point as soon as one is missing: 3.0 is the word 3."""
     for columns in ({"a": ["1", "3"]}, {"a": {"type": "hash", "buckets": 50}}):
         rows = [TableEncoder(columns).fit_transform({"a": [entry]}) for entry in ("3", "3.0", 3, 3.0)]
-        assert all((each == rows[0]).all() for each in rows)
+        assert all((row == rows[0]).all() for row in rows)
 
 
 # ---------------------------------------------------------------- before a private estimator

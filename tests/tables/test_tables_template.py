@@ -67,12 +67,12 @@ def test_public_rows_tell_the_rest() -> None:
     messy.write(Path("people.csv"), 100)
     messy.write(Path("public.csv"), 150, seed=3)
     options = ["--target", "churned", "--task", "classification", "--sample", "public.csv"]
-    found = json.loads(invoke("schema", "people.csv", *options, "--json").stdout)
-    schema = Schema.from_toml(found["schema"])
-    assert found["open"] == [] and schema.target is not None and schema.target.classes == ("Ja", "Nein")
+    data = json.loads(invoke("schema", "people.csv", *options, "--json").stdout)
+    schema = Schema.from_toml(data["schema"])
+    assert data["open"] == [] and schema.target is not None and schema.target.classes == ("Ja", "Nein")
     types = {column.name: column.type for column in schema.columns}
     assert types["customer_id"] == "id" and types["joined"] == "date" and types["sex"] == "category"
-    Path("schema.toml").write_text(found["schema"])
+    Path("schema.toml").write_text(data["schema"])
     result = invoke("train", "people.csv", "--schema", "schema.toml", "--algorithm", "dp_gd", "--dry-run")
     assert "warning" not in result.stderr
 

@@ -152,10 +152,10 @@ def test_a_run_without_privacy_says_so_first() -> None:
 
 
 def test_a_large_epsilon_is_called_weak_and_a_large_delta_is_named() -> None:
-    found = copy.deepcopy(full())
-    found["privacy"] |= {"epsilon": 12.0, "nominal": 12.0, "delta": 0.01}
-    found["words"] = found["words"].replace("epsilon = 1 ", "epsilon = 12 ")
-    verdict = page(Record.from_dict(found | {"warnings": []})).text("verdict")
+    copied = copy.deepcopy(full())
+    copied["privacy"] |= {"epsilon": 12.0, "nominal": 12.0, "delta": 0.01}
+    copied["words"] = copied["words"].replace("epsilon = 1 ", "epsilon = 12 ")
+    verdict = page(Record.from_dict(copied | {"warnings": []})).text("verdict")
     assert "the promise is weak" in verdict and "delta is not below 1 in 400" in verdict
     assert "strong promise" not in verdict.replace("is a strong promise, of at most 10", "")
 
@@ -275,13 +275,13 @@ def test_what_a_reader_cannot_do_is_not_asked_of_them() -> None:
         "the task, regression, was guessed from the target column 'y': give --task regression.",
         "the labels (classes) were read from the data and treated as public; give classes=[...]",
     ]
-    found = copy.deepcopy(full())
-    found["privacy"]["leaks"] = leaks
+    copied = copy.deepcopy(full())
+    copied["privacy"]["leaks"] = leaks
     head = "Epsilon does NOT cover the following, which was read from the private data without noise:"
-    first, *rest = found["words"].split("\n\n")
-    found["words"] = "\n\n".join([first, "\n".join([head, *(f"- {each}" for each in leaks)]), *rest])
-    found["warnings"] = leaks
-    parsed = page(Record.from_dict(found))
+    first, *rest = copied["words"].split("\n\n")
+    copied["words"] = "\n\n".join([first, "\n".join([head, *(f"- {leak}" for leak in leaks)]), *rest])
+    copied["warnings"] = leaks
+    parsed = page(Record.from_dict(copied))
     for section in ("verdict", "statement", "warnings", "card"):
         words = parsed.text(section)
         assert "the task, regression, was guessed from the target column 'y'" in words

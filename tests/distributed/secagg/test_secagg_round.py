@@ -268,10 +268,10 @@ def test_wrong_shares_end_the_round_without_a_total() -> None:
     found = Round()
     survivors = found.until("reveal")
     for index, client in found.clients.items():
-        told = bytearray(client.reveal(survivors))
+        data = bytearray(client.reveal(survivors))
         if index == 1:
-            told[-1] ^= 1
-        found.server.receive(bytes(told))
+            data[-1] ^= 1
+        found.server.receive(bytes(data))
     with pytest.raises(RoundRefused, match="shares of client 5's secret are wrong"):
         found.server.total()
     assert found.ledger.rounds() == {"secagg": 1}

@@ -38,9 +38,9 @@ def factors(q, p, positions):
 
 
 def use(sketch, positions):
-    given = Stack([("hidden", factors(4, 6, positions)), ("out", factors(3, 5, positions))])
-    codes = sketch.join({name: sketch.leaf(name, piece) for name, piece in given.leaves()})
-    code = sketch.forward(given.sum())
+    stack = Stack([("hidden", factors(4, 6, positions)), ("out", factors(3, 5, positions))])
+    codes = sketch.join({name: sketch.leaf(name, piece) for name, piece in stack.leaves()})
+    code = sketch.forward(stack.sum())
     lifted = torch.cat([sketch.pinv_leaf(leaf.name, code).reshape(-1) for leaf in SPACE.leaves])
     return codes.sum(), sketch.rows(torch.zeros(2, 39, device=META)), lifted, sketch.adjoint(code)
 

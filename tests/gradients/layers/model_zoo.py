@@ -85,8 +85,8 @@ def _truth(layers: Layers, model: nn.Module, inputs: dict) -> torch.Tensor:
     theirs = dict(layers.module.named_parameters())
     rows = []
     for i in range(N):
-        one = {name: x[i : i + 1] for name, x in inputs.items()}
-        loss = _loss(model(**one), [i])
+        options = {name: x[i : i + 1] for name, x in inputs.items()}
+        loss = _loss(model(**options), [i])
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         grads = {
             id(theirs[name]): nn.Parameter(torch.zeros_like(p) if g is None else g)
