@@ -107,7 +107,9 @@ def _check_arguments(
     validate.positive_int(tau=tau)
     if inner is not None:
         validate.positive_int(inner=inner)
-    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
+    validate.check(
+        inner is None or schedule is None, "inner", inner, "the schedule has it already: leave one of the two out"
+    )
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
         numbers = validate.as_tensor(name, value).double()
         if name == "smoothness" and numbers.ndim == 2:

@@ -107,7 +107,7 @@ class Directions(Purchased):
         d = objective.space.d
         single = d == objective.X.shape[1]
         validate.check(
-            single, "objective", objective, "the directions of several outputs are not found: give one output"
+            single, "objective", objective, "give one with a single output: directions are not learned for several"
         )
         validate.at_most(d, "the number of columns", k=self.k)
 

@@ -181,7 +181,5 @@ def _digest(data: bytes) -> bytes:
 
 
 def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> Any:
-    problem = (
-        f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: give what was packed as a {kind}: wrong is "
-    )
-    raise validate.InvalidInput(problem + what) from cause
+    remedy = f"give what was packed as a {kind}: what does not fit is {what}"
+    raise validate.InvalidInput(f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: {remedy}") from cause

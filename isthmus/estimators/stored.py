@@ -110,7 +110,7 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
             not more,
             f"path: {part}",
             sorted(more),
-            "no model is stored with this: the file was not written by this library",
+            "give a file that this library wrote: models are stored without these entries",
         )
     params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
@@ -129,14 +129,26 @@ def _usable(estimator: Any) -> Any:
     columns: Any = getattr(estimator, "n_features_in_", None)
     shape = getattr(getattr(estimator, "coef_", None), "shape", ())
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
-    validate.check(whole, "path: n_features_in_", columns, "the coefficients are of another number of columns")
+    validate.check(
+        whole,
+        "path: n_features_in_",
+        columns,
+        "give a file as it was written: the coefficients belong to another number",
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
             predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
     except Exception as error:
-        raise validate.InvalidInput(f"path: its parts do not fit together ({error})") from error
-    validate.check(predicted.shape == (1,), "path: weights", predicted.shape, "a model predicts one value for a row")
+        raise validate.InvalidInput(
+            f"path: its parts do not fit together ({error}): give a file as it was written"
+        ) from error
+    validate.check(
+        predicted.shape == (1,),
+        "path: weights",
+        predicted.shape,
+        "give a file as it was written: a model predicts one value for a row",
+    )
     return estimator
 
 

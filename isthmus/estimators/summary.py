@@ -182,7 +182,7 @@ def _chosen(frame: Any, schema: Schema) -> tuple[list[Column], dict[str, str]]:
         elif target.task != "classification":
             declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
     absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
-    validate.check(not absent, "schema", absent, f"the table has no such columns; it has {frame.columns[:20]}")
+    validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
     why = {"hash": "its words were not declared", "id": "it identifies rows", "drop": "it is to be dropped"}
     left_out = {column.name: why[column.type] for column in declared if column.type in why}
     left_out |= {

@@ -324,7 +324,7 @@ class Tally:
 
     def _apply_to_run(self, kind: str, run: Announced, record: Json) -> None:
         if run.closed or kind not in ("charge", "ran", "refund", "close"):
-            raise ValueError(f"{kind!r} here")
+            raise ValueError(f"no record of kind {kind!r} can stand here")
         if kind == "close":
             run.closed = True
         elif kind != "ran":
@@ -333,7 +333,7 @@ class Tally:
             same = record["event"] == run.announced[record["what"]]["event"]
             run.charged[record["what"]] += change
             if not same or run.charged[record["what"]] < 0:
-                raise ValueError("a charge or refund that was never announced or made")
+                raise ValueError("this charge or refund was never announced or made")
             self._count(record["what"], run.keys[record["what"]], change)
 
     def clear(self) -> None:

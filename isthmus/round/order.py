@@ -65,7 +65,12 @@ class Order:
 
     def __call__(self, client: Client) -> Message:
         """What a client answers."""
-        validate.check(client.site is not None, "client.site", None, "a client answers where it knows the pipeline")
+        validate.check(
+            client.site is not None,
+            "client.site",
+            None,
+            "give the client its site: without the pipeline it cannot answer",
+        )
         message: Message = client.site.answer(self, client)
         return message
 
@@ -101,7 +106,7 @@ def _check(order: Order) -> None:
     flat = order.w is None or (order.w.ndim == 1 and order.w.is_floating_point())
     validate.check(flat, "w", type(order.w).__name__, "give a vector of real numbers")
     same = order.w is None or order.digest == digest_of(order.w)
-    validate.check(same, "digest", order.digest, "the iterate is another one")
+    validate.check(same, "digest", order.digest, "send the digest of the iterate that is sent: this is another one's")
     tables = [order.parts, order.anchors, order.released]
     tables += list(order.released.values()) if isinstance(order.released, dict) else []
     valid = all(isinstance(table, dict) for table in tables)
@@ -172,7 +177,10 @@ class DataSite:
             assert self.read is not None
             w = self.read()
             validate.check(
-                digest_of(w) == order.digest, "order.digest", order.digest, "the iterate here is another one"
+                digest_of(w) == order.digest,
+                "order.digest",
+                order.digest,
+                "send the iterate with the order: the iterate here is another one",
             )
         validate.shape((self.space.d,), w=w)
         anchored = {name: Held(anchor, ()) for name, anchor in order.anchors.items()}

@@ -77,9 +77,19 @@ class State:
 def _checked(tree: storage.Fields) -> State:
     """The state of a tree whose parts are of the kinds that they should be."""
     state = State(**tree)
-    validate.check(isinstance(state.w, Tensor), "path: w", type(state.w).__name__, "an iterate was written here")
+    validate.check(
+        isinstance(state.w, Tensor),
+        "path: w",
+        type(state.w).__name__,
+        "give a file as it was written: an iterate belongs here",
+    )
     validate.non_negative_int(t=state.t, dims=state.dims, bytes=state.bytes)
     for name in ("update", "average", "parts", "memory", "held"):
         part = getattr(state, name)
-        validate.check(isinstance(part, dict), f"path: {name}", type(part).__name__, "a table was written here")
+        validate.check(
+            isinstance(part, dict),
+            f"path: {name}",
+            type(part).__name__,
+            "give a file as it was written: a table belongs here",
+        )
     return state

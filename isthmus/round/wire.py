@@ -45,7 +45,7 @@ class Message:
     ([1.0, 1.0, 1.0], 1.0, 4.0)
     >>> Message.from_bytes(sent.to_bytes()[:-1])
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: wrong is its length
+    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: what does not fit is its length
     """
 
     values: Mapping[str, Bounded]

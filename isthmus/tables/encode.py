@@ -56,7 +56,7 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
     frame = as_frame(frame, "data")
     missing = [c.name for c in schema.columns if c.features and c.name not in frame.columns]
     have = ", ".join(map(repr, list(frame.columns)[:20]))
-    validate.check(not missing, "columns", missing, f"the table has no such columns; it has {have}")
+    validate.check(not missing, "columns", missing, f"name columns of the table, which has {have}")
     size = 8 * len(frame) * len(schema.features)
     remedy = "the encoded table exceeds the memory: hash into fewer buckets, drop columns, or give sparse rows as npz"
     validate.check(size <= MOST_BYTES, "encoded bytes", size, remedy)

@@ -82,7 +82,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         frame = as_frame(X)
         declared = self._declared(frame)
         unknown = [name for name in declared if name not in frame.columns and declared[name].features]
-        remedy = f"the table has no such columns; it has {frame.columns[:20]}"
+        remedy = f"name columns of the table, which has {frame.columns[:20]}"
         validate.check(not unknown, "columns", unknown, remedy)
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]

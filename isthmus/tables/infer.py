@@ -177,7 +177,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
 
 
 def _ambiguous(name: str, fitting: list[str]) -> str:
-    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
+    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
     return f'{reason}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
 
 

@@ -45,7 +45,7 @@ def draft(
         validate.present(Path(path).is_file(), path)
         validate.refuse("data", str(path), "it has no named columns: a schema is for csv, tsv and parquet files")
     wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
-    validate.check(not wrong, "columns", wrong, f"the file has no such columns; it has {names[:20]}")
+    validate.check(not wrong, "columns", wrong, f"name columns of the file, which has {names[:20]}")
     public = None if sample is None else _rows(sample, reading)
     types, columns = types_of(path, reading), {}
     why: dict[str, str] = {}

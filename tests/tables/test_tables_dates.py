@@ -78,7 +78,7 @@ def test_public_rows_tell_the_format_where_one_fits(values: list[str], form: str
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [(["01/02/2019", "03/04/2020"], "and .* fit all"), (["31/12/2019", "12/31/2019"], "no one format")],
+    [(["01/02/2019", "03/04/2020"], "and .* fit all"), (["31/12/2019", "12/31/2019"], "no single format")],
 )
 def test_public_rows_that_do_not_tell_are_refused(values: list[str], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):

@@ -100,8 +100,8 @@ def test_parquet_has_types() -> None:
         (["t.npz"], "it has no named columns"),
         (["nowhere.csv"], "File not found"),
         (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "the file has no such columns; it has ['a', 'y']"),
-        (["t.csv", "--drop", "z"], "the file has no such columns"),
+        (["t.csv", "--target", "z"], "name columns of the file, which has ['a', 'y']"),
+        (["t.csv", "--drop", "z"], "name columns of the file"),
         (["t.csv", "--sample", "e.csv"], "with rows that are public"),
     ],
 )

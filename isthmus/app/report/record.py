@@ -67,7 +67,12 @@ def _statement(where: str, value: Any) -> Mapping[str, Any]:
     statement = _PRIVACY(where, value)
     need(0 < statement["delta"] < 1, f"{where}.delta", statement["delta"], "give a number strictly between 0 and 1")
     honest = statement["private"] == math.isfinite(statement["epsilon"])
-    need(honest, f"{where}.private", statement["private"], "private means a finite epsilon")
+    need(
+        honest,
+        f"{where}.private",
+        statement["private"],
+        "it is true exactly where epsilon is finite: correct one of the two",
+    )
     return statement
 
 

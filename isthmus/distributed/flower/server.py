@@ -36,7 +36,7 @@ PAUSE = 1.0
 
 
 class NobodyAnswered(RuntimeError):
-    """Several rounds in a row were asked of clients and got no right answer; nothing of the last one was charged."""
+    """Several rounds in a row were asked of clients and got no valid answer; nothing of the last one was charged."""
 
 
 @dataclass
@@ -226,7 +226,7 @@ class FlowerClients(Aggregator):
         if self.traffic.silent >= self.patience:
             why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
             raise NobodyAnswered(
-                f"{self.traffic.silent} rounds in a row got no right answer, the last was {order.t}: "
+                f"no valid answer came in {self.traffic.silent} rounds in a row, the last of them round {order.t}: "
                 f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
             )
 

@@ -87,7 +87,7 @@ def test_ids_are_never_features_and_go_along_with_predictions() -> None:
     invoke("predict", "runs/t-1", "new.csv", "-o", "out.csv")
     assert Path("out.csv").read_text().splitlines()[0] == "prediction"
     output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "z", code=2).output
-    assert "the file has no such column" in output
+    assert "name a column of the file, which has" in output
     Path("new.csv").write_text("x,prediction\n3,4\n")
     output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "prediction", code=2).output
     assert "a column of predictions has that name" in output
