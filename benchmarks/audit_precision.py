@@ -137,11 +137,11 @@ def cases(given: Audit) -> dict[str, Audit]:
     """All trainings."""
     precisions = ["float32", "TF32", "bfloat16"] if given.device == "cuda" else ["float32", "bfloat16"]
     kronecker = isthmus.Kronecker(16, 16)
-    found = {precision: replace(given, precision=precision) for precision in precisions}
-    found |= {
+    table = {precision: replace(given, precision=precision) for precision in precisions}
+    table |= {
         f"{precision}, Kronecker 16": replace(given, precision=precision, sketch=kronecker) for precision in precisions
     }
-    return found | {"control: noise / 10": replace(given, understated=10.0)}
+    return table | {"control: noise / 10": replace(given, understated=10.0)}
 
 
 def main() -> None:

@@ -153,18 +153,18 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     X, y = rows(arguments.rows, arguments.columns)
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name in dict.fromkeys(["local", *arguments.engines]):
         told = ENGINES[name](X, y, arguments.ranks)
         coef = np.asarray(told.pop("coef"))
-        base = coef if name == "local" else np.asarray(found["local"]["coef"])
+        base = coef if name == "local" else np.asarray(by_name["local"]["coef"])
         off = float(np.linalg.norm(coef - base) / np.linalg.norm(base))
-        found[name] = {**told, "difference": off, "coef": coef.tolist()}
-        added = told["ms"] - found["local"]["ms"]
+        by_name[name] = {**told, "difference": off, "coef": coef.tolist()}
+        added = told["ms"] - by_name["local"]["ms"]
         words = f"{told['ms']:8.2f} ms a round ({added:+.2f})   difference {off:.1e}   fit of {FEW} rounds"
         print(f"{name:6s} {words} {told['fit']:.2f} s", flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2))
+        arguments.json.write_text(json.dumps(by_name, indent=2))
 
 
 if __name__ == "__main__":

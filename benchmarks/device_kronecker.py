@@ -85,7 +85,7 @@ def main() -> None:
     if options.only:
         print(json.dumps(column(options.only, options.width, options.batch, options.rank, options.steps)))
         return
-    found = {}
+    by_name = {}
     for name in options.columns:
         same = [f"--{key}={getattr(options, key)}" for key in ("width", "batch", "rank", "steps")]
         process = subprocess.run(
@@ -96,10 +96,10 @@ def main() -> None:
         if process.returncode:
             print(f"{name}: {process.stderr.strip().splitlines()[-1:]}")
             continue
-        found[name] = json.loads(process.stdout.strip().splitlines()[-1])
-    plain = found.get("plain")
+        by_name[name] = json.loads(process.stdout.strip().splitlines()[-1])
+    plain = by_name.get("plain")
     print(f"{'column':10} {'median ms':>10} {'no wait ms':>11} {'/ plain':>8} {'peak GiB':>9}")
-    for name, row in found.items():
+    for name, row in by_name.items():
         ratio = row["free_ms"] / plain["free_ms"] if plain else float("nan")
         peak = row.get("peak_gib", float("nan"))
         print(f"{name:10} {row['median_ms']:10.2f} {row['free_ms']:11.2f} {ratio:8.3f} {peak:9.2f}")

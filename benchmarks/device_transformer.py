@@ -119,13 +119,13 @@ def measured(step: Any, device: torch.device, steps: int, runs: Any = lambda: 0,
         host += time.process_time() - used
         sync()
         free.append((time.perf_counter() - began) / steps)
-    found = {
+    facts = {
         "median_ms": 1e3 * sorted(times)[len(times) // 2],
         "free_ms": 1e3 * sorted(free)[LOOPS // 2],
         "host_ms": 1e3 * host / (LOOPS * steps),
         "recorded": (runs() - before) / (LOOPS * steps),
     }
-    return found | ({"peak_gib": torch.cuda.max_memory_allocated() / 2**30} | launches(step) if cuda else {})
+    return facts | ({"peak_gib": torch.cuda.max_memory_allocated() / 2**30} | launches(step) if cuda else {})
 
 
 def launches(step: Any) -> dict[str, float]:
@@ -163,7 +163,7 @@ def main() -> None:
 
 def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) -> None:
     """All columns in one precision."""
-    found: dict[str, dict[str, float]] = {}
+    by_name: dict[str, dict[str, float]] = {}
     print(f"{precision}, {sizes}")
     for name in options.columns:
         same = [f"--{key}={value}" for key, value in sizes.items()]
@@ -174,13 +174,13 @@ def table(precision: str, options: argparse.Namespace, sizes: dict[str, int]) ->
         if process.returncode:
             print(f"{name}: " + "\n".join(process.stderr.strip().splitlines()[-12:]))
             continue
-        found[name] = json.loads(process.stdout.strip().splitlines()[-1])
-        base = found.get("plain", found[name])["free_ms"]
-        shown = "  ".join(f"{key} {value:.2f}" for key, value in found[name].items())
-        print(f"{name:10} {found[name]['free_ms'] / base:6.3f} x plain   {shown}", flush=True)
+        by_name[name] = json.loads(process.stdout.strip().splitlines()[-1])
+        base = by_name.get("plain", by_name[name])["free_ms"]
+        shown = "  ".join(f"{key} {value:.2f}" for key, value in by_name[name].items())
+        print(f"{name:10} {by_name[name]['free_ms'] / base:6.3f} x plain   {shown}", flush=True)
     if options.json:
         with open(options.json, "a") as file:
-            file.write(json.dumps({"precision": precision, **sizes, "columns": found}) + "\n")
+            file.write(json.dumps({"precision": precision, **sizes, "columns": by_name}) + "\n")
 
 
 if __name__ == "__main__":

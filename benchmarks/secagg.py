@@ -35,11 +35,11 @@ def gradients(clients: int, d: int, m: int) -> dict[int, np.ndarray]:
     draws = np.random.default_rng(0)
     sketch = SRHT(m).draw(d)
     common = draws.standard_t(3, d)
-    found = {}
+    by_name = {}
     for index in range(clients):
         code = sketch.forward(torch.from_numpy(common + draws.standard_t(3, d))).double()
-        found[index] = (code / code.norm()).numpy()
-    return found
+        by_name[index] = (code / code.norm()).numpy()
+    return by_name
 
 
 class TimedServer(SecureServer):

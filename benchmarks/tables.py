@@ -35,8 +35,8 @@ COLUMNS, EXTRA = 100, 10
 def memory() -> dict[str, float]:
     """What the kernel says of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.startswith(("Vm", "Rss"))}
-    return {name: round(found[name]) for name in ("VmHWM", "VmRSS", "RssAnon")}
+    table = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.startswith(("Vm", "Rss"))}
+    return {name: round(table[name]) for name in ("VmHWM", "VmRSS", "RssAnon")}
 
 
 class Peak:
@@ -85,12 +85,12 @@ def part_rounds(folder: Path, n: int) -> dict[str, Any]:
     """CPU seconds of a round in memory."""
     from isthmus.problems.objectives import Logistic
 
-    found = {}
+    by_name = {}
     for dtype in ("float32", "float64"):
         X, y = rows(n, dtype)
-        found[dtype] = timed(Logistic(X, y, classes=(0, 1)), 20)
+        by_name[dtype] = timed(Logistic(X, y, classes=(0, 1)), 20)
         del X
-    return found
+    return by_name
 
 
 def part_classifier(folder: Path, n: int) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def part_classifier(folder: Path, n: int) -> dict[str, Any]:
     before, (wall, cpu) = memory()["VmRSS"], (time.perf_counter(), time.process_time())
     model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-6, 6)).fit(X, y)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    told = {"seconds": wall, "cpu_seconds": cpu, "rounds": model.n_iter_, "numbers": model.result_.x.numel()}
-    return {**told, "accuracy": model.score(X[:50_000], y[:50_000]), "MB before": before, **memory()}
+    facts = {"seconds": wall, "cpu_seconds": cpu, "rounds": model.n_iter_, "numbers": model.result_.x.numel()}
+    return {**facts, "accuracy": model.score(X[:50_000], y[:50_000]), "MB before": before, **memory()}
 
 
 def file_of(folder: Path, n: int) -> Path:
@@ -167,8 +167,8 @@ def part_small(folder: Path, n: int) -> dict[str, Any]:
     with Peak() as peak:
         began = time.perf_counter()
         model = PrivateClassifier(epsilon=1.0, **options).fit(np.load(file_of(folder, n), mmap_mode="r"), y)
-        told = {"seconds": time.perf_counter() - began, "numbers": model.result_.x.numel()}
-    return {**told, "MB before": before, "RssAnon peak": peak.most, **memory()}
+        facts = {"seconds": time.perf_counter() - began, "numbers": model.result_.x.numel()}
+    return {**facts, "MB before": before, "RssAnon peak": peak.most, **memory()}
 
 
 SIZES = {"rounds": 10**6, "classifier": 10**6, "disk": 10**7, "parquet": 10**7, "small": 10**6}
@@ -188,17 +188,17 @@ def main() -> None:
         warnings.simplefilter("ignore")
         print(json.dumps(globals()[f"part_{arguments.only}"](arguments.folder, SIZES[arguments.only])))
         return
-    found = {}
+    by_name = {}
     for part in [*arguments.parts, *(["parquet"] if arguments.parquet else [])]:
         for each in {"disk", "small", "parquet"} & {part}:
             file_of(arguments.folder, SIZES[each])
         if part == "parquet":
             parquet_of(arguments.folder, SIZES[part])
         command = [sys.executable, __file__, "--only", part, "--folder", str(arguments.folder)]
-        found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
-        print(part, json.dumps(found[part], indent=2), flush=True)
+        by_name[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+        print(part, json.dumps(by_name[part], indent=2), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2))
+        arguments.json.write_text(json.dumps(by_name, indent=2))
 
 
 if __name__ == "__main__":

@@ -148,13 +148,13 @@ def network(encoder: Encoder, method: Method) -> Classifier:
 @torch.no_grad()
 def frozen(encoder: Encoder, ids: Tensor, blocks: int) -> Tensor:
     """Hidden states after the first blocks, zero at padding, in half precision; after the last, the mean vector."""
-    found = []
+    collected = []
     for part in ids.split(512):
         x, mask = encoder.embeddings(part), part != 0
         for block in encoder.blocks[:blocks]:
             x = block(x, mask)
-        found.append((pooled(x, mask)[:, None] if blocks == len(encoder.blocks) else x * mask[:, :, None]).half())
-    return torch.cat(found)
+        collected.append((pooled(x, mask)[:, None] if blocks == len(encoder.blocks) else x * mask[:, :, None]).half())
+    return torch.cat(collected)
 
 
 class Records(Dataset):
@@ -286,9 +286,9 @@ class Bench:
         model = isthmus.PrivateClassifier(
             epsilon=epsilon, delta=DELTA, classes=[0, 1], data_norm=1.0, bounds=(-1.0, 1.0), random_state=seed
         ).fit(x[0], y[0])
-        found = {"validation": model.score(x[1], y[1]), "test": model.score(x[2], y[2]), "steps": int(model.n_iter_)}
+        facts = {"validation": model.score(x[1], y[1]), "test": model.score(x[2], y[2]), "steps": int(model.n_iter_)}
         spent = {"epsilon": model.privacy_.epsilon, "weights": x[0].shape[1] + 1}
-        return found | spent | {"seconds": time.perf_counter() - begin, "algorithm": str(model.choice_.algorithm)}
+        return facts | spent | {"seconds": time.perf_counter() - begin, "algorithm": str(model.choice_.algorithm)}
 
     def run(self, method: Method, choice: Choice, noise: float, seed: int, final: bool) -> dict[str, Any]:
         """One private training: accuracy on validation texts, and on the test where nothing is chosen any more."""
@@ -298,12 +298,12 @@ class Bench:
         begin = time.perf_counter()
         engine = train(module, method, choice, kept, noise, self.size)
         module.eval()
-        found = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
+        facts = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
         if final:
-            found |= {"test": accuracy(module, test), "epsilon": engine.get_epsilon(DELTA)}
-        found |= {"weights": engine.driver.layers.space.d, "steps": self.steps(choice)}
+            facts |= {"test": accuracy(module, test), "epsilon": engine.get_epsilon(DELTA)}
+        facts |= {"weights": engine.driver.layers.space.d, "steps": self.steps(choice)}
         engine.detach()
-        return found
+        return facts
 
 
 def key(name: str, epsilon: float, choice: Choice, seed: int, final: bool) -> str:
@@ -358,16 +358,16 @@ def summary(lines: Lines, methods: dict[str, Method], size: Settings) -> list[di
             chosen = best(lines, name, epsilon, method.tries)
             if chosen is None:
                 continue
-            found = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
-            done = [each for each in found if each is not None]
-            if done:
-                scores = np.array([each["test"] for each in done])
-                rows.append({"method": name, "weights": done[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
-                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(done),
-                             "validation": float(np.mean([each["validation"] for each in done])),
-                             "spent": max(each["epsilon"] for each in done), "epochs": chosen.epochs,
+            values = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
+            eachs = [value for value in values if value is not None]
+            if eachs:
+                scores = np.array([each["test"] for each in eachs])
+                rows.append({"method": name, "weights": eachs[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
+                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(eachs),
+                             "validation": float(np.mean([each["validation"] for each in eachs])),
+                             "spent": max(each["epsilon"] for each in eachs), "epochs": chosen.epochs,
                              "rate": chosen.rate, "classifier": chosen.head_rate,
-                             "seconds": float(np.median([each["seconds"] for each in done]))})  # fmt: skip
+                             "seconds": float(np.median([each["seconds"] for each in eachs]))})  # fmt: skip
     return rows
 
 

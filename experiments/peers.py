@@ -173,8 +173,8 @@ def diffprivlib(parts: Parts, epsilons: list[float], methods: list[str], python:
     options["free"] = np.array(sorted(column for f in table.fields for column in (f[1:] if len(f) > 1 else f)))
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "in.npz", **options)
-        asked = [json.dumps(epsilons), json.dumps(methods)]
-        subprocess.run([python, str(WORKER), folder, *asked], check=True, env={"OMP_NUM_THREADS": "1"})
+        entries = [json.dumps(epsilons), json.dumps(methods)]
+        subprocess.run([python, str(WORKER), folder, *entries], check=True, env={"OMP_NUM_THREADS": "1"})
         data = json.loads((Path(folder) / "out.json").read_text())
         predicted = np.load(Path(folder) / "out.npz")
         return {

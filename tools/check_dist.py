@@ -62,8 +62,8 @@ def sizes(packages: Path) -> str:
 def import_seconds(python: str, statement: str, folder: Path) -> float:
     """Of the second of two imports in processes of their own: the first one writes the byte code."""
     for _ in range(2):
-        told = run([python, "-X", "importtime", "-c", statement], folder)
-    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|", told)
+        result = run([python, "-X", "importtime", "-c", statement], folder)
+    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|", result)
     return sum(map(int, lines)) / 1e6
 
 

@@ -87,10 +87,10 @@ class Mutant:
 
 def changes(node: ast.AST) -> list[tuple[str, Change]]:
     """What a node can be turned into: words, and a function that changes the node in place."""
-    made: list[tuple[str, Change]] = []
+    collected: list[tuple[str, Change]] = []
 
     def offer(change: Change) -> None:
-        made.append((_short(node), change))
+        collected.append((_short(node), change))
 
     if isinstance(node, ast.Compare):
         for place, op in enumerate(node.ops):
@@ -112,13 +112,13 @@ def changes(node: ast.AST) -> list[tuple[str, Change]]:
         offer(lambda: setattr(node, "value", ast.Constant(None)))
     turned = isinstance(getattr(node, "test", None), ast.Compare | ast.UnaryOp)  # changed by itself
     if isinstance(node, ast.If | ast.IfExp | ast.While) and not turned and not _is(node.test, True):
-        made.append((f"if {_short(node.test)}", lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))))
+        collected.append((f"if {_short(node.test)}", lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))))
     for field in ("body", "orelse"):
         block = getattr(node, field, None)
         for place, line in enumerate(block if isinstance(block, list) else []):
             if _removable(line):
-                made.append((_short(line), lambda block=block, place=place: block.__setitem__(place, ast.Pass())))
-    return made
+                collected.append((_short(line), lambda block=block, place=place: block.__setitem__(place, ast.Pass())))
+    return collected
 
 
 def mutants_of(module: str, source: str) -> list[Mutant]:

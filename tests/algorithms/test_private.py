@@ -102,9 +102,9 @@ def test_adjacency_and_sampling_change_the_noise() -> None:
 
 def test_seeded_noise_is_marked_and_reproducible() -> None:
     objective = problem()
-    one, two = (minimize(objective, RECIPES["dp_sgd"](), steps=10, noise_seed=3) for _ in range(2))
-    assert torch.equal(one.x, two.x)
-    assert not one.privacy.private and math.isinf(one.privacy.epsilon) and "not private" in str(one.privacy)
+    first, second = (minimize(objective, RECIPES["dp_sgd"](), steps=10, noise_seed=3) for _ in range(2))
+    assert torch.equal(first.x, second.x)
+    assert not first.privacy.private and math.isinf(first.privacy.epsilon) and "not private" in str(first.privacy)
     free = [minimize(objective, RECIPES["dp_sgd"](), steps=10, seed=0) for _ in range(2)]
     assert not torch.equal(free[0].x, free[1].x)  # the public seed does not seed the noise
 

@@ -145,13 +145,13 @@ def test_the_compressive_mechanism_as_published() -> None:
     published = algorithms.compressive_dp_sgd(p=15, kappa=kappa, as_published=True, **options)
     pipe = build(published, Records(first), isthmus.Whole(), 5)
     release, sketch = pipe.stages[0].releases[0], isthmus.RademacherSketch(15, scaling="jl").draw(d)
-    kept = []
+    collected = []
     for rows in (first, second):
         bounded = one_release(pipe, Records(rows), SeededSource(0))[0].values["gradient"]
-        kept.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
-    moved = float((kept[0][0] - kept[1][0]).abs().sum())
-    assert kept[0][1] == 1 == release.encode.settled_ord(bounded.ord)
-    assert moved == pytest.approx(2 * kept[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
+        collected.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
+    moved = float((collected[0][0] - collected[1][0]).abs().sum())
+    assert collected[0][1] == 1 == release.encode.settled_ord(bounded.ord)
+    assert moved == pytest.approx(2 * collected[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
     assert moved > 0.99 * 2 * n * kappa
     result = minimize(Records(first), published, steps=5)
     assert result.privacy.epsilon <= 1.0 and "does not fall with n" in result.privacy.words()

@@ -179,8 +179,8 @@ def test_bench_lists_and_names_what_is_missing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         evidence, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "evidence.py")
     )
-    told = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
-    assert "this needs a checkout of the project" in told
+    text = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
+    assert "this needs a checkout of the project" in text
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -152,9 +152,9 @@ def draw(rng: Rng, most: int) -> Case:
 
     arrays = {"X": X, "y": y}
     other = {"X": -X[series.at], "y": y[series.at]} if replaced else None
-    told = {"n": n, "d": d, "storage": storage, "data": kind, "clip": clip, "rounds": rounds, "exact": exact}
-    told |= {"x0": x0 is not None, "physical": physical, "options": fork}
-    label = f"{recipe} on {objective} " + ", ".join(f"{k}={v}" for k, v in told.items())
+    facts = {"n": n, "d": d, "storage": storage, "data": kind, "clip": clip, "rounds": rounds, "exact": exact}
+    facts |= {"x0": x0 is not None, "physical": physical, "options": fork}
+    label = f"{recipe} on {objective} " + ", ".join(f"{k}={v}" for k, v in facts.items())
     free = ("X", "y") if objective in NUMBERS else ("X",)
     free = () if storage == "counts" else free
     share = 1.0 if pure else float(rng.choice([1.0, 0.9]))

@@ -214,9 +214,9 @@ def test_the_epsilon_of_counts_is_rarely_above_the_true_one() -> None:
     rng, threshold, mu = np.random.default_rng(3), 1.0, 0.5
     tpr, fpr = norm.sf(threshold - mu), norm.sf(threshold)
     hits, alarms = rng.binomial(2000, tpr, 4000), rng.binomial(2000, fpr, 4000)
-    found = epsilon_from_counts(hits, alarms, 2000, 0.0, 0.9)
-    assert (found > math.log(tpr / fpr)).mean() < 0.1
-    assert np.median(found) > 0.7 * math.log(tpr / fpr)
+    bounds = epsilon_from_counts(hits, alarms, 2000, 0.0, 0.9)
+    assert (bounds > math.log(tpr / fpr)).mean() < 0.1
+    assert np.median(bounds) > 0.7 * math.log(tpr / fpr)
     assert epsilon_from_counts(10, 900, 1000, 0.0, 0.9) == 0
 
 

@@ -57,8 +57,8 @@ def test_missed_goals_are_listed_with_their_cause_and_met_ones_without(tmp_path:
 
 def test_rows_of_other_machines_may_be_short(tmp_path: Path) -> None:
     file = tmp_path / "h200.json"
-    told = {"name": "device-new", "ours_ms": 6.0, "peers": {"plain": 4.0}, "goal": 1.25, "note": "One product more."}
-    file.write_text(json.dumps([told]))
+    facts = {"name": "device-new", "ours_ms": 6.0, "peers": {"plain": 4.0}, "goal": 1.25, "note": "One product more."}
+    file.write_text(json.dumps([facts]))
     text = page.page([kept.load(file)])
     assert "## H200" in text and "| 6 | plain | 4 | 1.5 | 1.25: missed |" in text and "Cause: One product more." in text
 

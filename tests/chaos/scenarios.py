@@ -64,12 +64,12 @@ def look(result: Result, label: str, place: Path, released: int, ended: Ended, *
     """Judge one training after its fault."""
     result.runs += 1
     try:
-        held = charged(place)
+        charges = charged(place)
     except Exception as error:
         result.corrupt.append(f"{label}: {type(error).__name__}: {error}"[:200])
         return
-    if held < released:
-        result.lost.append(f"{label}: {released} values were released, {held} rounds are charged")
+    if charges < released:
+        result.lost.append(f"{label}: {released} values were released, {charges} rounds are charged")
     result.corrupt += [f"{label}: {each}" for each in corrupt(place, ended.code == -signal.SIGKILL)]
     words = unclear(ended, memory)
     result.unclear += [f"{label}: {words}"] if words else []
@@ -262,11 +262,11 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
                     result.unclear += [f"{work} {file.name}: {words}"] if words else []
                     result.said = result.said or ended.words.replace(str(place), "...")
                     try:
-                        held: float = charged(place)
+                        charges: float = charged(place)
                     except LedgerCorrupt:
-                        held = math.inf  # the loss is shown to whoever looks
-                    if held < released + ended.released and (ended.released or not ended.kind):
-                        result.lost.append(f"{work}: {file.name} was cut: {held} < {released} + {ended.released}")
+                        charges = math.inf  # the loss is shown to whoever looks
+                    if charges < released + ended.released and (ended.released or not ended.kind):
+                        result.lost.append(f"{work}: {file.name} was cut: {charges} < {released} + {ended.released}")
     return result
 
 

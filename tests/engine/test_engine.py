@@ -99,16 +99,16 @@ def test_a_shared_budget_ends_a_run_before_its_own_target() -> None:
 def test_epsilon_grows_and_renyi_is_looser() -> None:
     tight, loose = PrivacyEngine(), PrivacyEngine(accountant="rdp")
     assert tight.get_epsilon(DELTA) == loose.get_epsilon(DELTA) == 0.0
-    found = []
+    collected = []
     for engine in (tight, loose, PrivacyEngine(accountant="prv")):
         run, seen = private(mlp(), data(), engine=engine), []
         for _ in range(2):
             train(run, 1)
             seen.append(engine.get_epsilon(DELTA))
         assert 0 < seen[0] < seen[1]
-        found.append(seen[1])
-    assert found[0] <= found[1]
-    assert found[0] == found[2]
+        collected.append(seen[1])
+    assert collected[0] <= collected[1]
+    assert collected[0] == collected[2]
     assert tight.accountant.history == [(Z, BATCH / N, 8)]
     assert len(tight.accountant) == 8
 

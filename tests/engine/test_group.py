@@ -84,43 +84,43 @@ def _caught(make: Callable[[], Any]) -> str:
 
 
 def scenario(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, way in WAYS.items():  # every record in every batch and no noise: the same sums
         engine = PrivacyEngine()
         triple = made(engine, mlp(rank, torch.float64), N, group=True, noise_multiplier=0, **way)
-        found[name] = train(triple, 3, torch.float64)
+        by_name[name] = train(triple, 3, torch.float64)
     engine = PrivacyEngine()
     triple = made(engine, mlp(rank), 4, group=True, sketch=Kronecker(3, 3, refresh=4), optimizer=_adam)
-    found["secret"], found["epsilon"] = train(triple, 12), engine.get_epsilon(1e-5)
-    found["sent"] = dict(engine.driver.company.ranks.sent)
-    found["said"], found["steps"] = engine.statement(1e-5).assumptions, engine.ledger.rounds()
+    by_name["secret"], by_name["epsilon"] = train(triple, 12), engine.get_epsilon(1e-5)
+    by_name["sent"] = dict(engine.driver.company.ranks.sent)
+    by_name["said"], by_name["steps"] = engine.statement(1e-5).assumptions, engine.ledger.rounds()
 
-    found["noise"] = _noise()
+    by_name["noise"] = _noise()
     shared = Ledger()
     engine = PrivacyEngine(ledger=shared)
     triple = made(engine, mlp(rank), 10, group=True, target_epsilon=2.0, target_delta=1e-5, epochs=1)
     train(triple, 4)
-    found["over"] = _caught(lambda: train(triple, 1))
-    found["charged"] = sum(shared.rounds().values())
+    by_name["over"] = _caught(lambda: train(triple, 1))
+    by_name["charged"] = sum(shared.rounds().values())
 
     engine, module = PrivacyEngine(), mlp(0)
     triple = made(engine, module, N, group=True)
     for _ in triple[2]:
         if rank == 0:
             nn.functional.cross_entropy(module(records()[:N:2][0]), records()[:N:2][1]).backward()
-        found["silent"] = _caught(triple[1].step)
+        by_name["silent"] = _caught(triple[1].step)
         break
     engine, module = PrivacyEngine(), mlp(0)
-    found["clip"] = _caught(lambda: made(engine, module, N, group=True, max_grad_norm=1.0 + rank))
-    found["one fails"] = _caught(lambda: made(engine, module, N, group=True, clipping="flat" if rank == 0 else "no"))
-    found["free"] = _caught(lambda: made(engine, module, N))
-    found["fixed"] = _caught(lambda: made(PrivacyEngine(), mlp(), N, group=True, poisson_sampling=False))
-    found["kept"] = _saved(rank)
+    by_name["clip"] = _caught(lambda: made(engine, module, N, group=True, max_grad_norm=1.0 + rank))
+    by_name["one fails"] = _caught(lambda: made(engine, module, N, group=True, clipping="flat" if rank == 0 else "no"))
+    by_name["free"] = _caught(lambda: made(engine, module, N))
+    by_name["fixed"] = _caught(lambda: made(PrivacyEngine(), mlp(), N, group=True, poisson_sampling=False))
+    by_name["kept"] = _saved(rank)
     wrapped = nn.parallel.DistributedDataParallel(mlp())
-    found["wrapped"] = _caught(lambda: made(PrivacyEngine(), wrapped, N, group=True))
-    found["threads"] = _threads()
-    found["sharded"] = _caught(lambda: made(PrivacyEngine(), _sharded(), N, group=True))
-    return found
+    by_name["wrapped"] = _caught(lambda: made(PrivacyEngine(), wrapped, N, group=True))
+    by_name["threads"] = _threads()
+    by_name["sharded"] = _caught(lambda: made(PrivacyEngine(), _sharded(), N, group=True))
+    return by_name
 
 
 def _threads() -> tuple[int, list[int]]:
@@ -177,9 +177,9 @@ def _saved(rank: int) -> dict[str, Any]:
 
 def _token() -> str:
     """A name that all ranks share."""
-    told = [torch.randint(0, 1 << 62, (1,))]
-    torch.distributed.broadcast(told[0], 0)
-    return str(int(told[0]))
+    entries = [torch.randint(0, 1 << 62, (1,))]
+    torch.distributed.broadcast(entries[0], 0)
+    return str(int(entries[0]))
 
 
 @pytest.fixture(scope="module")

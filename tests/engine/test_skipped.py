@@ -135,8 +135,8 @@ def test_it_is_said_once_and_names_the_layer() -> None:
         for _, x, y in run.loader:
             F.cross_entropy(module(x), y).backward()
             run.optimizer.step()
-    found = [str(each.message) for each in seen if "took no part" in str(each.message)]
-    assert len(found) == 1 and "['block']" in found[0]
+    values = [str(each.message) for each in seen if "took no part" in str(each.message)]
+    assert len(values) == 1 and "['block']" in values[0]
 
 
 def test_a_weight_that_is_used_elsewhere_does_not_count_as_idle() -> None:

@@ -68,21 +68,21 @@ def fitted(model: Any, y: np.ndarray, rows: Any, **more: Any) -> dict[str, Any]:
 
 def scenario(rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {name: fitted(model, y, mine(rank)) for name, (model, y) in MODELS.items()}
+    by_name: dict[str, Any] = {name: fitted(model, y, mine(rank)) for name, (model, y) in MODELS.items()}
     known, cheap = MODELS["planned"][0], {"algorithm": "dp_gd", "max_iter": 3}
-    found |= {cut: fitted(known, Y, mine(rank, cut)) for cut in ("few", "none")}
+    by_name |= {cut: fitted(known, Y, mine(rank, cut)) for cut in ("few", "none")}
     book = Ledger()
     secret = fresh(known, noise_seed=None, random_state=None, algorithm="dp_sgd", batch_size=50, max_iter=4)
-    found["secret"] = fitted(secret, Y, mine(rank), ledger=book) | {"rounds": book.rounds()}
+    by_name["secret"] = fitted(secret, Y, mine(rank), ledger=book) | {"rounds": book.rounds()}
     model = fit_part(fresh(known, **cheap), (X[mine(rank)], Y[mine(rank)], np.full(N // SIZE, 0.5)))
     scores = private_score(model, X[mine(rank)], Y[mine(rank)], epsilon=3.0, noise_seed=1, group=True)
-    found["scores"] = scores.words(), scores.privacy.epsilon
+    by_name["scores"] = scores.words(), scores.privacy.epsilon
     half = fresh(known, **HALF)
     for _ in range(2):
         half.partial_fit(X[mine(rank)], Y[mine(rank)], group=True)
-    found["partial"] = half.coef_, half.privacy_.nominal
-    found["refused"] = refused(rank, known, cheap)
-    return found
+    by_name["partial"] = half.coef_, half.privacy_.nominal
+    by_name["refused"] = refused(rank, known, cheap)
+    return by_name
 
 
 def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -101,7 +101,7 @@ def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str
     empty = X[:0]
     good = {"y": Y[rows]}
     piped = make_pipeline(StandardScaler(), fresh(known))
-    asked = {
+    facts = {
         "label": fit(),
         "columns": fit(X[rows, : 4 - rank], **good),
         "kind": fit(X[rows].astype("f4" if rank else "f8"), **good),
@@ -113,7 +113,7 @@ def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str
         "empty": fit(empty, Y[:0]),
         "step": lambda: fit_part(piped, (X[rows], Y[rows])),
     }
-    return {name: caught(make) for name, make in asked.items()}
+    return {name: caught(make) for name, make in facts.items()}
 
 
 @pytest.fixture(scope="module")

@@ -213,11 +213,11 @@ def test_a_fitted_model_is_pickled(made: Any) -> None:
 
 def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:
     X, y = labelled()
-    one, two = (classifier(noise_seed=None).fit(X, y) for _ in range(2))
-    assert not np.array_equal(one.coef_, two.coef_)
-    assert one.privacy_.private and one.privacy_.epsilon <= 1.0 and one.privacy_.n == 400
+    first, second = (classifier(noise_seed=None).fit(X, y) for _ in range(2))
+    assert not np.array_equal(first.coef_, second.coef_)
+    assert first.privacy_.private and first.privacy_.epsilon <= 1.0 and first.privacy_.n == 400
     seeded = classifier().fit(X, y).privacy_
-    assert not seeded.private and math.isinf(seeded.epsilon) and seeded.nominal == one.privacy_.epsilon
+    assert not seeded.private and math.isinf(seeded.epsilon) and seeded.nominal == first.privacy_.epsilon
 
 
 def test_a_public_estimate_of_n_keeps_the_number_of_records_private() -> None:

@@ -125,8 +125,10 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
 
 def test_twice_the_noise_where_a_record_is_replaced(rng: np.random.Generator) -> None:
     model, X, y = labelled(rng, 3000)
-    one, two = (private_score(model, X, y, adjacency=each)["accuracy"].noise for each in ("add-remove", "replace-one"))
-    assert two == pytest.approx(2 * one, rel=1e-6)
+    first, second = (
+        private_score(model, X, y, adjacency=each)["accuracy"].noise for each in ("add-remove", "replace-one")
+    )
+    assert second == pytest.approx(2 * first, rel=1e-6)
 
 
 class Seen(scoring.Looks):

@@ -118,9 +118,9 @@ def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
         for scores in np.array([[0, 0, 0], [9, 0, 0], [0, 0.7, 1.4]]) * split.temperature:
             p, q = softmax(scores / split.temperature), softmax((scores + move) / split.temperature)
             for epsilon, most in zip(levels, allowed, strict=True):
-                found = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
-                assert found <= most + 1e-12
-                closest = max(closest, found / most)
+                largest = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
+                assert largest <= most + 1e-12
+                closest = max(closest, largest / most)
     assert closest > 0.5, "the choice uses what it is charged for"
 
 
@@ -258,9 +258,9 @@ def test_the_better_candidate_is_found_where_the_budget_allows(kind: str) -> Non
 
 def test_seeded_searches_are_alike_and_secret_ones_are_not() -> None:
     X, y = labelled(400)
-    one, two = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
-    assert one.best_index_ == two.best_index_
-    np.testing.assert_array_equal(one.best_estimator_.coef_, two.best_estimator_.coef_)
+    first, second = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
+    assert first.best_index_ == second.best_index_
+    np.testing.assert_array_equal(first.best_estimator_.coef_, second.best_estimator_.coef_)
     free = [PrivateSearch(classifier(), GRID).fit(X, y).best_estimator_.coef_ for _ in range(2)]
     assert not np.array_equal(*free)
 

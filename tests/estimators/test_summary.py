@@ -46,17 +46,17 @@ def people(n: int = 4000, seed: int = 0) -> dict[str, Any]:
 
 def test_it_is_right_on_average_and_its_noise_is_what_it_says() -> None:
     table = people()
-    found = [private_summary(table, SCHEMA, epsilon=2.0, noise_seed=seed) for seed in range(40)]
-    rows = np.array([each.rows for each in found])
-    assert abs(rows.mean() - 4000) < 4 * found[0].rows_noise / math.sqrt(40)
-    assert 0.7 < rows.std() / found[0].rows_noise < 1.4
-    women = np.array([dict(each["sex"].cells)["f"] for each in found])
-    assert abs(women.mean() - table["sex"].count("f")) < 4 * found[0]["sex"].noise / math.sqrt(40)
-    assert 0.6 < women.std() / found[0]["sex"].noise < 1.4
-    means = np.array([each["age"].mean for each in found])
-    mean = np.mean([each["age"].mean_noise for each in found])
+    values = [private_summary(table, SCHEMA, epsilon=2.0, noise_seed=seed) for seed in range(40)]
+    rows = np.array([value.rows for value in values])
+    assert abs(rows.mean() - 4000) < 4 * values[0].rows_noise / math.sqrt(40)
+    assert 0.7 < rows.std() / values[0].rows_noise < 1.4
+    women = np.array([dict(value["sex"].cells)["f"] for value in values])
+    assert abs(women.mean() - table["sex"].count("f")) < 4 * values[0]["sex"].noise / math.sqrt(40)
+    assert 0.6 < women.std() / values[0]["sex"].noise < 1.4
+    means = np.array([value["age"].mean for value in values])
+    mean = np.mean([value["age"].mean_noise for value in values])
     assert abs(means.mean() - np.nanmean(table["age"])) < 4 * mean / math.sqrt(40) and 0.6 < means.std() / mean < 1.5
-    first = found[0]
+    first = values[0]
     assert abs(first["age"].missing - 400) < 5 * first["age"].noise
     assert abs(dict(first["sex"].cells)["(other)"] - table["sex"].count("x")) < 5 * first["sex"].noise
     assert abs(dict(first["member"].cells)["true"] - table["member"].count("yes")) < 5 * first["member"].noise

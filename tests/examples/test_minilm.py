@@ -94,11 +94,11 @@ def test_per_example_gradients_are_those_of_single_texts() -> None:
 
 def _flat_gradient(layers: Layers) -> torch.Tensor:
     """What `layers.pack` gives for gradients in place of weights."""
-    held = [(p, p.detach().clone()) for p in layers.parameters()]
-    for p, _ in held:
+    values = [(p, p.detach().clone()) for p in layers.parameters()]
+    for p, _ in values:
         p.data.copy_(p.grad if p.grad is not None else torch.zeros_like(p))
     flat = layers.pack()
-    for p, value in held:
+    for p, value in values:
         p.data.copy_(value)
     return flat
 

@@ -139,10 +139,10 @@ def set_arguments(data: st.DataObject) -> None:
     given, point = [data.draw(kinds) for _ in range(count)], data.draw(st.one_of(st.lists(wild, max_size=4), kinds))
     try:
         made = kind(*given)  # type: ignore[operator]
-        found = np.asarray(made.project(point), dtype=np.float64)
+        values = np.asarray(made.project(point), dtype=np.float64)
     except DOCUMENTED:
         return
-    check(bool(np.isfinite(found).all()), f"{made}: no numbers for {point}")
+    check(bool(np.isfinite(values).all()), f"{made}: no numbers for {point}")
 
 
 # ---------------------------------------------------------------- sketches

@@ -128,9 +128,9 @@ ROWS = np.linspace(-1, 1, 12).reshape(4, 3)
 
 
 def _as_model(path: Path) -> None:
-    found = estimators.load(path)
-    check(found.predict(ROWS).shape == (4,), "a model that does not predict")
-    estimators.save(found, path)
+    loaded = estimators.load(path)
+    check(loaded.predict(ROWS).shape == (4,), "a model that does not predict")
+    estimators.save(loaded, path)
 
 
 READERS = [(state.FORMAT, _as_state), (checkpoint.FORMAT, _as_checkpoint), (stored.FORMAT, _as_model)]

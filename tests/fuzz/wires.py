@@ -114,12 +114,12 @@ def _wires() -> list[bytes]:
 
 @cache
 def _trees() -> list[bytes]:
-    found = []
+    collected = []
     for whole in _wires():
         _, _, words, _, _ = packed.HEAD.unpack_from(whole[1:])
         body = whole[1 + packed.HEAD.size :]
-        found.append(whole[:1] + body[:words] + b"\0" + body[words:])
-    return found
+        collected.append(whole[:1] + body[:words] + b"\0" + body[words:])
+    return collected
 
 
 # ---------------------------------------------------------------- secure aggregation

@@ -23,11 +23,11 @@ def test_codes_of_what_was_applied_and_what_is_left_add_up_to_all_that_came(draw
 
 def test_another_map_begins_with_an_empty_memory(draws: torch.Generator) -> None:
     y, lift = torch.randn(40, generator=draws).double(), HeavyHitters(3)
-    one, other = (SparseJL(40, s=5).draw(200, seed=1, t=t) for t in (0, 1))
-    _, memory = lift.remember(one, y, None, 1.0, None)
+    first, second = (SparseJL(40, s=5).draw(200, seed=1, t=t) for t in (0, 1))
+    _, memory = lift.remember(first, y, None, 1.0, None)
     assert memory["error"].norm() > 0.1
-    assert torch.equal(lift.remember(other, y, None, 1.0, memory)[0].direction, lift(other, y, None, 1.0).direction)
-    assert not torch.equal(lift.remember(one, y, None, 1.0, memory)[0].direction, lift(one, y, None, 1.0).direction)
+    assert torch.equal(lift.remember(second, y, None, 1.0, memory)[0].direction, lift(second, y, None, 1.0).direction)
+    assert not torch.equal(lift.remember(first, y, None, 1.0, memory)[0].direction, lift(first, y, None, 1.0).direction)
 
 
 def test_what_is_left_never_grows_where_nothing_comes(draws: torch.Generator) -> None:

@@ -118,12 +118,12 @@ KINDS: dict[str, Callable[[Tensor], Rows]] = {
 
 def moved(kind: str, k: int, dtype: torch.dtype, device: str, batch: float | None) -> tuple[float, float]:
     """How far one record moves the computed sum, and the stated bound."""
-    found = []
+    collected = []
     for extra in (False, True):
         rows = KINDS[kind](worst(k, extra, dtype).to(device))
         release, sketch = Release(clip=Clip(1.0)), IdentityMap(Space.flat(rows.d))
-        found.append(measure(release, sketch, 1.0, rows, rounding=Rounding(batch)))
-    return float((found[1].value.double() - found[0].value.double()).norm()), found[0].bound
+        collected.append(measure(release, sketch, 1.0, rows, rounding=Rounding(batch)))
+    return float((collected[1].value.double() - collected[0].value.double()).norm()), collected[0].bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -247,13 +247,13 @@ def test_a_sum_before_the_sketch_is_mapped_as_exactly(dtype: torch.dtype) -> Non
 
 
 def test_per_leaf_and_group_clips_state_their_own_bounds() -> None:
-    found = []
+    collected = []
     for extra in (False, True):
         rows = stacked(worst(11, extra, F32))
         clip = PerLeafClip({"a": 0.1, "b": 0.2, "c": 0.3})
-        found.append(measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows))
-    assert found[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
-    assert float((found[1].value.double() - found[0].value.double()).norm()) <= found[0].bound
+        collected.append(measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows))
+    assert collected[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
+    assert float((collected[1].value.double() - collected[0].value.double()).norm()) <= collected[0].bound
     grouped = measure(Release(clip=GroupClip(1.0)), IdentityMap(Space.flat(1)), 1.0, outer(worst(5, False, F32)))
     assert grouped.bound == pytest.approx(2 * (1 + adding.KAPPA))
 

@@ -91,8 +91,8 @@ def test_a_record_that_is_not_finite_is_left_out_of_both_passes():
     weights = Clip(1.0).weights(rows, 1.0)
     assert weights[[2, 4]].tolist() == [0.0, 0.0] and bool((weights[[0, 1, 3, 5]] > 0).all())
     total = weighted_sum(rows, weights, 1.0, 0.01)
-    kept = [0, 1, 3, 5]
-    wanted = weighted_sum(Computed([Outer(a[kept, :9], b[kept, :9], ones=True)]), weights[kept], 1.0, 0.01)
+    entries = [0, 1, 3, 5]
+    wanted = weighted_sum(Computed([Outer(a[entries, :9], b[entries, :9], ones=True)]), weights[entries], 1.0, 0.01)
     torch.testing.assert_close(total, wanted)
 
 

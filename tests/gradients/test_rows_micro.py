@@ -33,8 +33,8 @@ def test_every_kind_has_the_means_of_its_groups(make: Any, dtype: torch.dtype) -
     rows, exact = make(N, dtype)
     groups = GROUPS[: rows.n]
     tolerance = 1e-12 if dtype == torch.float64 else 2e-6
-    found = wide(rows.regrouped(groups).dense())
-    torch.testing.assert_close(found, truth_of(exact, groups), rtol=tolerance, atol=10 * tolerance)
+    widened = wide(rows.regrouped(groups).dense())
+    torch.testing.assert_close(widened, truth_of(exact, groups), rtol=tolerance, atol=10 * tolerance)
 
 
 def spoiled(make: Any, dtype: torch.dtype, at: int, value: float) -> Rows:
@@ -82,9 +82,9 @@ def test_a_row_that_overflows_counts_as_zero_and_touches_nobody(
     rows, exact = spoiled(make, dtype, at, value), make(N, dtype)[1].clone()
     exact[at] = 0.0
     means, tolerance = rows.regrouped(GROUPS), 1e-12 if dtype == torch.float64 else 2e-6
-    found = wide(means.dense())
-    assert bool(torch.isfinite(found).all())
-    torch.testing.assert_close(found, truth_of(exact, GROUPS), rtol=tolerance, atol=10 * tolerance)
+    widened = wide(means.dense())
+    assert bool(torch.isfinite(widened).all())
+    torch.testing.assert_close(widened, truth_of(exact, GROUPS), rtol=tolerance, atol=10 * tolerance)
     assert bool(torch.isfinite(means.norms()).all())
 
 

@@ -64,13 +64,13 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
 def test_every_mode_is_one_and_the_same_training(mode: str) -> None:
-    found = []
+    collected = []
     for engine, given in ((PrivacyEngine(), {"grad_sample_mode": mode}), (Plain(), {})):
         seeded = {"noise_generator": torch.Generator().manual_seed(3), **given}
         _, module, optimizer, loader = made(engine, **seeded)
         loop(module, optimizer, loader)
-        found.append([p.detach().clone() for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        collected.append([p.detach().clone() for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*collected, strict=True))
 
 
 def test_module_and_optimiser_are_the_users_own_and_answer_to_both_names() -> None:

@@ -138,8 +138,8 @@ def test_table_1_by_hand_and_its_exponents() -> None:
 def test_theorem_12_keeps_the_diameter_of_its_noise_term() -> None:
     """eta m sigma^2 at eta = ||C|| / (L sqrt(m)) doubles with ||C||; the theorem prints no ||C|| there."""
     problem = {"smooth": True, "n": 10, "epsilon": 1e-6, "delta": 1e-5, "dimension": 9}
-    one, two = (private_optimisation_rate("dp_comp_gd", 50, diameter=D, **problem) for D in (1.0, 2.0))
-    assert two == pytest.approx(2 * one)
+    first, second = (private_optimisation_rate("dp_comp_gd", 50, diameter=D, **problem) for D in (1.0, 2.0))
+    assert second == pytest.approx(2 * first)
     exact = [
         private_smooth_optimisation_bound(50, diameter=D, smoothness=1e-9, noise=1e6, dimension=lambda t: 9, step=D / 3)
         for D in (1.0, 2.0)

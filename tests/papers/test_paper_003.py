@@ -261,8 +261,8 @@ def test_strongly_convex_table_by_hand() -> None:
 def test_importance_row_needs_its_square() -> None:
     """Utility is homogeneous of degree 2 in L in every row; the printed importance row on blocks is of degree 1."""
     problem = {"smoothness": M, "blocks": BLOCKS, "strong_convexity": 0.25, **BUDGET}
-    one, two = (block_strongly_convex_utility("importance", lipschitz=s * L, **problem) for s in (1.0, 2.0))
-    assert two == pytest.approx(4 * one)
+    first, second = (block_strongly_convex_utility("importance", lipschitz=s * L, **problem) for s in (1.0, 2.0))
+    assert second == pytest.approx(4 * first)
 
 
 # ---------------------------------------------------------------- section 4.3

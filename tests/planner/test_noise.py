@@ -23,8 +23,8 @@ PUBLIC = rows(60, D, 9)
 
 def pipeline(choice: Any, constraint: Any, n: Any = "exact") -> Any:
     """The pipeline that the recipe builds on a real problem."""
-    made = objective("logistic", X, targets(X, "logistic"))
-    binding = Binding(constraint or Whole(), NoPenalty(), made.space, N, choice.rounds, None)
+    problem = objective("logistic", X, targets(X, "logistic"))
+    binding = Binding(constraint or Whole(), NoPenalty(), problem.space, N, choice.rounds, None)
     return choice.recipe(n=n, public=PUBLIC).bind(binding)
 
 
@@ -68,9 +68,9 @@ def test_what_is_bought_before_is_counted() -> None:
 
     item = ClassCounts(share=0.2)
     ranked = plan(n=N, d=D, epsilon=1.0, before=0.2, algorithms=["dp_gd", "compressive_dp_sgd"], rounds=20)
-    made = objective("logistic", X, targets(X, "logistic"))
+    problem = objective("logistic", X, targets(X, "logistic"))
     for choice in ranked.choices:
-        binding = Binding(Whole(), NoPenalty(), made.space, N, choice.rounds, None)
+        binding = Binding(Whole(), NoPenalty(), problem.space, N, choice.rounds, None)
         pipe = buying(choice.recipe(), [item]).bind(binding)
         assert choice.noise_multiplier == pytest.approx(released(pipe), rel=1e-6), choice.name
 

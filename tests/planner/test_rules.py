@@ -180,10 +180,10 @@ def score(found: Any, cell: Any, loss: str, constraint: Any = None, public: Any 
     result = minimize(
         objective(loss, cell.x, cell.y), recipe, constraint, steps=found.rounds, record=None, progress=False
     )
-    held = objective(loss, cell.x_test, cell.y_test)
+    problem = objective(loss, cell.x_test, cell.y_test)
     if result.transform is not None:
-        held = held.with_inputs(result.transform(held.X))
-    return held.score(result.x)
+        problem = problem.with_inputs(result.transform(problem.X))
+    return problem.score(result.x)
 
 
 def test_corners_win_over_noise_in_all_directions() -> None:

@@ -199,11 +199,11 @@ def test_unhidden_releases_never_fit_a_budget(path: Path | None) -> None:
 
 
 def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    collected = []
     real = accounting.epsilon_of
 
     def counting(event: Any, *rest: Any) -> float:
-        asked.append(event)
+        collected.append(event)
         return real(event, *rest)
 
     monkeypatch.setattr(accounting, "epsilon_of", counting)
@@ -215,7 +215,7 @@ def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) 
             if t % 10 == 0:
                 run.charge("anchor", t)
     assert ledger.rounds()["main"] > 50_000
-    assert len(asked) < 150
+    assert len(collected) < 150
     assert 3.99 < ledger.spent() <= 4.0
 
 

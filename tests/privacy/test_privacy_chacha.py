@@ -121,24 +121,24 @@ def test_without_the_cipher_the_law_is_the_same(scale: float) -> None:
 
 
 def test_without_the_cipher_no_two_releases_share_a_number() -> None:
-    found = []
+    collected = []
     for _ in range(4):
         out = torch.zeros(5000, dtype=torch.float64)
         _add_there(out, 1.0, None)
-        found.append(out)
-    assert len(torch.cat(found).unique()) == 20000
+        collected.append(out)
+    assert len(torch.cat(collected).unique()) == 20000
 
 
 def test_a_second_key_is_drawn_for_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    collected: list[int] = []
 
     def recorded(bits: int) -> int:
-        asked.append(bits)
-        return len(asked)
+        collected.append(bits)
+        return len(collected)
 
     monkeypatch.setattr(noise_module.secrets, "randbits", recorded)
     _add_there(torch.zeros(CHUNK + 1), 1.0, None)
-    assert asked == [64] * 4
+    assert collected == [64] * 4
 
 
 def test_every_bit_of_the_state_on_the_cpu_comes_from_the_kernel() -> None:

@@ -73,17 +73,17 @@ def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
     if name == "discrete":
         pytest.importorskip("opendp")
     mechanism, ord, words, noise = MECHANISMS[name]
-    found = released(mechanism, ord)
-    assert found.releases == (Released("sum of gradients", 3, words),)
-    assert f"  sum of gradients  3 times    {words}\n" in found.words()
-    assert f"Where the noise comes from: {noise}. " in found.words()
-    assert ("random choice" in found.words()) == (name in ("choice", "top"))
-    assert PrivacyStatement.from_json(found.to_json()) == found
+    values = released(mechanism, ord)
+    assert values.releases == (Released("sum of gradients", 3, words),)
+    assert f"  sum of gradients  3 times    {words}\n" in values.words()
+    assert f"Where the noise comes from: {noise}. " in values.words()
+    assert ("random choice" in values.words()) == (name in ("choice", "top"))
+    assert PrivacyStatement.from_json(values.to_json()) == values
 
 
 def test_sampled_releases_say_so() -> None:
-    found = released(Gaussian(2.0), sampler=Poisson(0.5))
-    assert found.releases[0].what == "sum of gradients over a random sample" and found.releases[0].times == 3
+    values = released(Gaussian(2.0), sampler=Poisson(0.5))
+    assert values.releases[0].what == "sum of gradients over a random sample" and values.releases[0].times == 3
 
 
 def test_an_event_alone_does_not_claim_to_know_what_it_was() -> None:
@@ -161,9 +161,9 @@ def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
 
 
 def test_two_releases_of_all_records_are_not_called_a_sample():
-    made = [Laplace(4.0), Laplace(4.0)]
+    entries = [Laplace(4.0), Laplace(4.0)]
     account = Account(1e-5)
-    account.add(joint([each.event() for each in made]), *made, names=["below", "ranges"], count=3)
+    account.add(joint([entry.event() for entry in entries]), *entries, names=["below", "ranges"], count=3)
     assert not any("sample" in row.what for row in account.statement().releases)
 
 

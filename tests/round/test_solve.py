@@ -55,9 +55,9 @@ def test_runs_go_down_and_stay_in_the_set(name: str) -> None:
 
 
 def test_the_seed_is_all_the_randomness() -> None:
-    one, two = (minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=3) for _ in range(2))
+    first, second = (minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=3) for _ in range(2))
     other = minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=4)
-    assert torch.equal(one.x, two.x) and not torch.equal(one.x, other.x)
+    assert torch.equal(first.x, second.x) and not torch.equal(first.x, other.x)
 
 
 def test_records() -> None:

@@ -291,12 +291,12 @@ def cli_train(*options: str) -> Case:
         lines = ["a,b,c,d,y", *(",".join([*map(str, row), str(label)]) for row, label in zip(X, y, strict=True))]
         (folder / "people.csv").write_text("\n".join(lines) + "\n")
         bounds = [each for name in "abcd" for each in ("--bounds", f"{name}=-1,1")]
-        given = ["--target", "y", "--classes", "0,1", "--epsilon", "1", "--delta", "1e-5", "--max-iter", "4", *bounds]
-        arguments = ["train", str(folder / "people.csv"), *given, "--out", str(folder / "run"), *options]
+        entries = ["--target", "y", "--classes", "0,1", "--epsilon", "1", "--delta", "1e-5", "--max-iter", "4", *bounds]
+        arguments = ["train", str(folder / "people.csv"), *entries, "--out", str(folder / "run"), *options]
         result = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
-        kept = json.loads((folder / "run" / "run.json").read_text())["privacy"]
-        return PrivacyStatement.from_json(json.dumps(kept | {"n_public": kept["n"] is not None}))
+        privacy = json.loads((folder / "run" / "run.json").read_text())["privacy"]
+        return PrivacyStatement.from_json(json.dumps(privacy | {"n_public": privacy["n"] is not None}))
 
     return walk
 

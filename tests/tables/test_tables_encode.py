@@ -189,12 +189,12 @@ def test_private_rows_never_give_words_or_ranges() -> None:
 
 def test_public_rows_give_words_and_ranges() -> None:
     public = pandas.DataFrame(rows(300))
-    found = {name: infer(name, public[name], public=True).column for name in public}
-    assert found["sex"].categories == ("female", "male") and found["sex"].source == "public"
-    assert found["city"].type == "category" and "東京" in found["city"].categories
-    income = as_numbers(public["income"], found["income"])
-    assert found["income"].bounds == (np.nanmin(income), np.nanmax(income)) and found["income"].thousands == ","
-    assert found["joined"].type == "date" and found["customer_id"].type == "drop"
+    by_name = {name: infer(name, public[name], public=True).column for name in public}
+    assert by_name["sex"].categories == ("female", "male") and by_name["sex"].source == "public"
+    assert by_name["city"].type == "category" and "東京" in by_name["city"].categories
+    income = as_numbers(public["income"], by_name["income"])
+    assert by_name["income"].bounds == (np.nanmin(income), np.nanmax(income)) and by_name["income"].thousands == ","
+    assert by_name["joined"].type == "date" and by_name["customer_id"].type == "drop"
 
 
 def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:

@@ -45,12 +45,12 @@ TABLE: dict[str, list[Any]] = {
 
 
 def frames() -> dict[str, Any]:
-    found: dict[str, Any] = {"pandas": pandas.DataFrame(TABLE), "dict": TABLE}
+    facts: dict[str, Any] = {"pandas": pandas.DataFrame(TABLE), "dict": TABLE}
     try:
         import polars
     except ImportError:
-        return found
-    return found | {"polars": polars.DataFrame(TABLE)}
+        return facts
+    return facts | {"polars": polars.DataFrame(TABLE)}
 
 
 def test_every_kind_of_table_gives_the_same_numbers() -> None:
@@ -79,9 +79,9 @@ def test_what_each_encoded_column_is() -> None:
     encoder = TableEncoder(COLUMNS).fit(pandas.DataFrame(TABLE))
     low, high = encoder.bounds_
     assert len(encoder.fields_) == len(low) == len(high) == len(encoder.get_feature_names_out()) == 13
-    told = {field.feature: field for field in encoder.fields_}
-    assert told["sex=m"].column == "sex" and told["sex=m"].treatment == "category, 2 words and (other) (declared)"
-    assert told["city#1"].type == "hash" and "3 fixed buckets" in told["city#1"].treatment
+    table = {field.feature: field for field in encoder.fields_}
+    assert table["sex=m"].column == "sex" and table["sex=m"].treatment == "category, 2 words and (other) (declared)"
+    assert table["city#1"].type == "hash" and "3 fixed buckets" in table["city#1"].treatment
     assert encoder.feature_names_in_.tolist() == list(TABLE) and encoder.n_features_in_ == 8
     place = encoder.get_feature_names_out().tolist().index
     assert (low[place("age")], high[place("age")]) == (0, 100) and np.isnan(low[place("pay")])

@@ -91,8 +91,8 @@ def test_its_structure_can_be_followed(name: str) -> None:
     assert levels[0] == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
     ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
-    wanted = [attrs.get("aria-labelledby") for _, attrs in parsed.elements if "aria-labelledby" in attrs]
-    assert {each for names in wanted for each in (names or "").split()} <= set(ids)
+    values = [attrs.get("aria-labelledby") for _, attrs in parsed.elements if "aria-labelledby" in attrs]
+    assert {each for names in values for each in (names or "").split()} <= set(ids)
     assert {(attrs["href"] or "")[1:] for attrs in parsed.all("a")} <= set(ids)
     assert all(attrs.get("scope") in ("row", "col") for attrs in parsed.all("th"))
     assert tags.count("caption") == tags.count("table")
@@ -131,8 +131,8 @@ def test_the_best_guess_is_that_of_two_worlds() -> None:
     """Against the pair that attains (epsilon, delta): P = (delta, p e^eps, p), Q = (0, p, p e^eps), and delta for Q."""
     for epsilon, delta in ((0.1, 0.0), (1.0, 1e-5), (3.0, 0.05)):
         p = (1 - delta) / (1 + math.exp(epsilon))
-        one, two = (delta, p * math.exp(epsilon), p, 0.0), (0.0, p, p * math.exp(epsilon), delta)
-        attained = sum(max(a, b) for a, b in zip(one, two, strict=True)) / 2
+        first, second = (delta, p * math.exp(epsilon), p, 0.0), (0.0, p, p * math.exp(epsilon), delta)
+        attained = sum(max(a, b) for a, b in zip(first, second, strict=True)) / 2
         assert best_guess(epsilon, delta) == pytest.approx(attained, rel=1e-12)
 
 
@@ -228,14 +228,14 @@ def test_figures_with_noise_say_how_much() -> None:
 
 
 def test_a_figure_stands_beside_its_baseline_in_one_unit() -> None:
-    told = [
+    entries = [
         {"name": "recall of yes", "value": 0.612, "on": "100 test rows", "noise": 0.0312},
         {"name": "AUC", "value": 0.9, "on": "100 test rows", "baseline": 0.5, "than": "guessing"},
         {"name": "log loss", "value": None, "on": "100 test rows", "noise": 0.2, "note": "too few rows: noise"},
     ]
-    words = page(changed(metrics=told)).text("quality")
+    words = page(changed(metrics=entries)).text("quality")
     assert "61.20% ± 3.1%" in words and "90.00% 50.00% guessing" in words and "Too few rows: noise." in words
-    card = page(changed(metrics=told)).text("card")
+    card = page(changed(metrics=entries)).text("card")
     assert "AUC 90.00% (guessing: 50.00%)" in card and "Too few rows were measured to tell: log loss" in card
 
 

@@ -20,18 +20,21 @@ def drawn(text: str) -> list[ElementTree.Element]:
 
 def path(chart: ElementTree.Element, style: str) -> np.ndarray:
     """The points of a line, in pixels."""
-    found = next(element for element in chart.iter("path") if element.get("class") == f"line {style}")
-    return np.array([[float(v) for v in pair.split()] for pair in re.split("[ML]", found.get("d", ""))[1:]])
+    first = next(element for element in chart.iter("path") if element.get("class") == f"line {style}")
+    return np.array([[float(v) for v in pair.split()] for pair in re.split("[ML]", first.get("d", ""))[1:]])
 
 
 def ticks(chart: ElementTree.Element) -> list[tuple[float, float]]:
     """(pixel, value) of the ticks of y."""
-    found = [
+    elements = [
         element
         for element in chart.iter("text")
         if element.get("class") == "tick end" and float(element.get("x", 0)) < 100
     ]
-    return [(float(each.get("y", 0)) - 4, float((each.text or "").replace(",", "").rstrip("%"))) for each in found]
+    return [
+        (float(element.get("y", 0)) - 4, float((element.text or "").replace(",", "").rstrip("%")))
+        for element in elements
+    ]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e7])
@@ -100,9 +103,9 @@ def test_lines_differ_by_more_than_colour() -> None:
 def test_bars_start_at_zero_and_keep_their_proportions() -> None:
     rows = [("a", 0.8, True), ("b", 0.4, False), ("c", -0.2, False)]
     for chart in drawn(bars("b", "t", rows)):
-        found = [element for element in chart.iter("rect") if element.get("class") != "rest"]
-        wide = [float(each.get("width", 0)) for each in found]
-        left = [float(each.get("x", 0)) for each in found]
+        elements = [element for element in chart.iter("rect") if element.get("class") != "rest"]
+        wide = [float(element.get("width", 0)) for element in elements]
+        left = [float(element.get("x", 0)) for element in elements]
         assert wide[0] == pytest.approx(2 * wide[1], abs=0.2) and wide[1] == pytest.approx(2 * wide[2], abs=0.2)
         assert left[0] == left[1] == pytest.approx(left[2] + wide[2], abs=0.2)
     whole = drawn(bars("b", "t", [("a", 0.5, True)], percent=True))[0]

@@ -147,9 +147,9 @@ def test_the_split_is_independent_of_what_the_rows_hold(rng: np.random.Generator
     other[0], label[0] = 0, "b"
     sizes = []
     for k in range(20):
-        held = [len(split(x, z, 0.3, f"{k:032x}")[1][1]) for x, z in ((same, y), (other, label))]
-        assert held[0] == held[1]
-        sizes.append(held[0])
+        values = [len(split(x, z, 0.3, f"{k:032x}")[1][1]) for x, z in ((same, y), (other, label))]
+        assert values[0] == values[1]
+        sizes.append(values[0])
     deviation = np.sqrt(1000 * 0.3 * 0.7)
     assert max(abs(size - 300) for size in sizes) < 5 * deviation and np.std(sizes) > deviation / 3  # coins, no quota
 
@@ -222,13 +222,13 @@ def test_one_row_does_not_change_how_others_are_read(tmp_path: Path, name: str, 
 @pytest.mark.parametrize("extra", ["x,a", "1.5,b", "True,a"])
 def test_types_of_public_rows_are_read_as_written(tmp_path: Path, extra: str) -> None:
     (tmp_path / "p.csv").write_text("z,y\n" + "007,a\n012,b\nx,a\n007,b\n" * 5)
-    found = []
+    collected = []
     for more in ("", f"{extra}\n"):
         (tmp_path / "t.csv").write_text("z,y\n" + "007,a\n012,b\n" * 50 + more)
         problem = prepared(tmp_path / "t.csv", public=str(tmp_path / "p.csv"), target="y", classes=["a", "b"])
         assert problem.leaks == () and problem.features is not None
-        found.append(problem.x[:100])
-    assert (found[0] == found[1]).all() and found[0][:, problem.features.index("z=007")].sum() == 50
+        collected.append(problem.x[:100])
+    assert (collected[0] == collected[1]).all() and collected[0][:, problem.features.index("z=007")].sum() == 50
 
 
 @pytest.mark.parametrize("decimal", [".", ","])

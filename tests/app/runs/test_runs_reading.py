@@ -68,8 +68,8 @@ def test_undeclared_words_say_what_to_declare() -> None:
     table(gender=lambda k: ["female", "male"][k % 2], x=lambda k: k % 5)
     begun = prepared()
     assert begun.d == 18
-    told = next(note for note in begun.notes if "go into fixed buckets" in note)
-    assert "16 for a column even where it has two words" in told and '--categories "gender=a,b,c"' in told
+    first = next(note for note in begun.notes if "go into fixed buckets" in note)
+    assert "16 for a column even where it has two words" in first and '--categories "gender=a,b,c"' in first
     assert prepared(columns={"gender": ["female", "male"]}).d == 5
 
 
@@ -268,8 +268,8 @@ def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr("isthmus.app.runs.record.write", interrupted)
         invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK, code=4)
-    said = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
-    assert "was stopped before its record was written" in said and "isthmus train --resume runs/t-1" in said
+    error = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
+    assert "was stopped before its record was written" in error and "isthmus train --resume runs/t-1" in error
     invoke("train", "--resume", "runs/t-1")
     invoke("report", "runs/t-1")
 

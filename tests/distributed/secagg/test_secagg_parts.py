@@ -116,13 +116,13 @@ def test_masks_are_the_stream_of_rfc_8439() -> None:
 
 def test_two_key_pairs_agree_for_one_purpose_only() -> None:
     pytest.importorskip("cryptography")
-    one, other = bytes(range(32)), bytes(range(32, 64))
-    here = crypto.agreed(one, crypto.public_key(other), b"s" * 16, b"mask")
-    assert here == crypto.agreed(other, crypto.public_key(one), b"s" * 16, b"mask") and len(here) == 32
-    assert here != crypto.agreed(one, crypto.public_key(other), b"s" * 16, b"letter")
-    assert here != crypto.agreed(one, crypto.public_key(other), b"t" * 16, b"mask")
+    first, second = bytes(range(32)), bytes(range(32, 64))
+    here = crypto.agreed(first, crypto.public_key(second), b"s" * 16, b"mask")
+    assert here == crypto.agreed(second, crypto.public_key(first), b"s" * 16, b"mask") and len(here) == 32
+    assert here != crypto.agreed(first, crypto.public_key(second), b"s" * 16, b"letter")
+    assert here != crypto.agreed(first, crypto.public_key(second), b"t" * 16, b"mask")
     with pytest.raises(ValueError):
-        crypto.agreed(one, bytes(32), b"s" * 16, b"mask")  # a point of small order
+        crypto.agreed(first, bytes(32), b"s" * 16, b"mask")  # a point of small order
 
 
 def test_a_letter_is_read_only_as_it_was_sealed() -> None:

@@ -159,8 +159,8 @@ def test_cosamp_is_the_best_iterate_of_algorithm_1(p: int, d: int, k: int, noise
         codes.append(matrix @ w + noise * rng.laplace(size=p))
         iterates = algorithm_1(matrix, codes[-1], k)
         best.append(min(iterates, key=lambda z: float(np.linalg.norm(codes[-1] - matrix @ z))))
-        kept = [frozenset(np.nonzero(z)[0]) for z in iterates]
-        first = next((i for i in range(1, len(kept)) if kept[i] == kept[i - 1]), 0)
+        values = [frozenset(np.nonzero(z)[0]) for z in iterates]
+        first = next((i for i in range(1, len(values)) if values[i] == values[i - 1]), 0)
         repeats += first > 0 and not np.allclose(iterates[first], best[-1])
     np.testing.assert_allclose(cosamp(matrix, np.array(codes), k), np.array(best), atol=1e-9)
     assert repeats > 0  # the draws hold such a support

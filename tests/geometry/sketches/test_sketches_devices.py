@@ -22,12 +22,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim]
-        devices = {x.device.type for x in given}
-        made = {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.ndim}
+        xs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim]
+        devices = {x.device.type for x in xs}
+        distinct = {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.ndim}
         if len(devices) > 1:
             self.mixed.append(str(func))
-        elif given and devices != made and made:
+        elif xs and devices != distinct and distinct:
             self.copies.append(str(func))
         return out
 
