@@ -206,7 +206,7 @@ def test_types_of_polars() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"agee": (0, 1)}, r"columns=\['agee'\] .* it has \['age'\]"),
+        ({"agee": (0, 1)}, r"columns=\['agee'\] .* which has \['age'\]"),
         ({"age": (1, 0)}, "columns.age.bounds=.* give low < high"),
         ({"age": "nmber"}, "columns.age='nmber'"),
         ({"age": "?"}, "write down how it becomes numbers"),
