@@ -277,7 +277,7 @@ class _Adversary:
         return [self._pair("row", others, signs * self.size)]
 
     def _pair(self, name: str, common: Tensor, record: Tensor, replacement: Tensor | None = None) -> Pair:
-        """A pair; where one record is replaced, by `other` or else by its negative."""
+        """A pair; where one record is replaced, by `replacement` or else by its negative."""
         common = common if common.ndim == 2 else common.expand(self.n - 1, -1)
         right = (-record if replacement is None else replacement) if self.replaced else None
         return replace(self.blank, name=name, common=common, left=record, right=right)
