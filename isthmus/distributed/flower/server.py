@@ -226,7 +226,7 @@ class FlowerClients(Aggregator):
         if self.traffic.silent >= self.patience:
             why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
             raise NobodyAnswered(
-                f"no valid answer came in {self.traffic.silent} rounds in a row, the last of them round {order.t}: "
+                f"no valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
                 f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
             )
 
