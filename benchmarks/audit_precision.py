@@ -140,17 +140,19 @@ def audited(audit: Audit) -> tuple[OneRun, float]:
         stated.append(epsilon)
         return scores
 
-    found = one_run(train, canaries.cpu(), guesses=audit.canaries // 5, delta=DELTA)
-    return found, audit.epsilon * 1.02 if audit.understated > 1 else stated[0]
+    report = one_run(train, canaries.cpu(), guesses=audit.canaries // 5, delta=DELTA)
+    return report, audit.epsilon * 1.02 if audit.understated > 1 else stated[0]
 
 
 def cases(given: Audit) -> dict[str, Audit]:
     """All trainings."""
     precisions = ["float32", "TF32", "bfloat16"] if given.device == "cuda" else ["float32", "bfloat16"]
     kronecker = isthmus.Kronecker(16, 16)
-    found = {each: replace(given, precision=each) for each in precisions}
-    found |= {f"{each}, Kronecker 16": replace(given, precision=each, sketch=kronecker) for each in precisions}
-    return found | {"control: noise / 10": replace(given, understated=10.0)}
+    table = {precision: replace(given, precision=precision) for precision in precisions}
+    table |= {
+        f"{precision}, Kronecker 16": replace(given, precision=precision, sketch=kronecker) for precision in precisions
+    }
+    return table | {"control: noise / 10": replace(given, understated=10.0)}
 
 
 def stamp(audit: Audit) -> str:

@@ -87,7 +87,7 @@ def whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spread(value: Any) -> list[float]:
-    return [float(each) for each in value] if isinstance(value, list) else [float(value)] * 3
+    return [float(number) for number in value] if isinstance(value, list) else [float(value)] * 3
 
 
 def comparisons(rows: Iterable[dict[str, Any]]) -> Iterator[Beside]:
@@ -123,9 +123,9 @@ def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[GoalCheck]:
 
 def _goals(row: dict[str, Any]) -> list[Goal]:
     """Those of the registry; of a row that is not there, its own: a ratio to its first peer, or ratios by peer."""
-    known = BENCHMARKS.get(row["name"])
-    if known is not None:
-        return [goal for goal in known.goals if goal.ours in ("", row["ours"])]
+    benchmark = BENCHMARKS.get(row["name"])
+    if benchmark is not None:
+        return [goal for goal in benchmark.goals if goal.ours in ("", row["ours"])]
     own, note = row.get("goal"), row.get("note") or ""
     if isinstance(own, dict):
         return [Goal(peer, float(most), cause=note) for peer, most in own.items()]

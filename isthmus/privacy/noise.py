@@ -141,11 +141,11 @@ class Source:
         validate.positive_int(high=high)
         validate.non_negative_int(size=size)
         limit = np.uint64((1 << 64) // high * high - 1)
-        kept = np.empty(0, np.uint64)
-        while len(kept) < size:
-            words = self.words(size - len(kept))
-            kept = np.concatenate([kept, words[words <= limit]])
-        return torch.from_numpy((kept % np.uint64(high)).astype(np.int64))
+        accepted = np.empty(0, np.uint64)
+        while len(accepted) < size:
+            words = self.words(size - len(accepted))
+            accepted = np.concatenate([accepted, words[words <= limit]])
+        return torch.from_numpy((accepted % np.uint64(high)).astype(np.int64))
 
     def subset(self, n: int, k: int) -> Tensor:
         """k different indices below n, every subset as likely as every other, sorted."""
@@ -237,8 +237,8 @@ class FastSource(SecretSource):
             return super().add_normal(out, scale)
         for part in torch.split(out.view(-1), _PAIRS):
             half = (len(part) + 1) // 2
-            radius, angle, other = _polar(half, scale)
-            for place, drawn in ((part[:half], other), (part[half:], angle[: len(part) - half])):
+            radius, sine, cosine = _polar(half, scale)
+            for place, drawn in ((part[:half], cosine), (part[half:], sine[: len(part) - half])):
                 place.copy_(drawn.mul_(radius[: len(drawn)]).add_(place))
 
 
@@ -380,7 +380,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
     """
-    infos = [torch.finfo(each) for each in (dtype, torch.float64) if each.is_floating_point]
+    infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
     least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
     short = str(dtype).removeprefix("torch.")
     remedy = f"{short} numbers hold noise of {least:.3g} to {most:.3g}: change the clip bound, or the units of the data"

@@ -23,14 +23,14 @@ def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "project-l1", "grows-project-d", "--quick", "--json", str(file)])
     assert result.exit_code == 0, result.output
     assert "project-l1" in result.stdout and "exponent" in result.stdout
-    found = json.loads(file.read_text())
-    assert found["form"] == measure.FORM and found["quick"] and found["machine"]["torch"] == torch.__version__
-    ours, grown = found["rows"]
+    data = json.loads(file.read_text())
+    assert data["form"] == measure.FORM and data["quick"] and data["machine"]["torch"] == torch.__version__
+    ours, grown = data["rows"]
     beside = ours["peers"]["NumPy sort"]
     for median, low, high in (ours["ours_ms"], beside["ms"], beside["ratio"]):
         assert 0 < low <= median <= high
     assert ours["facts"]["largest difference"] < 1e-12 and ours["skipped"] == {} and ours["rounds"] == 2
-    assert [each["size"] for each in grown["points"]] == [1000, 10_000] and isinstance(grown["slope"], float)
+    assert [point["size"] for point in grown["points"]] == [1000, 10_000] and isinstance(grown["slope"], float)
     text = page.page([kept.load(file)])
     assert "NumPy sort" in text and text.count("quick run") == 1
     readme = page.filled("<!-- bench:begin headline -->\n<!-- bench:end -->", [kept.load(file)])
@@ -67,8 +67,8 @@ def test_memory_is_asked_for_beside_a_peer(tmp_path: Path) -> None:
 
 def test_rows_of_other_machines_may_be_short(tmp_path: Path) -> None:
     file = tmp_path / "h200.json"
-    told = {"name": "device-new", "ours_ms": 6.0, "peers": {"plain": 4.0}, "goal": 1.25, "note": "One product more."}
-    file.write_text(json.dumps([told]))
+    facts = {"name": "device-new", "ours_ms": 6.0, "peers": {"plain": 4.0}, "goal": 1.25, "note": "One product more."}
+    file.write_text(json.dumps([facts]))
     text = page.page([kept.load(file)])
     assert "## H200" in text and "| 6 | plain | 4 | 1.5 | 1.25: missed |" in text and "Cause: One product more." in text
 

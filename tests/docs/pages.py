@@ -51,11 +51,11 @@ def prose(text: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as the site and code hosts make them."""
-    found: set[str] = set()
+    distinct: set[str] = set()
     for heading in re.findall(r"^#+ +(.+?) *#*$", FENCE.sub("", text), re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode("ascii")
         slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
-        count = sum(re.fullmatch(rf"{re.escape(slug)}(_\d+)?", each) is not None for each in found)
-        found.add(f"{slug}_{count}" if count else slug)
-    return found | set(re.findall(r'id="([\w-]+)"', text)) | set(re.findall(r"\{ ?#([\w-]+) ?\}", text))
+        count = sum(re.fullmatch(rf"{re.escape(slug)}(_\d+)?", each) is not None for each in distinct)
+        distinct.add(f"{slug}_{count}" if count else slug)
+    return distinct | set(re.findall(r'id="([\w-]+)"', text)) | set(re.findall(r"\{ ?#([\w-]+) ?\}", text))

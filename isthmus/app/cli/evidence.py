@@ -85,14 +85,17 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
         page.write_text(parts.reproduction_page.page(), encoding="utf-8")
         return
     out = Out(how.pop("as_json"), how.pop("quiet"))
-    known = parts.reproduce.all_experiments()
+    experiments = parts.reproduce.all_experiments()
     if listed:
-        rows = [{"name": each.name, "item": each.item, "title": each.title} for each in known.values()]
+        rows = [
+            {"name": experiment.name, "item": experiment.item, "title": experiment.title}
+            for experiment in experiments.values()
+        ]
         out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
         return
     if everything == bool(names):
         raise click.UsageError("Name the experiments to run, or give --all. `isthmus reproduce --list` shows them.")
-    _run(out, list(known.values()) if everything else parts.reproduce.chosen(names), **how)
+    _run(out, list(experiments.values()) if everything else parts.reproduce.chosen(names), **how)
 
 
 def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
@@ -100,15 +103,15 @@ def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
     first, seeds, workers = how.pop("first"), how.pop("seeds"), how.pop("workers") or os.cpu_count() or 1
     plan = command.Request(experiments, seeds=range(first, first + seeds), workers=workers, **how)
     finished = command.carry_out(plan, screen.say, progress=not screen.quiet)
-    for done in finished if expect else ():
-        command.expect(done, plan, Path("docs"))
-    outside = [(done.experiment.name, each) for done in finished for each in done.outside]
+    for outcome in finished if expect else ():
+        command.expect(outcome, plan, Path("docs"))
+    outside = [(outcome.experiment.name, figure) for outcome in finished for figure in outcome.outside]
     words = [f"{len(finished)} experiments; results are in {plan.out / plan.scale}."]
-    words += [f"{done.experiment.name}: {done.judgement.kind}. {done.judgement.why}" for done in finished]
+    words += [f"{outcome.experiment.name}: {outcome.judgement.kind}. {outcome.judgement.why}" for outcome in finished]
     words += [
         f"outside its band: {name}, {x.key}: {x.value:.4g}, not {x.low:.4g} to {x.high:.4g}" for name, x in outside
     ]
-    screen.result([command.record(done, plan) for done in finished], "\n".join(words))
+    screen.result([command.record(outcome, plan) for outcome in finished], "\n".join(words))
     if outside and not expect:
         raise SystemExit(1)
 
