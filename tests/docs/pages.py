@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXTS = {
-    path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-}
+FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*FIRST, *sorted((ROOT / "docs").rglob("*.md"))]}
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.M | re.S)
 NOTE = re.compile(r"<!-- (slow|needs): ?([^>]*?) ?-->\s*\Z")
 
