@@ -135,12 +135,15 @@ def test_bought_steps_cause_no_more_noise_than_is_announced(name: str) -> None:
     y = np.zeros(n) if "moments" not in name else np.random.default_rng(0).choice([-0.9, 0.9], n)
     choice = plan(n=n, d=d, epsilon=1.0, loss="squared", algorithms=[name], rounds=40).best
     margins = []
-    for _ in range(4):
+    for _ in range(6):
         result = minimize(LeastSquares(x, y), choice.recipe(), steps=40, record=None, progress=False)
         seen = result.transform(units).dense()
         margins.append((seen / torch.linalg.vector_norm(seen, dim=1, keepdim=True) @ result.x).numpy())
+    noise = math.sqrt(
+        np.var(margins, axis=0, ddof=1).mean()
+    )  # around the runs' mean: what chance put into y is no noise
     assert choice.margin_noise is not None
-    assert 0.01 * choice.margin_noise < float(np.concatenate(margins).std()) < 1.2 * choice.margin_noise
+    assert 0.05 * choice.margin_noise < noise < choice.margin_noise
 
 
 def test_a_hull_has_scores_as_long_as_its_vertices() -> None:
