@@ -139,9 +139,7 @@ def test_bought_steps_cause_no_more_noise_than_is_announced(name: str) -> None:
         result = minimize(LeastSquares(x, y), choice.recipe(), steps=40, record=None, progress=False)
         seen = result.transform(units).dense()
         margins.append((seen / torch.linalg.vector_norm(seen, dim=1, keepdim=True) @ result.x).numpy())
-    noise = math.sqrt(
-        np.var(margins, axis=0, ddof=1).mean()
-    )  # around the runs' mean: what chance put into y is no noise
+    noise = math.sqrt(np.var(margins, axis=0, ddof=1).mean())  # around the runs' mean, where chance in y is
     assert choice.margin_noise is not None
     assert 0.05 * choice.margin_noise < noise < choice.margin_noise
 
