@@ -104,6 +104,17 @@ def test_any_tilt_gives_a_bound() -> None:
     assert not total._law(1000.0).clear(9.0)
 
 
+@pytest.mark.parametrize("n", [1, 10, 1000])
+def test_large_exponents_are_rounded_for(n: int) -> None:
+    """With t = 10^5 the masses of one round add up to 1 - 3.7e-11: what exponents lose is part of the bound."""
+    event, sides = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0)), dpa.pld.privacy_loss_mechanism
+    for side in (sides.AdjacencyType.REMOVE, sides.AdjacencyType.ADD):
+        total = composition._Total([(composition._round(event, side, 1e-4), n)], 1e-4)
+        for t in (1.0, 30.0, 1000.0, 1e5):
+            law = total._law(t)
+            assert abs(float(law.masses.sum()) - 1) <= law.rounding
+
+
 def test_rates_next_to_one_and_no_epsilon_at_all() -> None:
     nearly = dpa.PoissonSampledDpEvent(1 - 2.0**-53, dpa.GaussianDpEvent(0.1))
     assert epsilon_of(nearly, 1e-5) == epsilon_of(dpa.GaussianDpEvent(0.1), 1e-5)
