@@ -10,6 +10,7 @@ Four routes lead to an epsilon, and the first that supports every part of an eve
 | PLD of a pair | Gaussian, Poisson(Gaussian) | the library's own N(-C) against N(+C): the multiplier as it is |
 | RDP | Gaussian, Laplace, zCDP, Poisson(Gaussian), subsets(Gaussian) | half the multiplier, four times rho |
 
+Distributions of losses (PLD) are added up by `isthmus.privacy.composition`, from the library's curves of one round.
 Add/remove takes no pair and no sampling without replacement; replace-one with RDP takes no Poisson sampling.  The
 pair is the library's choice of a worst case for Poisson sampling under replace-one; add/remove with Poisson sampling,
 the default, needs no such choice.  Mixtures of Gaussians (sampling with replacement) take PLD, add/remove only.
@@ -38,6 +39,7 @@ from functools import lru_cache
 import numpy as np
 
 from isthmus.base import validate
+from isthmus.privacy import composition
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.calibrate import solve
 from isthmus.privacy.curves import exact, interval, renyi
@@ -53,6 +55,9 @@ MOST_ROUNDS = 2_000_000
 
 NO_NOISE = 1e-9
 """A multiplier below this counts as 0: its epsilon, some 10^17 and more, counts as infinite."""
+
+NEARLY_ALL = 1 - 1e-12
+"""A sampling rate from here on counts as 1, which costs more: curves of larger ones are no more than rounding."""
 
 
 class UnsupportedEvent(validate.InvalidInput):
@@ -119,7 +124,7 @@ def leaves_of(event: DpEvent, count: int = 1) -> Counter[DpEvent]:
         return total
     if isinstance(event, dpa.SelfComposedDpEvent):
         return leaves_of(event.event, count * event.count)
-    if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability == 1:
+    if isinstance(event, dpa.PoissonSampledDpEvent) and event.sampling_probability >= NEARLY_ALL:
         return leaves_of(event.event, count)
     if isinstance(event, mixture) and not isinstance(event.sensitivities, tuple):  # lists cannot be counted
         event = mixture(event.standard_deviation, tuple(event.sensitivities), tuple(event.sampling_probs))
@@ -293,22 +298,19 @@ def _by(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: flo
     if route != "rdp" and sum(leaves.values()) > MOST_ROUNDS:
         return _in_blocks(route, leaves, adjacency, asked, given, haste)
     parts = {_convert(leaf, adjacency, route): count for leaf, count in leaves.items()}
-    relation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if adjacency is Adjacency.REPLACE_ONE and route != "pld":  # route "pld" halved the multipliers itself
-        relation = dpa.NeighboringRelation.REPLACE_ONE
+    replaced = adjacency is Adjacency.REPLACE_ONE and route != "pld"  # route "pld" halved the multipliers itself
     if route == "rdp":
+        relations = dpa.NeighboringRelation
+        relation = relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE
         return renyi(parts, relation, asked, given, haste > 0)
-    accountant = dpa.pld.PLDAccountant(relation, interval(leaves, adjacency.factor) * (1, 8, 8)[haste])
-    for leaf, count in parts.items():
-        accountant.compose(leaf, count)
-    return float(accountant.get_epsilon(given) if asked == "epsilon" else min(1.0, accountant.get_delta(given)))
+    return composition.cost(parts, replaced, interval(leaves, adjacency.factor) * (1, 8, 8)[haste], asked, given)
 
 
 def _in_blocks(route: str, leaves: Leaves, adjacency: Adjacency, asked: str, given: float, haste: int) -> float:
     """Basic composition: k blocks that are (epsilon, delta)-private each are (k epsilon, k delta)-private together."""
     k = -(-2 * sum(leaves.values()) // MOST_ROUNDS)
     block = {leaf: -(-count // k) for leaf, count in leaves.items()}
-    if sum(block.values()) > MOST_ROUNDS or given / k == 0:
+    if sum(block.values()) > MOST_ROUNDS or (given / k == 0 and asked == "epsilon"):
         raise OverflowError("the blocks are too many, or one of each kind is more than a block holds")
     cost = k * _by(route, block, adjacency, asked, given / k, haste)
     return cost if asked == "epsilon" else min(1.0, cost)
