@@ -66,7 +66,7 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
     "privacy/curves": {"interval": "decides how tight a cost is, never whether it is an upper bound"},
     "privacy/noise": {
-        **dict.fromkeys(("_CHUNK", "_PAIRS", "CHUNK", "DEVICE_CHUNK", "_BUFFER"), _PIECES),
+        **dict.fromkeys(("_CHUNK", "_PAIRS", "_BLOCK", "CHUNK", "DEVICE_CHUNK", "_BUFFER"), _PIECES),
         **dict.fromkeys(("_generator_of", "_chacha"), _GPU),
     },
 }

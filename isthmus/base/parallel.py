@@ -44,6 +44,35 @@ def in_order(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[F
                 future.cancel()
 
 
+def share_out(work: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """`work(item)` of every item, by as many threads as torch may use, this one among them; each item by one of them.
+
+    Nobody waits for anybody before the end: a thread that is held up holds up one item, where threads that share every
+    operation wait for it each time.  Modes of autograd are as they are here.
+
+    >>> squares = torch.arange(4.0)
+    >>> share_out(lambda x: x.mul_(x), squares.split(1))
+    >>> squares
+    tensor([0., 1., 4., 9.])
+    """
+    helpers, waiting = min(torch.get_num_threads(), len(items)) - 1, iter(items)
+    inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
+    def serve() -> None:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            for item in waiting:  # which gives an item to one thread only
+                work(item)
+
+    with one_thread():
+        if helpers < 1:
+            return serve()
+        with ThreadPoolExecutor(helpers) as pool:
+            others = [pool.submit(serve) for _ in range(helpers)]
+            serve()
+            for other in others:
+                other.result()
+
+
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
     """torch's operations on one thread meanwhile."""

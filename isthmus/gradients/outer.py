@@ -118,7 +118,7 @@ class Outer(Rows):
             a, b = _flat(self.a).to(self.dtype), _flat(b)
             total = self._empty(self.d) if out is None else out
             matrix = total.view(self.q, self.p)
-            torch.mm(b.T, a, out=matrix[:, : a.shape[1]])
+            adding.product_into(matrix[:, : a.shape[1]], b.T, a)
             if self.ones:
                 torch.sum(b, 0, out=matrix[:, -1])
             return total

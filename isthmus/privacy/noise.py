@@ -31,6 +31,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.parallel import share_out
 
 Shape = int | Sequence[int]
 Device = torch.device | str | None
@@ -45,8 +46,10 @@ SEEDED = "seeded noise: not private"
 _CHUNK = 1 << 16
 _BUFFERS = threading.local()
 _HOME = os.getpid()
-_PAIRS = 1 << 18
-"""Normals of `FastSource` under one key."""
+_PAIRS = 1 << 17
+"""Normals of `FastSource` under one key, by one thread."""
+_BLOCK = 1 << 16
+"""Those that are made together: they stay in the cache."""
 CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
 """Coordinates that are noised together, on the CPU and elsewhere."""
@@ -203,7 +206,7 @@ class FastSource(SecretSource):
     generator, under 256 fresh bits of the kernel's generator for every call: drawn on the device and added in the same
     pass, without a second tensor and without waiting for the device (`isthmus.privacy.chacha`).  On another
     device, or without Triton, each is `(z1 + z2) / sqrt(2)` of torch's generator there under two keys of 64 fresh bits
-    for every 2^24 of them.  On the CPU they are float64 polar pairs of SFC64, under 192 fresh bits for every 2^18.
+    for every 2^24 of them.  On the CPU they are float64 polar pairs of SFC64, under 192 fresh bits for every 2^17.
     Nothing is kept between calls: a key found out would expose the draws of one call only, there is none to give,
     and copies and forked processes draw their own.
 
@@ -230,16 +233,12 @@ class FastSource(SecretSource):
         return out.to(dtype)
 
     def add_normal(self, out: Tensor, scale: float) -> None:
-        """As `Source.add_normal`; on the CPU by the polar pair `r cos`, `r sin` of uniforms, on torch's threads."""
+        """As `Source.add_normal`; on the CPU by polar pairs `r cos`, `r sin` of uniforms, each key on one thread."""
         if out.device.type != "cpu":
             return _add_there(out, scale, _generator_of(out.device))
         if os.getpid() != _HOME:
             return super().add_normal(out, scale)
-        for part in torch.split(out.view(-1), _PAIRS):
-            half = (len(part) + 1) // 2
-            radius, sine, cosine = _polar(half, scale)
-            for place, drawn in ((part[:half], cosine), (part[half:], sine[: len(part) - half])):
-                place.copy_(drawn.mul_(radius[: len(drawn)]).add_(place))
+        share_out(lambda part: _add_polar(part, scale), torch.split(out.view(-1), _PAIRS))
 
 
 class SeededSource(Source):
@@ -349,20 +348,34 @@ def _sfc64() -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(secrets.randbits(256), pool_size=8)))
 
 
-def _polar(size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """scale r, sin and cos of an angle under a key that is used once, in buffers of this thread (until its next call).
+def _add_polar(part: Tensor, scale: float) -> None:
+    """part += scale times normals under a key that is used once, a block at a time: added in float64, rounded last."""
+    generator = _sfc64()
+    for place in torch.split(part, _BLOCK):
+        half = (len(place) + 1) // 2
+        radius, sine, cosine = _polar(generator, half, scale)
+        for those, drawn in ((place[:half], cosine), (place[half:], sine[: len(place) - half])):
+            those.copy_(drawn.mul_(radius[: len(drawn)]).add_(those))
 
-    r = sqrt(-2 log(1 - u)) for a uniform u with 53 bits: up to 8.5 standard deviations.
+
+def _polar(generator: np.random.Generator, size: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """scale r, sin and cos of an angle, in buffers of this thread (until its next call).
+
+    r = sqrt(-2 log(1 - u)) for a uniform u with 53 bits, of which 1 - u is exact: up to 8.5 standard deviations.
     """
     if not hasattr(_BUFFERS, "uniform"):
-        _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_PAIRS + 2), torch.empty(_PAIRS // 2 + 1, dtype=torch.float64)
+        _BUFFERS.uniform, _BUFFERS.cosine = np.empty(_BLOCK), torch.empty(_BLOCK // 2, dtype=torch.float64)
     uniform = _BUFFERS.uniform[: 2 * size]
-    _sfc64().random(out=uniform)
-    radius, angle = torch.split(torch.from_numpy(uniform), size) if size else (torch.empty(0), torch.empty(0))
-    radius.neg_().log1p_().mul_(-2).sqrt_().mul_(scale)  # the scale is never squared: its square may leave the range
+    generator.random(out=uniform)
+    radius, angle = uniform[:size], torch.from_numpy(uniform[size:])
+    np.subtract(1.0, radius, out=radius)
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    radius *= scale  # it is never squared: its square may leave the range
     angle.mul_(2 * math.pi)
     cosine = torch.cos(angle, out=_BUFFERS.cosine[:size])
-    return radius, angle.sin_(), cosine
+    return torch.from_numpy(radius), angle.sin_(), cosine
 
 
 def _ziggurat(size: int) -> NDArray[np.float64]:

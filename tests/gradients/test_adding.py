@@ -289,3 +289,35 @@ def test_a_residual_whose_code_overflows_is_left_out() -> None:
     torch.testing.assert_close(
         measured.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
     )
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("k, q, p", [(3, 530, 999), (40, 2, 1 << 18), (1, 1, 1 << 18), (5, 3, 7), (0, 600, 600)])
+@pytest.mark.parametrize("beside", [0, 1, 16])
+def test_products_into_rows_that_begin_anywhere(dtype: torch.dtype, k: int, q: int, p: int, beside: int) -> None:
+    """Every entry within its roundings of the slow sum, whatever stands beside it untouched."""
+    g = torch.Generator().manual_seed(k + q)
+    y, x = (torch.randn(*size, generator=g, dtype=dtype) for size in ((k, q), (k, p)))
+    whole = torch.full((q, p + beside), 7.0, dtype=dtype)
+    adding.product_into(whole[:, :p], y.T, x)
+    assert (whole[:, p:] == 7).all()
+    slow = (y.double()[:, :, None] * x.double()[:, None, :]).sum(0) if q * p < 1e6 else y.double().T @ x.double()
+    off, mass = (whole[:, :p].double() - slow).abs(), y.double().abs().T @ x.double().abs()
+    assert (off <= 2 * (k + 1) * torch.finfo(dtype).eps / 2 * mass).all()
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_sums_of_rows_are_within_their_error(few: bool) -> None:
+    """Into a column, by one product where that is exact enough, else in float64."""
+    v = worst(10, True, F32)[:, None] * torch.tensor([1.0, 0.5])
+    rho = (len(v) + 8) * 2.0**-24 if few else 2.0**-22
+    column = torch.full((2, 3), 7.0)
+    adding.row_sum(v, rho, column[:, 1])
+    exact = [sum(Fraction(float(x)) for x in v[:, j]) for j in range(2)]
+    for j in range(2):
+        mass = sum(Fraction(abs(float(x))) for x in v[:, j])
+        assert abs(Fraction(float(column[j, 1])) - exact[j]) <= Fraction(rho) * mass
+    assert (column[:, [0, 2]] == 7).all()
+    wide = torch.empty(2, dtype=F64)
+    adding.row_sum(v, rho, wide)
+    torch.testing.assert_close(wide, v.double().sum(0), rtol=0, atol=rho * float(v.abs().sum()))

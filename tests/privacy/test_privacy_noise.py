@@ -15,8 +15,8 @@ from scipy import stats
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import FastSource, GeneratorSource, SecretSource, SeededSource, noise
+from isthmus.privacy.noise import _BLOCK, Source, _keyed, _torch_normal
 from isthmus.privacy.noise import _PAIRS as _CHUNK
-from isthmus.privacy.noise import Source, _keyed, _torch_normal
 
 SOURCES = [SecretSource(), FastSource(), SeededSource(5), GeneratorSource(torch.Generator().manual_seed(5))]
 each_source = pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
@@ -129,13 +129,50 @@ def test_chunks_of_a_fast_draw_are_independent(four_threads: None) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-@pytest.mark.parametrize("size", [0, 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 5 * _CHUNK + 3])
+@pytest.mark.parametrize("size", [0, 1, _BLOCK - 1, _BLOCK + 1, _CHUNK - 1, _CHUNK, _CHUNK + 1, 5 * _CHUNK + 3])
 def test_fast_draws_fill_every_place(size: int, threads: int, four_threads: None) -> None:
     torch.set_num_threads(threads)
     draws = FastSource().normal(size)
     assert draws.shape == (size,) and draws.dtype == torch.float64
     assert len(draws.unique()) == size and not bool((draws == 0).any())
     assert float(draws.abs().max() if size else 0.0) < 9  # beyond 9 once in 10^18
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_fast_noise_is_added_at_its_scale_and_no_other(threads: int, dtype: torch.dtype, four_threads: None) -> None:
+    """Every block of every chunk, on top of what was there, rounded once."""
+    torch.set_num_threads(threads)
+    size, there = 2 * _CHUNK + 5, 0.0 if dtype == torch.bfloat16 else 5.0
+    out = torch.full((size,), there, dtype=dtype)
+    FastSource().add_normal(out, 3.0)
+    for block in out.double().sub(there).div(3).split(_BLOCK // 2):
+        if dtype != torch.bfloat16:  # its steps are too wide for the law of a continuous number
+            assert stats.kstest(block.numpy(), "norm").pvalue > 1e-9
+        assert abs(float(block.mean())) < 7 / math.sqrt(len(block))
+        spread = 7 / math.sqrt(2 * len(block)) + 0.01  # 2^-9, relative, of each number is rounded off in bfloat16
+        assert len(block) < 100 or abs(float(block.std()) - 1) < spread
+
+
+def test_both_halves_of_fast_pairs_are_independent() -> None:
+    """`r cos` and `r sin` of one block, and their squares, which share r, are not correlated."""
+    draws = FastSource().normal(_BLOCK)
+    cosine, sine = draws.split(_BLOCK // 2)
+    for x, y in ((cosine, sine), (cosine**2, sine**2), (cosine.abs(), sine)):
+        assert abs(float(torch.corrcoef(torch.stack([x, y]))[0, 1])) < 7 / math.sqrt(_BLOCK / 2)
+
+
+def test_a_chunk_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch, four_threads: None) -> None:
+    asked: list[int] = []
+    fresh = noise.secrets.randbits
+
+    def recorded(bits: int) -> int:
+        asked.append(bits)
+        return fresh(bits)
+
+    monkeypatch.setattr(noise.secrets, "randbits", recorded)
+    FastSource().add_normal(torch.zeros(3 * _CHUNK + 1), 1.0)
+    assert asked == [256] * 4
 
 
 def test_a_device_is_keyed_afresh_at_every_call() -> None:
