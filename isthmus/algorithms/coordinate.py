@@ -81,20 +81,7 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    validate.one_of(SAMPLINGS, sampling=sampling)
-    validate.positive(step=step)
-    validate.positive_int(tau=tau)
-    if inner is not None:
-        validate.positive_int(inner=inner)
-    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
-    for name, value in {"smoothness": smoothness, "clip": clip}.items():
-        numbers = validate.as_tensor(name, value).double()
-        if name == "smoothness" and numbers.ndim == 2:
-            smoothness_matrix(numbers.numpy())
-        else:
-            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
-    if isinstance(probabilities, str):
-        validate.one_of(("uniform", "importance"), probabilities=probabilities)
+    _check_arguments(sampling, step, tau, inner, schedule, smoothness, clip, probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
         validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
@@ -110,6 +97,25 @@ def dp_skgd(
         "inner": inner,
     }
     return Recipe("dp_skgd", filling.build, arguments)
+
+
+def _check_arguments(
+    sampling: str, step: float, tau: int, inner: int | None, schedule: Any, smoothness: Any, clip: Any, law: Any
+) -> None:
+    validate.one_of(SAMPLINGS, sampling=sampling)
+    validate.positive(step=step)
+    validate.positive_int(tau=tau)
+    if inner is not None:
+        validate.positive_int(inner=inner)
+    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
+    for name, value in {"smoothness": smoothness, "clip": clip}.items():
+        numbers = validate.as_tensor(name, value).double()
+        if name == "smoothness" and numbers.ndim == 2:
+            smoothness_matrix(numbers.numpy())
+        else:
+            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
+    if isinstance(law, str):
+        validate.one_of(("uniform", "importance"), probabilities=law)
 
 
 @algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")

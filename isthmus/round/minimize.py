@@ -165,10 +165,7 @@ def _minimized(
         aggregator.lead(lambda: spending.require(pipe, rounds))
     prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
-    first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    terms = _terms(spending, pipe, resume, rounds)
-    begun = start(pipe, first, seed).replace(parts={**bought, **terms}) if resume is None else resume
-    state = _on_terms(begun, terms, space.d)
+    state = _first_state(pipe, prepared, constraint, asked, bought, _terms(spending, pipe, resume, rounds))
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
     watch = _Watch(objective, pipe, rounds, per_epoch, asked, state, spent, aggregator)
     hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
@@ -202,6 +199,18 @@ def _minimized(
         target=prepared.target,
         centre=prepared.centre,
     )
+
+
+def _first_state(
+    pipe: Pipeline, prepared: Prepared, constraint: ConvexSet, asked: _Asked, bought: Any, terms: Any
+) -> State:
+    """Where the loop begins: at the start that was found or given, or where an earlier run was stopped."""
+    begun = asked.resume
+    if begun is None:
+        own = prepared.start if asked.x0 is None else None
+        first = _start_point(prepared.objective, constraint, asked.x0) if own is None else own
+        begun = start(pipe, first, asked.seed).replace(parts={**bought, **terms})
+    return _on_terms(begun, terms, prepared.objective.space.d)
 
 
 def _spending(

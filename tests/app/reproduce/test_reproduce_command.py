@@ -158,6 +158,16 @@ def test_what_was_not_measured_is_outside_its_band_and_outliers_widen_no_other(t
     assert spread["m=2 / loss"] < 1 == spread["m=3 / loss"]
 
 
+def test_a_number_that_no_seed_moves_agrees_with_itself_after_its_file_was_rounded(trial: Any, tmp_path: Path) -> None:
+    trial()
+    own, fixed = experiment(tmp_path / "log"), 10.0000449  # the file says 10.0
+    results = Results([({"m": 1}, seed, Observed({"loss": fixed}, {})) for seed in range(5)])
+    bands.store(own.name, "small", {"seeds": [*range(5)], "metrics": bands.summary(own, results)})
+    for value, held in ((fixed, True), (fixed * (1 + 3e-5), False), (fixed * (1 - 3e-5), False)):
+        checked = bands.check(own, Results([({"m": 1}, 9, Observed({"loss": value}, {}))]), "small")
+        assert [row.holds for row in checked or []] == [held]
+
+
 def test_no_verdict_on_what_is_no_number(tmp_path: Path) -> None:
     runs = [({"m": m}, 0, Observed({"loss": loss})) for m, loss in ((1, 1.0), (2, float("nan")))]
     assert experiment(tmp_path).judged(Results(runs)).kind == "not comparable"
