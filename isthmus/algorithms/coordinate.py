@@ -107,7 +107,9 @@ def _check_arguments(
     validate.positive_int(tau=tau)
     if inner is not None:
         validate.positive_int(inner=inner)
-    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
+    validate.check(
+        inner is None or schedule is None, "inner", inner, "the schedule has it already: leave one of the two out"
+    )
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
         numbers = validate.as_tensor(name, value).double()
         if name == "smoothness" and numbers.ndim == 2:
@@ -253,12 +255,12 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
             arguments["blocks"] = [part.tolist() for part in np.array_split(order, blocks)]
         wide = wide[order]
         unit = _margin(run, wide, _law_of(wide, blocks), np.full(d, run.sigma))
-    arguments["step"], known = _step(facts, unit), shape is not None
+    arguments["step"], shaped = _step(facts, unit), shape is not None
     return run.choice(
         arguments,
-        "M by public smoothness, importance" if known else "equal blocks",
+        "M by public smoothness, importance" if shaped else "equal blocks",
         margin_noise=arguments["step"] * unit,
-        shortfall=0.015 if known and facts.wide else None,  # word ranks were measured too
+        shortfall=0.015 if shaped and facts.wide else None,  # word ranks were measured too
     )
 
 

@@ -53,7 +53,7 @@ def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     """The deviation that each band uses.
 
     >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1), (3, 9.0))}
-    >>> [round(each, 4) for each in deviations(rows).values()]
+    >>> [round(spread, 4) for spread in deviations(rows).values()]
     [0.1, 0.1, 9.0]
     """
     relative: dict[str, list[float]] = {}
@@ -72,9 +72,9 @@ def check(experiment: Experiment, results: Results, scale: str) -> list[Checked]
     expected = load(experiment.name, scale)
     if expected is None or len(expected["seeds"]) < 2:
         return None
-    wanted, checked = expected["metrics"], []
-    spread, measured = deviations(wanted), summary(experiment, results)
-    for key, row in wanted.items():
+    bands, checked = expected["metrics"], []
+    spread, measured = deviations(bands), summary(experiment, results)
+    for key, row in bands.items():
         value, half = measured.get(key, {"mean": math.nan})["mean"], WIDTH * spread[key]
         checked.append(Checked(key, value, row["mean"] - half, row["mean"] + half))
     return checked
