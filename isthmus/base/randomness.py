@@ -11,6 +11,7 @@ secret; they never come from a seed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
+_BY15, _BY16, _FIRST, _SECOND = np.array([15, 16, 0x7FEB352D, 0x846CA68B], np.uint32)[:, None]
 
 
 def key(*parts: object) -> int:
@@ -74,6 +76,17 @@ def bit_range(hash_key: int, lo: int, hi: int) -> NDArray[np.uint8]:
     return bits[lo - 32 * first : hi - 32 * first]
 
 
+def bit_rows(hash_keys: Sequence[int], words: int) -> NDArray[np.uint8]:
+    """A row for each key: its `bit_range` from 0 to 32 * words, all in one go, which costs less.
+
+    >>> bit_rows([7, 8], 2).tolist() == [bit_range(key, 0, 64).tolist() for key in (7, 8)]
+    True
+    """
+    halves = np.array(hash_keys, dtype="<u8").view("<u4").reshape(-1, 2, 1).astype(np.uint32, copy=False)
+    mixed = _mixed(np.arange(words, dtype=np.uint32) ^ halves[:, 0], halves[:, 1])
+    return np.unpackbits(mixed.astype("<u4", copy=False).view(np.uint8), axis=1, bitorder="little")
+
+
 def mix(hash_key: int, index: Tensor) -> Tensor:
     """A keyed mix of the low and high words of an index to 32 bits (int32 arithmetic wraps on every device)."""
     if index.device.type == "cpu" and index.numel() < 1 << 14:
@@ -94,14 +107,20 @@ def _mix_array(hash_key: int, array: NDArray[np.integer]) -> NDArray[np.uint32]:
     word = array.astype(np.uint32) ^ np.uint32(hash_key & _MASK32)
     if array.dtype == np.int64:
         word += (array >> 32).astype(np.uint32) * np.uint32(0x9E3779B1)
-    for by, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        word ^= word >> np.uint32(by)
-        word *= np.uint32(factor)
-    word ^= word >> np.uint32(16)
-    word += np.uint32(hash_key >> 32)
-    word ^= word >> np.uint32(16)
-    word *= np.uint32(0x7FEB352D)
-    word ^= word >> np.uint32(15)
+    return _mixed(word, np.uint32(hash_key >> 32))
+
+
+def _mixed(word: NDArray[np.uint32], high: np.uint32 | NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """What `mix` does after the low word of the key, in place."""
+    part = np.empty_like(word)
+    for by, factor in ((_BY16, _FIRST), (_BY15, _SECOND)):
+        word ^= np.right_shift(word, by, out=part)
+        word *= factor
+    word ^= np.right_shift(word, _BY16, out=part)
+    word += high
+    word ^= np.right_shift(word, _BY16, out=part)
+    word *= _FIRST
+    word ^= np.right_shift(word, _BY15, out=part)
     return word
 
 

@@ -59,9 +59,10 @@ BENCHMARKS = (
                 PLAIN,
                 1.06,
                 FEEDBACK,
-                "a plain step takes well under a millisecond; half of what comes on top is a new map of 10,000 columns "
-                "in every round, the rest is the code, the ways back at the sender and at the receiver, and the error "
-                "that is kept",
+                "a plain step takes well under a millisecond; the passes over 10,000 numbers that come on top (the "
+                "table of the round's map, the code, one way back, three sums for the error that is kept) take 6 % of "
+                "it by themselves, with everything in cache, and the calls around passes this short about four times "
+                "as much",
             ),
         ),
         rounds=21,

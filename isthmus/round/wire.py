@@ -14,6 +14,7 @@ from isthmus.base import packed, validate
 from isthmus.codecs import Codec, named
 from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Sketch
+from isthmus.geometry.sketches.way_back import leave_pinv
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.noise import Noise
 
@@ -149,6 +150,11 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
     return Message(values, tree["divisor"], tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
 
 
+def _plus(value: Tensor, factor: float | Tensor, other: Tensor) -> Tensor:
+    """value + factor * other, in one pass where the factor is a number."""
+    return value + factor * other if isinstance(factor, Tensor) else torch.add(value, other, alpha=factor)
+
+
 def _word(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
@@ -192,7 +198,7 @@ class Wire:
         """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
         if kept is None:
             return value
-        return value + kept * (divisor / eta) if self.feedback else value - kept * divisor
+        return _plus(value, divisor / eta, kept) if self.feedback else _plus(value, -divisor, kept)
 
     def remembered(
         self,
@@ -205,7 +211,8 @@ class Wire:
     ) -> Tensor:
         """What a sender keeps after it has sent the `code` of `value`."""
         if self.feedback:
-            return torch.sub(value, sketch.pinv(code)).mul_(eta / divisor)
+            back = leave_pinv(sketch, code / divisor)  # what the receiver lifts, too
+            return _plus(value * (eta / divisor), -eta, back)
         assert self.shift is not None
         moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
         return moved if kept is None else moved.add_(kept)

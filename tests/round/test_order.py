@@ -14,14 +14,14 @@ import torch
 import isthmus
 from isthmus import LeastSquares, Logistic, algorithms, minimize
 from isthmus.base import packed
-from isthmus.geometry.sketches import CountSketch, Identity, PublicSubspace, Residual
+from isthmus.geometry.sketches import CountSketch, Identity, PublicSubspace, Residual, Sketch
 from isthmus.privacy import Clip, Ledger
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.aggregators import Aggregator, Client, Local
 from isthmus.round.order import DataSite, Order
 from isthmus.round.parts import AgainstAnchor, Clients, Full, Restart, Shuffle, Uniform
 from isthmus.round.pipeline import Pipeline, Release, Stage
-from isthmus.round.wire import Keys, Message
+from isthmus.round.wire import Keys, Message, Wire
 
 
 def problem(n: int = 40, d: int = 12, seed: int = 0) -> LeastSquares:
@@ -60,6 +60,7 @@ def pipes() -> dict[str, Pipeline]:
     rule = lambda t: 0.2 / (1 + t)  # noqa: E731
     return {
         "sketch": Pipeline([Stage(Shuffle(7), [Release(encode=CountSketch(5), clip=Clip(0.1))])], rule),
+        "feedback": Pipeline([Stage(Shuffle(7), [Release(encode=CountSketch(5))])], rule, wire=Wire(feedback=True)),
         "learned": Pipeline(
             [Stage(Full(), [Release("code", learned, Clip(0.1)), Release("rest", Residual(learned), Clip(0.1))])], rule
         ),
@@ -82,6 +83,15 @@ def test_a_round_over_a_wire_is_the_round_of_one_process(name: str) -> None:
     there = minimize(problem(), pipes()[name], steps=9, seed=3, clients=far)
     assert torch.equal(here.x, there.x)
     assert max(far.lengths) < 3000  # the data has 3840 bytes
+
+
+def test_a_code_is_lifted_once_in_one_process_and_at_both_ends_of_a_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    lifted, lift = [], Sketch.pinv
+    monkeypatch.setattr(Sketch, "pinv", lambda self, y: lifted.append(y) or lift(self, y))
+    minimize(problem(), pipes()["feedback"], steps=9)
+    assert len(lifted) == 9
+    minimize(problem(), pipes()["feedback"], steps=9, clients=Far([problem()], pipes()["feedback"]))
+    assert len(lifted) == 9 + 18
 
 
 def test_an_order_brings_no_data() -> None:

@@ -19,6 +19,7 @@ from isthmus.geometry.lifts.cosamp import cosamp
 from isthmus.geometry.lifts.project_lift import solve_lift
 from isthmus.geometry.sets import ConvexSet
 from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.way_back import take_pinv
 
 Step = float | Tensor
 Columns = Callable[[str, int, int], Tensor]
@@ -110,7 +111,7 @@ class Pinv(Lift):
             return Lifted(sketch.pinv(y))  # refused here, not when the direction is read
 
         columns = lambda name, lo, hi: sketch.pinv_columns(name, y, lo, hi)  # noqa: E731
-        return Lifted(lambda: sketch.pinv(y), None, columns, (sketch, y) if sketch.direct else None)
+        return Lifted(lambda: take_pinv(sketch, y), None, columns, (sketch, y) if sketch.direct else None)
 
 
 @dataclass(frozen=True)

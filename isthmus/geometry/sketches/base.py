@@ -393,7 +393,8 @@ class Random(Encoder):
 
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Draw the map of the context's round."""
-        return self.draw(context.space, seed=context.seed, t=context.t), None
+        seed, t = context.seed, context.t
+        return self.build(context.space, self._key(seed, t), t - t % self.refresh), None
 
     def token(self, context: Context) -> Hashable:
         """The seed and the first round of the map, when it serves several."""
