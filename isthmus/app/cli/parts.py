@@ -29,6 +29,7 @@ _PARTS = {
     "template": "isthmus.tables.template",
     "train": "isthmus.app.runs.train",
     "validate": "isthmus.base.validate",
+    "whole": "isthmus.base.whole",
 }
 
 

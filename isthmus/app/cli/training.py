@@ -36,10 +36,11 @@ def _pairs(text: tuple[str, ...], what: str) -> dict[str, str]:
     return by_column
 
 
-def _range(text: str, what: str) -> list[Any]:
+def _range(text: str, what: str, column: str = "") -> list[Any]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
-        raise click.UsageError(f"{what} {text!r}: write a range as low,high")
+        given = f"{column}={text}" if column else text
+        raise click.UsageError(f"{what} {given!r}: write a range as low,high, such as {f'{column}=0,100'.lstrip('=')}")
     return parts
 
 
@@ -110,7 +111,7 @@ PRIVACY_OPTIONS = [
         "-n",
         "--rows",
         "n",
-        type=int,
+        type=click.IntRange(min=1),
         help="A public estimate of the number of rows; otherwise the true number is public.",
     ),
     click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget)."),
@@ -253,7 +254,7 @@ def options_of(
     }
     named = _pairs(tuple(each for each in bounds if "=" in each), "--bounds")
     for name, each in named.items():
-        ends = _range(each, "--bounds")
+        ends = _range(each, "--bounds", name)
         kind = "date" if all(_DATE.fullmatch(end) for end in ends) else "number"
         columns[name] = {"type": kind, "bounds": ends}
     for name, count in _pairs(hashed, "--hash").items():
@@ -328,7 +329,8 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
     written = "nothing was written"
     if write_schema is not None:
         text = parts.train.HEADER + problem.schema.to_toml(versioned=True)
-        Path(write_schema).write_text(text, encoding="utf-8")
+        with parts.whole.replaced(write_schema) as partial:
+            partial.write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
     data = {

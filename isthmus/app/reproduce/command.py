@@ -61,7 +61,7 @@ def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) 
     ready = [each for each in plan.experiments if not missing(each)]
     for each in plan.experiments:
         if each not in ready:
-            say(f"{each.name} is left out: ISTHMUS_DATA has no {', '.join(missing(each))}.")
+            say(f"{each.name} is left out: ISTHMUS_DATA, the folder of data sets, has no {', '.join(missing(each))}.")
     todo = {each.name: runner.jobs(each, plan.scale, plan.seeds, plan.device) for each in ready}
     lines: dict[str, list[Any]] = {name: [] for name in todo}
     finished: dict[str, Finished] = {}
