@@ -21,6 +21,7 @@ _PARTS = {
     "model": "isthmus.app.runs.model",
     "planner": "isthmus.planner",
     "privacy": "isthmus.privacy",
+    "record": "isthmus.app.report.record",
     "report": "isthmus.app.report",
     "reproduce": "isthmus.app.reproduce",
     "reproduction": "isthmus.app.reproduce.command",

@@ -287,13 +287,15 @@ def finish(out: Out, outcome: Any) -> None:
         split = " (training and test figures)" if outcome.charged_test else ""
         covered = "everything counted" if not outcome.warnings else "with the warnings above"
         covered = "of what was released with noise" if outcome.leaks else covered
-        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
+        epsilon = parts.record.rounded_up(outcome.epsilon)
+        lines.append(f"privacy    epsilon {epsilon} at delta {outcome.delta:g}, {covered}{split}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
     if shared is not None:
-        lines.append(f"budget     {shared['spent']:.4g} of {shared['epsilon']:g} spent ({shared['file']})")
+        spent = parts.record.rounded_up(shared["spent"])
+        lines.append(f"budget     {spent} of {shared['epsilon']:g} spent ({shared['file']})")
     little = parts.report.expectation(record)
     lines += [f"expect     {little}"] if little else []
     lines += figure_lines(outcome.figures)
