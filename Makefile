@@ -37,7 +37,7 @@ style: $(VENV)/.installed-dev
 JSON ?= bench.json
 bench: $(VENV)/.installed-dev
 	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
-	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON)
+	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON) --again
 
 # The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
 SCALE ?= small

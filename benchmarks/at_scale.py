@@ -75,13 +75,13 @@ def ran(d: int, clients: int, share: float) -> dict[str, float]:
     """CPU seconds of the server of a round that takes place: what clients sent is made beforehand."""
     codec, sketch = QSGD(), CountSketch(round(share * d))
     gradients = [torch.randn(d, generator=torch.Generator().manual_seed(seed)) for seed in range(clients)]
-    codes = [sketch.draw(d).forward(each) for each in gradients]
+    codes = [sketch.draw(d).forward(gradient) for gradient in gradients]
     payloads = [codec.encode(code, seed=0) for code in codes]
 
     def added(vectors: Iterable[torch.Tensor], size: int) -> torch.Tensor:
         total = torch.zeros(size)
-        for each in vectors:
-            total += each
+        for vector in vectors:
+            total += vector
         return total
 
     def lifted(vectors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -90,7 +90,7 @@ def ran(d: int, clients: int, share: float) -> dict[str, float]:
     return {
         "float32 s": nanoseconds(lambda: added(gradients, d), 1) / 1e9,
         "sketch s": nanoseconds(lambda: lifted(codes), 1) / 1e9,
-        "qsgd s": nanoseconds(lambda: lifted(codec.decode(each, codes[0]) for each in payloads), 1) / 1e9,
+        "qsgd s": nanoseconds(lambda: lifted(codec.decode(payload, codes[0]) for payload in payloads), 1) / 1e9,
     }
 
 
@@ -105,20 +105,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--share", type=float, default=0.01)
     parser.add_argument("--numbers", type=int, default=1 << 22)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     plan = SecurePlan(clients=100, m=10_000, bound=1.0, noise_multiplier=1.0, dropouts=10, peak=0.08)
-    cost, parts = costs(given.numbers, given.share), secagg.costs(plan)
+    cost, parts = costs(arguments.numbers, arguments.share), secagg.costs(plan)
     for name, value in (cost | parts).items():
         print(f"{name:24s} {value:12.2f}" + ("" if "bits" in name else " ns"))
-    found = row(10**6, 100, given.share, cost, parts)
-    for name, seconds in ran(10**6, 100, given.share).items():
+    found = row(10**6, 100, arguments.share, cost, parts)
+    for name, seconds in ran(10**6, 100, arguments.share).items():
         print(f"d = 10^6, 100 clients, {name:10s} run {seconds:.3f}, computed {found[name]:.3f}")
-    names = list(row(10**6, 10, given.share, cost, parts))
+    names = list(row(10**6, 10, arguments.share, cost, parts))
     print("\n| d | clients | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 2) + "|")
     for d in SIZES:
         for clients in CLIENTS:
-            found = row(d, clients, given.share, cost, parts)
+            found = row(d, clients, arguments.share, cost, parts)
             power = f"10^{round(math.log10(d))}"
             print(f"| {power} | {clients:,} | " + " | ".join(shown(found[name]) for name in names) + " |")
 

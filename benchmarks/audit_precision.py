@@ -1,6 +1,7 @@
 """The one-run audit of the engine's training in float32, with TF32 products and under bfloat16 autocast.
 
     python benchmarks/audit_precision.py [--device cuda] [--canaries 2000] [--epsilon 2] [--steps 30]
+        [--json benchmarks/results/audit.json] [--minutes 9]
 
 A transformer of two blocks is trained by `PrivacyEngine` on ordinary texts and canaries, each of which is in with
 probability 1/2.  A canary is a text of one word that is its own: where its word's embedding is, whatever is released
@@ -9,6 +10,9 @@ that each canary would have had, clipped to C; its score is the product of the t
 number of right guesses follows, at 95 % confidence, an epsilon that the training has at least (Steinke, Nasr and
 Jagielski 2023): a sound one stays below what is stated.  The last row is a control that must fail: noise ten times
 too small for what it states.
+
+Rows go to the file as they come; a row of the same code and machine is not done again.  `isthmus bench --pages` writes
+the table of docs/privacy.md from it.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import copy
 import json
 import sys
+import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -30,7 +35,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus import privacy
+from isthmus.app.reproduce.experiment import fingerprint
+from isthmus.app.reproduce.sources import code_of_files
+from isthmus.audit import canaries as attack
 from isthmus.audit.canaries import OneRun, one_run
+from isthmus.base.whole import replaced
+from isthmus.bench.measure import machine
+from isthmus.bench.results import library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from _text import Encoder, pooled
@@ -129,17 +140,37 @@ def audited(audit: Audit) -> tuple[OneRun, float]:
         stated.append(epsilon)
         return scores
 
-    found = one_run(train, canaries.cpu(), guesses=audit.canaries // 5, delta=DELTA)
-    return found, audit.epsilon * 1.02 if audit.understated > 1 else stated[0]
+    report = one_run(train, canaries.cpu(), guesses=audit.canaries // 5, delta=DELTA)
+    return report, audit.epsilon * 1.02 if audit.understated > 1 else stated[0]
 
 
 def cases(given: Audit) -> dict[str, Audit]:
     """All trainings."""
     precisions = ["float32", "TF32", "bfloat16"] if given.device == "cuda" else ["float32", "bfloat16"]
     kronecker = isthmus.Kronecker(16, 16)
-    found = {each: replace(given, precision=each) for each in precisions}
-    found |= {f"{each}, Kronecker 16": replace(given, precision=each, sketch=kronecker) for each in precisions}
-    return found | {"control: noise / 10": replace(given, understated=10.0)}
+    table = {precision: replace(given, precision=precision) for precision in precisions}
+    table |= {
+        f"{precision}, Kronecker 16": replace(given, precision=precision, sketch=kronecker) for precision in precisions
+    }
+    return table | {"control: noise / 10": replace(given, understated=10.0)}
+
+
+def stamp(audit: Audit) -> str:
+    """What a row follows from: settings, code, machine."""
+    own = code_of_files((Path(__file__), Path(attack.__file__)))
+    return fingerprint({"audit": audit, "own": own, "library": library(), "machine": machine()})
+
+
+def keep(path: Path, name: str, row: dict[str, Any]) -> None:
+    """Put a row in the place of the one of the same name, or behind the others."""
+    rows = {each["ours"]: each for each in read(path)} | {name: {"name": "audit-precision", "ours": name, **row}}
+    with replaced(path) as file:
+        file.write_text(json.dumps(list(rows.values()), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """The rows of a file that may be there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.exists() else []
 
 
 def main() -> None:
@@ -149,14 +180,24 @@ def main() -> None:
     for name, value in (("canaries", 2000), ("others", 1000), ("steps", 30)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--epsilon", type=float, default=2.0)
+    parser.add_argument("--json", type=Path, help="keep the rows there as they come, and do only what it does not have")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after so many")
     warnings.simplefilter("ignore", UserWarning)
-    wrong = []
-    for name, audit in cases(Audit(**vars(parser.parse_args()))).items():
-        found, stated = audited(audit)
-        passed = found.lower <= stated
-        row = {"case": name, "lower": found.lower, "stated": stated, "right": found.correct, "guesses": found.guesses}
-        print(json.dumps(row | {"passed": passed}), flush=True)
-        wrong += [name] * (passed == name.startswith("control"))
+    given = vars(parser.parse_args())
+    file, end = given.pop("json"), time.monotonic() + 60 * given.pop("minutes")
+    kept, wrong = {each.get("stamp"): each for each in read(file)}, []
+    for name, audit in cases(Audit(**given)).items():
+        row = kept.get(stamp(audit))
+        if row is None:
+            if time.monotonic() >= end:
+                raise SystemExit(f"the time was up before {name!r}: another call goes on")
+            found, stated = audited(audit)
+            row = {"lower": found.lower, "stated": stated, "right": found.correct, "guesses": found.guesses}
+            row |= {"passed": found.lower <= stated, "stamp": stamp(audit)}
+            if file is not None:
+                keep(file, name, row)
+        print(json.dumps({"case": name} | row), flush=True)
+        wrong += [name] * (row["passed"] == name.startswith("control"))
     raise SystemExit(f"not as it should be: {', '.join(wrong)}" if wrong else 0)
 
 

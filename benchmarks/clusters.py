@@ -40,8 +40,8 @@ def rows(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 def estimator(rounds: int) -> PrivateClassifier:
     """With noise that can be repeated: for comparisons only."""
-    given: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "scale": "none", "features": "linear"}
-    return PrivateClassifier(epsilon=1.0, max_iter=rounds, noise_seed=1, random_state=0, **given)
+    options: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "scale": "none", "features": "linear"}
+    return PrivateClassifier(epsilon=1.0, max_iter=rounds, noise_seed=1, random_state=0, **options)
 
 
 def measured(fit: Fit) -> dict[str, Any]:
@@ -149,22 +149,22 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    X, y = rows(asked.rows, asked.columns)
-    found: dict[str, Any] = {}
-    for name in dict.fromkeys(["local", *asked.engines]):
-        told = ENGINES[name](X, y, asked.ranks)
+    X, y = rows(arguments.rows, arguments.columns)
+    by_name: dict[str, Any] = {}
+    for name in dict.fromkeys(["local", *arguments.engines]):
+        told = ENGINES[name](X, y, arguments.ranks)
         coef = np.asarray(told.pop("coef"))
-        base = coef if name == "local" else np.asarray(found["local"]["coef"])
+        base = coef if name == "local" else np.asarray(by_name["local"]["coef"])
         off = float(np.linalg.norm(coef - base) / np.linalg.norm(base))
-        found[name] = {**told, "difference": off, "coef": coef.tolist()}
-        added = told["ms"] - found["local"]["ms"]
+        by_name[name] = {**told, "difference": off, "coef": coef.tolist()}
+        added = told["ms"] - by_name["local"]["ms"]
         words = f"{told['ms']:8.2f} ms a round ({added:+.2f})   difference {off:.1e}   fit of {FEW} rounds"
         print(f"{name:6s} {words} {told['fit']:.2f} s", flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(by_name, indent=2))
 
 
 if __name__ == "__main__":

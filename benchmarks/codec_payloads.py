@@ -53,14 +53,14 @@ def vectors(m: int) -> dict[str, Tensor]:
     """Vectors of several shapes; `equal magnitudes` is the worst for a gamma code at s = sqrt(m)."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal(m, np.float32)
-    found = {
+    facts = {
         "normal": normal,
         "Laplace": rng.laplace(size=m).astype(np.float32),
         "Student, 3 degrees": rng.standard_t(3, m).astype(np.float32),
         "one in ten not 0": normal * (rng.random(m) < 0.1),
         "equal magnitudes": np.sign(normal),
     }
-    return {name: torch.from_numpy(v) for name, v in found.items()}
+    return {name: torch.from_numpy(v) for name, v in facts.items()}
 
 
 def entropy(levels: np.ndarray) -> float:

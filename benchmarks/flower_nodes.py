@@ -69,8 +69,8 @@ class Proxy:
             except OSError:
                 near.close()
                 continue
-            for one, other, name in ((near, far, "up"), (far, near, "down")):
-                threading.Thread(target=self._pump, args=(one, other, name), daemon=True).start()
+            for first, second, name in ((near, far, "up"), (far, near, "down")):
+                threading.Thread(target=self._pump, args=(first, second, name), daemon=True).start()
 
     def _pump(self, one: socket.socket, other: socket.socket, name: str) -> None:
         with contextlib.suppress(OSError):
@@ -109,8 +109,8 @@ class Cluster:
         self.proxy = Proxy(self.port).start()
         for number in range(4):
             config = f"partition-id={number} num-partitions=4 {self.faults.get(number, '')}"
-            told = ["--insecure", "--superlink", f"127.0.0.1:{self.proxy.port}", "--port", str(free_port())]
-            self.nodes[number] = self._process("flower-supernode", [*told, "--node-config", config])
+            entries = ["--insecure", "--superlink", f"127.0.0.1:{self.proxy.port}", "--port", str(free_port())]
+            self.nodes[number] = self._process("flower-supernode", [*entries, "--node-config", config])
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         (home / "config.toml").write_text(

@@ -122,29 +122,29 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     x, y = images()
-    told: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name in given.model:
-        made = {each: Run(name, way) for each, way in runs(name).items()}
+        table = {each: Run(name, way) for each, way in runs(name).items()}
         for start in range(0, given.steps, BLOCK):
-            for run in made.values():
+            for run in table.values():
                 draws = torch.Generator().manual_seed(1000 * start + rank)  # the same batches for all of them
                 for _ in range(BLOCK):
                     chosen = rank + size * torch.randint(0, len(x) // size, (given.batch // size,), generator=draws)
                     run.step(x[chosen], y[chosen])
         held = torch.arange(0, len(x), 30)
-        for each, run in made.items():
+        for each, run in table.items():
             run.module.eval()
             with torch.no_grad():
                 loss = float(nn.functional.cross_entropy(run.module.module(x[held]), y[held]))
-            told[f"{name}: {each}"] = {
+            by_name[f"{name}: {each}"] = {
                 "bytes": run.bytes(),
                 "loss": loss,
                 "wall": statistics.median(run.wall[START + 1 :]),
                 "cpu": statistics.median(run.cpu[START + 1 :]),
                 "checksum": [packed.checksum(p) for p in run.module.parameters()],
             }
-        del made
-    Path(folder, str(rank)).write_text(json.dumps(told))
+        del table
+    Path(folder, str(rank)).write_text(json.dumps(by_name))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -155,18 +155,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(process, args=(2, folder, given), nprocs=2, join=True)
-        told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)]
+        mp.spawn(process, args=(2, folder, arguments), nprocs=2, join=True)
+        values = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(2)]
     print("| run | KB a step | loss | s a step | CPU s a step | ranks equal |\n|---|---|---|---|---|---|")
-    for name, one in told[0].items():
-        two = told[1][name]
-        equal = "yes" if one["checksum"] == two["checksum"] else "no"
-        wall, cpu = max(one["wall"], two["wall"]), max(one["cpu"], two["cpu"])
-        print(f"| {name} | {one['bytes'] / 1e3:,.1f} | {one['loss']:.3f} | {wall:.3f} | {cpu:.3f} | {equal} |")
-    if given.json is not None:
-        given.json.write_text(json.dumps(told, indent=1))
+    for name, first in values[0].items():
+        second = values[1][name]
+        equal = "yes" if first["checksum"] == second["checksum"] else "no"
+        wall, cpu = max(first["wall"], second["wall"]), max(first["cpu"], second["cpu"])
+        print(f"| {name} | {first['bytes'] / 1e3:,.1f} | {first['loss']:.3f} | {wall:.3f} | {cpu:.3f} | {equal} |")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(values, indent=1))
 
 
 if __name__ == "__main__":

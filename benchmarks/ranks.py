@@ -97,13 +97,13 @@ def stacked(rows: list[Any]) -> Any:
 
 
 def timed(run: Any, steps: int) -> list[float]:
-    found = []
+    collected = []
     for _ in range(steps):
         dist.barrier()
         began = time.perf_counter()
         run.step()
-        found.append(time.perf_counter() - began)
-    return found
+        collected.append(time.perf_counter() - began)
+    return collected
 
 
 def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> None:
@@ -119,7 +119,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
         times["plain"] += timed(plain, BLOCK)
         times["private"] += timed(private, BLOCK)
     count = len(times["plain"])
-    told = {
+    facts = {
         "threads": torch.get_num_threads(),
         "seconds": {name: statistics.median(each) for name, each in times.items()},
         "ddp bytes": plain.bytes,
@@ -129,7 +129,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
         "epsilon": private.engine.get_epsilon(1e-5),
         "rounds": private.engine.ledger.rounds(),
     }
-    Path(folder, str(rank)).write_text(json.dumps(told))
+    Path(folder, str(rank)).write_text(json.dumps(facts))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -145,20 +145,20 @@ def alone(rounds: int, batch: int) -> float:
 def measured(size: int, given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(process, args=(size, folder, given), nprocs=size, join=True)
-        told = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(size)]
-    seconds = {name: max(each["seconds"][name] for each in told) for name in ("plain", "private")}
+        values = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(size)]
+    seconds = {name: max(value["seconds"][name] for value in values) for name in ("plain", "private")}
     return {
         "ranks": size,
-        "threads": [each["threads"] for each in told],
+        "threads": [value["threads"] for value in values],
         "parameters": sum(p.numel() for p in mlp().parameters()),
         "seconds a step": seconds,
-        "ddp bytes": told[0]["ddp bytes"],
-        "sent": max(sum(each["sent"].values()) for each in told),
-        "received": max(sum(each["received"].values()) for each in told),
-        "by collective": [{"sent": each["sent"], "received": each["received"]} for each in told],
-        "equal weights": all(each["checksum"] == told[0]["checksum"] for each in told),
-        "epsilon": [each["epsilon"] for each in told],
-        "epsilon alone": alone(sum(told[0]["rounds"].values()), given.batch),
+        "ddp bytes": values[0]["ddp bytes"],
+        "sent": max(sum(value["sent"].values()) for value in values),
+        "received": max(sum(value["received"].values()) for value in values),
+        "by collective": [{"sent": value["sent"], "received": value["received"]} for value in values],
+        "equal weights": all(value["checksum"] == values[0]["checksum"] for value in values),
+        "epsilon": [value["epsilon"] for value in values],
+        "epsilon alone": alone(sum(values[0]["rounds"].values()), given.batch),
     }
 
 
@@ -205,22 +205,22 @@ def _only(rows: list[Any]) -> torch.Tensor:
 def audited(size: int, noise: float, claimed: float) -> dict[str, float]:
     """What the canaries show of a training with this noise, beside the epsilon of the noise that is claimed."""
     canaries = isthmus.audit.orthogonal_canaries(CANARIES, 400).float()
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
 
     def train(included: torch.Tensor) -> torch.Tensor:
         with tempfile.TemporaryDirectory() as folder:
             torch.save(included, Path(folder, "rows"))
             mp.spawn(trained, args=(size, folder, noise), nprocs=size, join=True)
-            found.update(torch.load(Path(folder, "found")))
-        scores: torch.Tensor = canaries.double() @ -found["w"]
+            by_name.update(torch.load(Path(folder, "found")))
+        scores: torch.Tensor = canaries.double() @ -by_name["w"]
         return scores
 
     result = isthmus.audit.one_run(train, canaries, guesses=CANARIES // 3, delta=1e-5)
     event = isthmus.privacy.Poisson(RATE).event(isthmus.privacy.Gaussian(claimed).event())
     book = isthmus.privacy.Ledger()
     book.pay("main", event, ROUNDS)
-    told = {"lower": result.lower, "right": result.correct, "guesses": result.guesses}
-    return {**told, "claimed": book.spent(1e-5), "ledger": found["epsilon"]}
+    facts = {"lower": result.lower, "right": result.correct, "guesses": result.guesses}
+    return {**facts, "claimed": book.spent(1e-5), "ledger": by_name["epsilon"]}
 
 
 def main() -> None:
@@ -232,16 +232,16 @@ def main() -> None:
     parser.add_argument("--refresh", type=int, default=20)
     parser.add_argument("--audit", action="store_true")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    if given.audit:
-        for size in given.ranks:
+    arguments = parser.parse_args()
+    if arguments.audit:
+        for size in arguments.ranks:
             print(json.dumps({"ranks": size, "as told": audited(size, 6.0, 6.0), "broken": audited(size, 0.6, 6.0)}))
         return
-    found = [measured(size, given) for size in given.ranks]
-    for each in found:
+    values = [measured(size, arguments) for size in arguments.ranks]
+    for each in values:
         print(json.dumps(each, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=1))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(values, indent=1))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ def gradients(clients: int, d: int, m: int) -> dict[int, np.ndarray]:
     draws = np.random.default_rng(0)
     sketch = SRHT(m).draw(d)
     common = draws.standard_t(3, d)
-    found = {}
+    by_name = {}
     for index in range(clients):
         code = sketch.forward(torch.from_numpy(common + draws.standard_t(3, d))).double()
-        found[index] = (code / code.norm()).numpy()
-    return found
+        by_name[index] = (code / code.norm()).numpy()
+    return by_name
 
 
 class TimedServer(SecureServer):
@@ -170,21 +170,21 @@ def main() -> None:
     parser.add_argument("--m", type=int, default=10_000)
     parser.add_argument("--d", type=int, default=1_000_000)
     parser.add_argument("--multiplier", type=float, default=1.0)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     plan = SecurePlan(
-        clients=given.clients,
-        m=given.m,
+        clients=arguments.clients,
+        m=arguments.m,
         bound=1.0,
-        noise_multiplier=given.multiplier,
-        dropouts=given.lost,
-        peak=min(1.0, 8 / np.sqrt(given.m)),
+        noise_multiplier=arguments.multiplier,
+        dropouts=arguments.lost,
+        peak=min(1.0, 8 / np.sqrt(arguments.m)),
     )
-    rows = gradients(given.clients, given.d, given.m)
+    rows = gradients(arguments.clients, arguments.d, arguments.m)
     largest = max(float(np.abs(row).max()) for row in rows.values())
     print(
         json.dumps(
-            whole_round(plan, rows, given.lost) | {"largest coordinate over peak": largest / plan.peak}, indent=1
+            whole_round(plan, rows, arguments.lost) | {"largest coordinate over peak": largest / plan.peak}, indent=1
         )
     )
     print("one client less:", refusal(plan, rows))

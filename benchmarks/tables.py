@@ -35,8 +35,8 @@ COLUMNS, EXTRA = 100, 10
 def memory() -> dict[str, float]:
     """What the kernel says of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.startswith(("Vm", "Rss"))}
-    return {name: round(found[name]) for name in ("VmHWM", "VmRSS", "RssAnon")}
+    table = {line.split(":")[0]: float(line.split()[1]) / 1024 for line in lines if line.startswith(("Vm", "Rss"))}
+    return {name: round(table[name]) for name in ("VmHWM", "VmRSS", "RssAnon")}
 
 
 class Peak:
@@ -85,12 +85,12 @@ def part_rounds(folder: Path, n: int) -> dict[str, Any]:
     """CPU seconds of a round in memory."""
     from isthmus.problems.objectives import Logistic
 
-    found = {}
+    by_name = {}
     for dtype in ("float32", "float64"):
         X, y = rows(n, dtype)
-        found[dtype] = timed(Logistic(X, y, classes=(0, 1)), 20)
+        by_name[dtype] = timed(Logistic(X, y, classes=(0, 1)), 20)
         del X
-    return found
+    return by_name
 
 
 def part_classifier(folder: Path, n: int) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def part_classifier(folder: Path, n: int) -> dict[str, Any]:
     before, (wall, cpu) = memory()["VmRSS"], (time.perf_counter(), time.process_time())
     model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-6, 6)).fit(X, y)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    told = {"seconds": wall, "cpu_seconds": cpu, "rounds": model.n_iter_, "numbers": model.result_.x.numel()}
-    return {**told, "accuracy": model.score(X[:50_000], y[:50_000]), "MB before": before, **memory()}
+    facts = {"seconds": wall, "cpu_seconds": cpu, "rounds": model.n_iter_, "numbers": model.result_.x.numel()}
+    return {**facts, "accuracy": model.score(X[:50_000], y[:50_000]), "MB before": before, **memory()}
 
 
 def file_of(folder: Path, n: int) -> Path:
@@ -163,12 +163,12 @@ def part_small(folder: Path, n: int) -> dict[str, Any]:
     from isthmus import PrivateClassifier
 
     y, before = np.load(folder / f"labels_{n}.npy"), memory()["VmRSS"]
-    given: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "max_iter": 5}
+    options: dict[str, Any] = {"classes": [0, 1], "bounds": (-6, 6), "max_iter": 5}
     with Peak() as peak:
         began = time.perf_counter()
-        model = PrivateClassifier(epsilon=1.0, **given).fit(np.load(file_of(folder, n), mmap_mode="r"), y)
-        told = {"seconds": time.perf_counter() - began, "numbers": model.result_.x.numel()}
-    return {**told, "MB before": before, "RssAnon peak": peak.most, **memory()}
+        model = PrivateClassifier(epsilon=1.0, **options).fit(np.load(file_of(folder, n), mmap_mode="r"), y)
+        facts = {"seconds": time.perf_counter() - began, "numbers": model.result_.x.numel()}
+    return {**facts, "MB before": before, "RssAnon peak": peak.most, **memory()}
 
 
 SIZES = {"rounds": 10**6, "classifier": 10**6, "disk": 10**7, "parquet": 10**7, "small": 10**6}
@@ -182,23 +182,23 @@ def main() -> None:
     parser.add_argument("--parquet", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    if asked.only:
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.only:
         warnings.simplefilter("ignore")
-        print(json.dumps(globals()[f"part_{asked.only}"](asked.folder, SIZES[asked.only])))
+        print(json.dumps(globals()[f"part_{arguments.only}"](arguments.folder, SIZES[arguments.only])))
         return
-    found = {}
-    for part in [*asked.parts, *(["parquet"] if asked.parquet else [])]:
+    by_name = {}
+    for part in [*arguments.parts, *(["parquet"] if arguments.parquet else [])]:
         for each in {"disk", "small", "parquet"} & {part}:
-            file_of(asked.folder, SIZES[each])
+            file_of(arguments.folder, SIZES[each])
         if part == "parquet":
-            parquet_of(asked.folder, SIZES[part])
-        command = [sys.executable, __file__, "--only", part, "--folder", str(asked.folder)]
-        found[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
-        print(part, json.dumps(found[part], indent=2), flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=2))
+            parquet_of(arguments.folder, SIZES[part])
+        command = [sys.executable, __file__, "--only", part, "--folder", str(arguments.folder)]
+        by_name[part] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+        print(part, json.dumps(by_name[part], indent=2), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(by_name, indent=2))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class WordPiece:
         return [piece for word in words(text) for piece in self._split(word)]
 
     def _split(self, word: str) -> list[str]:
-        found: list[str] = []
+        collected: list[str] = []
         start = 0
         while start < len(word):
             prefix = "##" if start else ""
@@ -55,16 +55,16 @@ class WordPiece:
             end = next((end for end in ends if prefix + word[start:end] in self.index), None)
             if end is None or len(word) > 100:
                 return ["[UNK]"]
-            found.append(prefix + word[start:end])
+            collected.append(prefix + word[start:end])
             start = end
-        return found
+        return collected
 
     def __call__(self, texts: Sequence[str], length: int) -> Tensor:
         """(n, length) ids of [CLS] pieces [SEP], cut and filled up with [PAD] = 0."""
         ids = torch.zeros(len(texts), length, dtype=torch.int64)
         for row, text in enumerate(texts):
-            kept = ["[CLS]", *self.pieces(text)[: length - 2], "[SEP]"]
-            ids[row, : len(kept)] = torch.tensor([self.index[piece] for piece in kept])
+            entries = ["[CLS]", *self.pieces(text)[: length - 2], "[SEP]"]
+            ids[row, : len(entries)] = torch.tensor([self.index[piece] for piece in entries])
         return ids
 
 

@@ -36,8 +36,8 @@ class Careless(Mechanism):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="fewer draws")
-    given = parser.parse_args(argv)
-    draws = 10_000 if given.small else 100_000
+    arguments = parser.parse_args(argv)
+    draws = 10_000 if arguments.small else 100_000
 
     claim = Promise(epsilon(noise_multiplier=2.0, sampling_rate=1.0, steps=1, delta=1e-5), 1e-5)
     print(f"the claim, of both mechanisms: epsilon {claim.epsilon:.2f} at delta {claim.delta:g}\n")

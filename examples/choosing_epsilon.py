@@ -33,16 +33,16 @@ def main(argv=None):
     parser.add_argument("--records", type=int, default=5000, help="how many the real table has")
     parser.add_argument("--columns", type=int, default=20, help="how many the real table has")
     parser.add_argument("--small", action="store_true", help="one rehearsal of one epsilon")
-    given = parser.parse_args(argv)
-    shown, repeats = ((1.0,), 1) if given.small else (EPSILONS, 3)
+    arguments = parser.parse_args(argv)
+    shown, repeats = ((1.0,), 1) if arguments.small else (EPSILONS, 3)
 
-    print(f"{given.records} records, {given.columns} columns\n")
+    print(f"{arguments.records} records, {arguments.columns} columns\n")
     print("Somebody holds it for 50 % likely that your record is in the data. How sure can the release make them?")
     print(f"{'epsilon':8} {'at most':>7}   {'the first choice of the planner':38} accuracy in rehearsal")
     for epsilon in shown:
         sure = 100 / (1 + math.exp(-epsilon))
-        choice = isthmus.plan(n=given.records, d=given.columns, epsilon=epsilon).best
-        scores = rehearsed(epsilon, given.records, given.columns, repeats)
+        choice = isthmus.plan(n=arguments.records, d=arguments.columns, epsilon=epsilon).best
+        scores = rehearsed(epsilon, arguments.records, arguments.columns, repeats)
         print(f"{epsilon:<8g} {sure:5.1f} %   {choice.name:38} {min(scores):.3f} to {max(scores):.3f}")
 
     once = noise_multiplier(epsilon=1.0, delta=1e-5, sampling_rate=1.0, steps=1)

@@ -29,7 +29,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=3.0, help="for every record of every client")
     parser.add_argument("--small", action="store_true", help="a few rounds only")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     logging.getLogger("flwr").setLevel(logging.WARNING)  # a line for every round otherwise
 
     X, y = load_breast_cancer(return_X_y=True)
@@ -51,13 +51,13 @@ def main(argv=None):
         print(f"accuracy {right:.3f}, bytes sent by all clients {traffic.up:,}, by the server {traffic.down:,}")
         return strategy
 
-    rounds = 5 if given.small else 40
+    rounds = 5 if arguments.small else 40
     print(f"{len(train)} records at {CLIENTS} clients, {rounds} rounds; guessing: {y[test].mean():.3f}")
     print("short messages, not private:   ", end="")
     trained(algorithms.comp_dist_sgd(m=8, step=300.0, codec="qsgd", error_feedback=True), rounds)
     print("short messages, private:       ", end="")
-    ledger = Ledger(budget=(given.epsilon, 1e-4))
-    recipe = algorithms.priv_sgd(epsilon=given.epsilon, delta=1e-4, m=16, clip=0.5, step=100.0, n="exact")
+    ledger = Ledger(budget=(arguments.epsilon, 1e-4))
+    recipe = algorithms.priv_sgd(epsilon=arguments.epsilon, delta=1e-4, m=16, clip=0.5, step=100.0, n="exact")
     print("\n" + trained(recipe, rounds, ledger).outsiders.words())
 
 

@@ -47,14 +47,14 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=1.0, help="the privacy budget")
     parser.add_argument("--small", action="store_true", help="a few records only")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
-    X, y, source = districts(2000 if given.small else 20_640)
+    X, y, source = districts(2000 if arguments.small else 20_640)
     test = len(y) // 5  # held out, and declared public for the scores
     low, high = np.array(list(RANGES.values()), dtype=float).T
     X = np.clip(X, low, high)
 
-    model = PrivateRegressor(epsilon=given.epsilon, bounds=(low, high), target_bounds=PRICES)
+    model = PrivateRegressor(epsilon=arguments.epsilon, bounds=(low, high), target_bounds=PRICES)
     model.fit(X[test:], y[test:])
     plain = LinearRegression().fit(X[test:], y[test:])
 

@@ -79,10 +79,10 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=3.0, help="the privacy budget")
     parser.add_argument("--small", action="store_true", help="a tiny encoder, made-up texts, one epoch")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
-    encoder, private, test, source = texts(given.small)
-    epochs, batch = (1, 100) if given.small else (4, 300)
+    encoder, private, test, source = texts(arguments.small)
+    epochs, batch = (1, 100) if arguments.small else (4, 300)
     model = Classifier(encoder)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     count = sum(parameter.numel() for parameter in trained)
@@ -95,7 +95,7 @@ def main(argv=None):
         module=model.train(),
         optimizer=torch.optim.Adam(trained, lr=5e-3),
         data_loader=DataLoader(TensorDataset(*private), batch_size=batch),
-        target_epsilon=given.epsilon,
+        target_epsilon=arguments.epsilon,
         target_delta=DELTA,
         epochs=epochs,
         max_grad_norm=1.0,

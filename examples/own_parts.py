@@ -148,13 +148,13 @@ def main() -> None:
 
     # minimize
     rows = X / np.sqrt(6)
-    found = minimize(
+    result = minimize(
         SquaredHinge(rows, y, classes=(0, 1)),
         folded_gd(epsilon=1.0, delta=1e-5, clip=0.5, step=2.0, n="exact"),
         Orthant(10.0),
         steps=100,
     )
-    print(found.privacy.words())
+    print(result.privacy.words())
 
     # the planner
     print(isthmus.plan(n=4000, d=6, epsilon=1.0, loss=SquaredHinge, algorithms=["dp_gd", folded_gd]).table())

@@ -34,15 +34,20 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=1.0, help="the privacy budget of each line")
     parser.add_argument("--small", action="store_true", help="fewer images")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
-    X, y, source = images(720 if given.small else 12_000)
+    X, y, source = images(720 if arguments.small else 12_000)
     test = len(y) // 6
     public = X[test : test + 100], y[test : test + 100]
     held_out, private = (X[:test], y[:test]), (X[test + 100 :], y[test + 100 :])
     print(f"{source}: {len(private[1])} private images, 100 public, {test} held out and declared public for the scores")
 
-    known = {"epsilon": given.epsilon, "classes": range(10), "bounds": (0, 1), "max_iter": 15 if given.small else None}
+    known = {
+        "epsilon": arguments.epsilon,
+        "classes": range(10),
+        "bounds": (0, 1),
+        "max_iter": 15 if arguments.small else None,
+    }
     alone = LogisticRegression(max_iter=2000).fit(*public)
     without = PrivateClassifier(**known).fit(*private)
     best = PrivateClassifier(**known, public=public).fit(*private)  # the planner decides what they are used for

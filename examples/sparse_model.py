@@ -20,9 +20,9 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=4.0, help="of the private line")
     parser.add_argument("--small", action="store_true", help="ten times smaller")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
-    n, d, matter, batches, rounds = (600, 100, 4, 60, 10) if given.small else (20_000, 2000, 20, 2500, 100)
+    n, d, matter, batches, rounds = (600, 100, 4, 60, 10) if arguments.small else (20_000, 2000, 20, 2500, 100)
     rng = np.random.default_rng(0)
     X = rng.normal(size=(2 * n, d)) / np.sqrt(d)
     true = np.zeros(d)
@@ -31,7 +31,7 @@ def main(argv=None):
     objective = isthmus.Logistic(X[:n], y[:n], classes=(-1, 1))
     ball = isthmus.L1Ball(float(np.abs(true).sum()))  # the radius says how sparse the answer may be
 
-    private = {"epsilon": given.epsilon, "delta": 1e-6, "clip": 0.5, "n": "exact"}
+    private = {"epsilon": arguments.epsilon, "delta": 1e-6, "clip": 0.5, "n": "exact"}
     recipes = {
         "SGD, whole gradients": isthmus.algorithms.sgd(step=20.0, batch_size=32),
         "CompSGD, sketches of a tenth": isthmus.algorithms.comp_sgd(

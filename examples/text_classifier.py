@@ -47,13 +47,13 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, default=3.0, help="the privacy budget")
     parser.add_argument("--small", action="store_true", help="a few texts only")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
     real = datasets.available("imdb")
-    X, y = (imdb if real else made_up)(2000 if given.small else 25_000, 256 if given.small else 1024)
+    X, y = (imdb if real else made_up)(2000 if arguments.small else 25_000, 256 if arguments.small else 1024)
     X, test = sp.csr_matrix(normalize(X)), len(y) // 5
 
-    model = PrivateClassifier(epsilon=given.epsilon, classes=[0, 1], data_norm=1.0).fit(X[test:], y[test:])
+    model = PrivateClassifier(epsilon=arguments.epsilon, classes=[0, 1], data_norm=1.0).fit(X[test:], y[test:])
     plain = LogisticRegression(C=10).fit(X[test:], y[test:])
 
     print("IMDB reviews" if real else "made-up reviews (set ISTHMUS_DATA for real ones)", end=": ")

@@ -61,13 +61,13 @@ def arguments() -> argparse.Namespace:
 def auto(parts: Parts, epsilon: float, labelled: bool) -> dict[str, Any]:
     """The estimator with what is public declared, and nothing else."""
     table = parts.table
-    told: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "bounds": (table.low, table.high)}
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "bounds": (table.low, table.high)}
     if labelled:
-        told["public"] = parts.rows("public")
+        options["public"] = parts.rows("public")
     if table.classes:
-        model = PrivateClassifier(classes=list(range(table.classes)), **told)
+        model = PrivateClassifier(classes=list(range(table.classes)), **options)
     else:
-        model = PrivateRegressor(target_bounds=table.target, **told)
+        model = PrivateRegressor(target_bounds=table.target, **options)
     model.fit(*parts.rows("private"))
     spent = model.privacy_.epsilon
     assert spent <= epsilon * (1 + 1e-9), (table.name, epsilon, spent)
@@ -91,9 +91,9 @@ def methods(parts: Parts, chosen: str, python: str | None) -> Iterator[tuple[str
     for name, free in FREE.items():
         if wanted(name, "peers"):
             yield name, None, partial(_scored, free, parts)
-    asked = [name for name in DIFFPRIVLIB[table.task] if wanted(name, "peers")]
-    if asked and python:
-        yield ";".join(asked), None, partial(peers.diffprivlib, parts, list(EPSILONS), asked, python)
+    names = [name for name in DIFFPRIVLIB[table.task] if wanted(name, "peers")]
+    if names and python:
+        yield ";".join(names), None, partial(peers.diffprivlib, parts, list(EPSILONS), names, python)
 
 
 def _scored(call: Any, *given: Any) -> dict[str, Any]:
@@ -102,12 +102,12 @@ def _scored(call: Any, *given: Any) -> dict[str, Any]:
 
 def measured(out: Path, label: str) -> dict[tuple[str, str, float | None, int], dict[str, Any]]:
     """The cells on file: (table, method, epsilon, seed) -> what was found."""
-    found = {}
+    by_name = {}
     for file in sorted(out.glob(f"{label}-*.jsonl")):
         for line in file.read_text().splitlines():
             cell = json.loads(line)
-            found[cell["table"], cell["method"], cell["epsilon"], cell["seed"]] = cell
-    return found
+            by_name[cell["table"], cell["method"], cell["epsilon"], cell["seed"]] = cell
+    return by_name
 
 
 def cells(
@@ -157,8 +157,8 @@ def main() -> None:
     if not args.summary:
         run(args)
         return
-    found = {label: measured(args.out, label) for label in (args.label, args.baseline, "peers")}
-    print(summary(found[args.label], found[args.baseline], found["peers"], args.label, args.baseline))
+    table = {label: measured(args.out, label) for label in (args.label, args.baseline, "peers")}
+    print(summary(table[args.label], table[args.baseline], table["peers"], args.label, args.baseline))
 
 
 if __name__ == "__main__":

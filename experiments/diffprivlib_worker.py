@@ -42,7 +42,7 @@ def predictions(method, epsilon, given):
 def main():
     """All methods and epsilons asked for."""
     folder, epsilons, methods = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-    given = dict(np.load(folder / "in.npz"))
+    table = dict(np.load(folder / "in.npz"))
     warnings.simplefilter("ignore")
     found, told = {}, {}
     for method in methods:
@@ -50,7 +50,7 @@ def main():
             key = f"{method} | {epsilon:g}"
             told[key] = None
             try:
-                found[key] = predictions(method, epsilon, given)
+                found[key] = predictions(method, epsilon, table)
             except Exception as error:  # a peer that fails is a result
                 told[key] = f"{type(error).__name__}: {error}"[:300]
     np.savez(folder / "out.npz", **found)

@@ -260,24 +260,24 @@ def trained(sheet: Sheet, folder: Path, table: Table, parted: int, declared: boo
     data, test, run = (folder / f"{sheet.name}{suffix}" for suffix in (".csv", "-test.csv", f"-run-{int(declared)}"))
     told = ["--schema", folder / f"{sheet.name}.toml"] if declared else ["--target", sheet.target]
     done = isthmus("train", data, "--epsilon", EPSILON, "--test", test, "-o", run, "--json", *told)
-    found: dict[str, Any] = {"exit": done.returncode, "said": done.stderr.strip(), "misread": [], "score": None}
+    facts: dict[str, Any] = {"exit": done.returncode, "said": done.stderr.strip(), "misread": [], "score": None}
     if done.returncode:
-        return {**found, "said": done.stdout.strip() or found["said"]}
+        return {**facts, "said": done.stdout.strip() or facts["said"]}
     predicted = folder / f"{sheet.name}-predicted-{int(declared)}.csv"
     answer = isthmus("predict", run, test, "-o", predicted)
     if answer.returncode:
-        return {**found, "exit": answer.returncode, "said": answer.stderr.strip()}
+        return {**facts, "exit": answer.returncode, "said": answer.stderr.strip()}
     column = pd.read_csv(predicted, dtype=str, keep_default_na=False)["prediction"]
     y = table.y[parted:]
     if table.classes:
-        found["score"] = float((column.to_numpy() == sheet.text()[sheet.target].to_numpy()[parted:]).mean())
+        facts["score"] = float((column.to_numpy() == sheet.text()[sheet.target].to_numpy()[parted:]).mean())
     else:
         error = y - column.astype(float).to_numpy()
-        found["score"] = float(1 - (error**2).sum() / ((y - y.mean()) ** 2).sum())
+        facts["score"] = float(1 - (error**2).sum() / ((y - y.mean()) ** 2).sum())
     figures = json.loads((run / "metrics.json").read_text())["metrics"]
     asked = "accuracy" if table.classes else "r2"
-    printed = next(each["value"] for each in figures if each["name"].lower() == asked)
-    return {**found, "printed": printed, "misread": misread(sheet, run)}
+    printed = next(figure["value"] for figure in figures if figure["name"].lower() == asked)
+    return {**facts, "printed": printed, "misread": misread(sheet, run)}
 
 
 def misread(sheet: Sheet, run: Path) -> list[str]:
@@ -315,18 +315,18 @@ def check(folder: Path, only: str) -> int:
         reference = linear(table, parted)
         row = [sheet.name, f"{parted:,}", f"{reference:.3f}"]
         for declared in (True, False):
-            found = trained(sheet, folder, table, parted, declared)
-            word = verdict(found, reference, declared)
-            row += ["" if found["score"] is None else f"{found['score']:.3f}", word]
+            outcome = trained(sheet, folder, table, parted, declared)
+            word = verdict(outcome, reference, declared)
+            row += ["" if outcome["score"] is None else f"{outcome['score']:.3f}", word]
             failed += word.split()[0].isupper()
             results[f"{sheet.name}, {'schema' if declared else 'target only'}"] = {
-                **found,
+                **outcome,
                 "linear": reference,
                 "verdict": word,
             }
             if word != "ok":
                 said.append(
-                    f"{sheet.name}, {'with' if declared else 'without'} schema, {word}: {found['said'][-1500:]}"
+                    f"{sheet.name}, {'with' if declared else 'without'} schema, {word}: {outcome['said'][-1500:]}"
                 )
         print("| " + " | ".join(row) + " |", flush=True)
     (folder / "eleven_csv.json").write_text(json.dumps(results, indent=1))

@@ -136,25 +136,25 @@ class Classifier(nn.Module):
 
 def network(encoder: Encoder, method: Method) -> Classifier:
     """A copy of what is trained; of LoRA's blocks only the added maps are."""
-    kept = copy.deepcopy(encoder.blocks[len(encoder.blocks) - method.blocks :])
-    made = Classifier(kept, encoder.embeddings.LayerNorm.weight.numel(), method.scale)
-    for block in kept if method.lora else []:
+    copied = copy.deepcopy(encoder.blocks[len(encoder.blocks) - method.blocks :])
+    classifier = Classifier(copied, encoder.embeddings.LayerNorm.weight.numel(), method.scale)
+    for block in copied if method.lora else []:
         block.requires_grad_(False)
         attention = block.attention["self"]
         attention.query, attention.value = LoRA(attention.query, method.lora), LoRA(attention.value, method.lora)
-    return made
+    return classifier
 
 
 @torch.no_grad()
 def frozen(encoder: Encoder, ids: Tensor, blocks: int) -> Tensor:
     """Hidden states after the first blocks, zero at padding, in half precision; after the last, the mean vector."""
-    found = []
+    collected = []
     for part in ids.split(512):
         x, mask = encoder.embeddings(part), part != 0
         for block in encoder.blocks[:blocks]:
             x = block(x, mask)
-        found.append((pooled(x, mask)[:, None] if blocks == len(encoder.blocks) else x * mask[:, :, None]).half())
-    return torch.cat(found)
+        collected.append((pooled(x, mask)[:, None] if blocks == len(encoder.blocks) else x * mask[:, :, None]).half())
+    return torch.cat(collected)
 
 
 class Records(Dataset):
@@ -286,9 +286,9 @@ class Bench:
         model = isthmus.PrivateClassifier(
             epsilon=epsilon, delta=DELTA, classes=[0, 1], data_norm=1.0, bounds=(-1.0, 1.0), random_state=seed
         ).fit(x[0], y[0])
-        found = {"validation": model.score(x[1], y[1]), "test": model.score(x[2], y[2]), "steps": int(model.n_iter_)}
+        facts = {"validation": model.score(x[1], y[1]), "test": model.score(x[2], y[2]), "steps": int(model.n_iter_)}
         spent = {"epsilon": model.privacy_.epsilon, "weights": x[0].shape[1] + 1}
-        return found | spent | {"seconds": time.perf_counter() - begin, "algorithm": str(model.choice_.algorithm)}
+        return facts | spent | {"seconds": time.perf_counter() - begin, "algorithm": str(model.choice_.algorithm)}
 
     def run(self, method: Method, choice: Choice, noise: float, seed: int, final: bool) -> dict[str, Any]:
         """One private training: accuracy on validation texts, and on the test where nothing is chosen any more."""
@@ -298,12 +298,12 @@ class Bench:
         begin = time.perf_counter()
         engine = train(module, method, choice, kept, noise, self.size)
         module.eval()
-        found = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
+        facts = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
         if final:
-            found |= {"test": accuracy(module, test), "epsilon": engine.get_epsilon(DELTA)}
-        found |= {"weights": engine.driver.layers.space.d, "steps": self.steps(choice)}
+            facts |= {"test": accuracy(module, test), "epsilon": engine.get_epsilon(DELTA)}
+        facts |= {"weights": engine.driver.layers.space.d, "steps": self.steps(choice)}
         engine.detach()
-        return found
+        return facts
 
 
 def key(name: str, epsilon: float, choice: Choice, seed: int, final: bool) -> str:
@@ -358,16 +358,16 @@ def summary(lines: Lines, methods: dict[str, Method], size: Settings) -> list[di
             chosen = best(lines, name, epsilon, method.tries)
             if chosen is None:
                 continue
-            found = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
-            done = [each for each in found if each is not None]
-            if done:
-                scores = np.array([each["test"] for each in done])
-                rows.append({"method": name, "weights": done[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
-                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(done),
-                             "validation": float(np.mean([each["validation"] for each in done])),
-                             "spent": max(each["epsilon"] for each in done), "epochs": chosen.epochs,
+            values = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
+            eachs = [value for value in values if value is not None]
+            if eachs:
+                scores = np.array([each["test"] for each in eachs])
+                rows.append({"method": name, "weights": eachs[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
+                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(eachs),
+                             "validation": float(np.mean([each["validation"] for each in eachs])),
+                             "spent": max(each["epsilon"] for each in eachs), "epochs": chosen.epochs,
                              "rate": chosen.rate, "classifier": chosen.head_rate,
-                             "seconds": float(np.median([each["seconds"] for each in done]))})  # fmt: skip
+                             "seconds": float(np.median([each["seconds"] for each in eachs]))})  # fmt: skip
     return rows
 
 
@@ -410,23 +410,23 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="*", type=float, default=[1.0, 3.0, 8.0])
     parser.add_argument("--plan", action="store_true", help="compute how much noise is needed, and train nothing")
     parser.add_argument("--small", action="store_true")
-    given = parser.parse_args()
-    until = time.time() + given.seconds
-    size = Settings(tuple(given.epsilons), device=given.device, bfloat16=given.bfloat16)
-    if not given.small and given.folder is None:
+    arguments = parser.parse_args()
+    until = time.time() + arguments.seconds
+    size = Settings(tuple(arguments.epsilons), device=arguments.device, bfloat16=arguments.bfloat16)
+    if not arguments.small and arguments.folder is None:
         parser.error("give --folder (finetune_data.py writes it), or --small")
     torch.set_float32_matmul_precision("high")
-    methods = {name: METHODS[name] for name in given.methods}
-    if given.small:
+    methods = {name: METHODS[name] for name in arguments.methods}
+    if arguments.small:
         bench, methods = small(size)
     else:
-        texts, encoder = finetune_data.load(given.folder), finetune_data.encoder(given.folder)
-        vectors = given.folder / "vectors.npy"
-        bench = Bench(encoder.to(given.device), texts.to(given.device), size, vectors)
-    lines = Lines(given.out, NAME, given.shard)
-    if given.plan:
+        texts, encoder = finetune_data.load(arguments.folder), finetune_data.encoder(arguments.folder)
+        vectors = arguments.folder / "vectors.npy"
+        bench = Bench(encoder.to(arguments.device), texts.to(arguments.device), size, vectors)
+    lines = Lines(arguments.out, NAME, arguments.shard)
+    if arguments.plan:
         for epsilon, choice in (
-            (e, c) for e in size.epsilons for each in methods.values() for c in each.tries if c.epochs
+            (e, c) for e in size.epsilons for method in methods.values() for c in method.tries if c.epochs
         ):
             bench.noise(lines, epsilon, choice)
         return
@@ -434,7 +434,7 @@ def main() -> None:
     rows = summary(lines, methods, bench.size)
     if rows:
         print(table(rows))
-        (given.out / f"{NAME}.json").write_text(json.dumps({"rows": rows}, indent=1))
+        (arguments.out / f"{NAME}.json").write_text(json.dumps({"rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ def fitted(name: str, data: Split, epsilon: float, seed: int, **more: Any) -> di
     """Score and what was chosen."""
     model = estimator(name, epsilon, seed, **more).fit(data.x, data.y)
     spent = None if model.privacy_ is None else model.privacy_.epsilon
-    found = {"score": model.score(data.x_test, data.y_test), "pick": model.choice_.name, "rounds": model.n_iter_}
-    return {**found, "epsilon": spent}
+    facts = {"score": model.score(data.x_test, data.y_test), "pick": model.choice_.name, "rounds": model.n_iter_}
+    return {**facts, "epsilon": spent}
 
 
 def plain(name: str, data: Split, epsilon: float, seed: int, recipe: Callable[..., Any], rounds: int, step: float,
@@ -89,8 +89,8 @@ def plain(name: str, data: Split, epsilon: float, seed: int, recipe: Callable[..
     filled = recipe(
         epsilon=epsilon, delta=DELTA, n="exact", step=step / CURVATURE[loss], clip=clip * CLIP[loss], **more
     )
-    found = minimize(train, filled, steps=rounds, seed=seed, record=None, progress=False)
-    return {"score": test.score(found.x), "rounds": rounds, "epsilon": found.privacy.epsilon}
+    result = minimize(train, filled, steps=rounds, seed=seed, record=None, progress=False)
+    return {"score": test.score(result.x), "rounds": rounds, "epsilon": result.privacy.epsilon}
 
 
 def reference(name: str, data: Split, alone: bool) -> dict[str, Any]:
@@ -169,21 +169,21 @@ def run(work: list[Any], cells: Lines, args: Any) -> None:
 
 def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Scores over seeds: method -> epsilon -> values; the oracle is the best mean of the grid and the default."""
-    found: dict[str, dict[str, list[float]]] = {}
+    by_name: dict[str, dict[str, list[float]]] = {}
     for key, cell in sorted(cells.items(), key=lambda item: int(item[0].split("seed ")[1])):
         which, method, epsilon, _ = key.split(" | ")
         if which == name:
-            found.setdefault(method, {}).setdefault(epsilon.split()[1], []).append(cell["score"])
-    grid = {method: found.pop(method) for method in list(found) if "/L" in method}
+            by_name.setdefault(method, {}).setdefault(epsilon.split()[1], []).append(cell["score"])
+    grid = {method: by_name.pop(method) for method in list(by_name) if "/L" in method}
     if grid:
         few = {len(scores[epsilon]) for scores in grid.values() for epsilon in scores}
-        first = {method: {e: v[: max(few)] for e, v in found[method].items()} for method in ("DP-SGD", "auto")}
+        first = {method: {e: v[: max(few)] for e, v in by_name[method].items()} for method in ("DP-SGD", "auto")}
         grid["default"] = first["DP-SGD"]
-        found["DP-SGD, oracle"] = {
-            epsilon: max((scores[epsilon] for scores in grid.values()), key=np.mean) for epsilon in found["DP-SGD"]
+        by_name["DP-SGD, oracle"] = {
+            epsilon: max((scores[epsilon] for scores in grid.values()), key=np.mean) for epsilon in by_name["DP-SGD"]
         }
-        found["auto, on the oracle's seeds"] = first["auto"]
-    return {method: {e: np.array(v) for e, v in scores.items()} for method, scores in found.items()}
+        by_name["auto, on the oracle's seeds"] = first["auto"]
+    return {method: {e: np.array(v) for e, v in scores.items()} for method, scores in by_name.items()}
 
 
 def report(name: str, cells: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
@@ -233,16 +233,16 @@ def main() -> None:
     if not cells.whole:
         return
     summary: dict[str, float] = {}
-    told: list[str] = []
+    collected: list[str] = []
     tables = {}
     for which in chosen:
         tables[which], means, verdicts = report(which, cells)
         kind = "test R2" if loss_of(which) == "squared" else "test accuracy"
         table(f"{which}: {kind}, mean +- s.d. over seeds" + (", kept out" * (which in KEPT_OUT)), tables[which])
         summary |= means
-        told += verdicts
-    print("\n" + "\n".join(told))
-    save(args.out, name, {"summary": summary, "verdicts": told, "tables": tables, "cells": dict(cells)})
+        collected += verdicts
+    print("\n" + "\n".join(collected))
+    save(args.out, name, {"summary": summary, "verdicts": collected, "tables": tables, "cells": dict(cells)})
 
 
 if __name__ == "__main__":

@@ -97,12 +97,12 @@ def dp_ebm(parts: Parts, epsilon: float, words: bool = True) -> float:
     def as_fields(X: np.ndarray) -> np.ndarray:
         return np.column_stack([X[:, f].argmax(1) if len(f) > 1 else X[:, f[0]] for f in fields])
 
-    told = {"epsilon": epsilon, "delta": DELTA, "privacy_bounds": bounds, "feature_types": types, "n_jobs": 1}
+    options = {"epsilon": epsilon, "delta": DELTA, "privacy_bounds": bounds, "feature_types": types, "n_jobs": 1}
     if table.target:
         low, high = table.target
-        model = DPExplainableBoostingRegressor(privacy_target_min=low, privacy_target_max=high, **told)
+        model = DPExplainableBoostingRegressor(privacy_target_min=low, privacy_target_max=high, **options)
     else:
-        model = DPExplainableBoostingClassifier(**told)
+        model = DPExplainableBoostingClassifier(**options)
     X, y = parts.rows("private")
     return parts.score(model.fit(as_fields(X), y).predict(as_fields(parts.rows("test")[0])))
 
@@ -159,27 +159,27 @@ def untuned_descent(parts: Parts, epsilon: float) -> float:
         return make(X / norm, y, **told)
 
     recipe = algorithms.dp_gd(epsilon=epsilon, delta=DELTA, n="exact", step=2 / CURVATURE[loss], clip=CLIP[loss])
-    found = minimize(posed("private"), recipe, steps=100, record=None, progress=False)
-    return float(posed("test").score(found.x))
+    result = minimize(posed("private"), recipe, steps=100, record=None, progress=False)
+    return float(posed("test").score(result.x))
 
 
 def diffprivlib(parts: Parts, epsilons: list[float], methods: list[str], python: str) -> dict[str, dict[str, Any]]:
     """Scores by method and epsilon from the worker, which runs in an environment of its own (`python`)."""
     table, (X, y) = parts.table, parts.rows("private")
     unit, norm = scaled(table, X)
-    given = {"x": X, "y": y, "x_test": parts.rows("test")[0], "unit": unit, "norm": norm, "low": table.low}
-    given |= {"unit_test": scaled(table, parts.rows("test")[0])[0], "high": table.high, "classes": table.classes}
-    given |= {"target": table.target or (0, 0), "unit_low": scaled(table, table.low[None])[0][0]}
-    given["free"] = np.array(sorted(column for f in table.fields for column in (f[1:] if len(f) > 1 else f)))
+    options = {"x": X, "y": y, "x_test": parts.rows("test")[0], "unit": unit, "norm": norm, "low": table.low}
+    options |= {"unit_test": scaled(table, parts.rows("test")[0])[0], "high": table.high, "classes": table.classes}
+    options |= {"target": table.target or (0, 0), "unit_low": scaled(table, table.low[None])[0][0]}
+    options["free"] = np.array(sorted(column for f in table.fields for column in (f[1:] if len(f) > 1 else f)))
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "in.npz", **given)
-        asked = [json.dumps(epsilons), json.dumps(methods)]
-        subprocess.run([python, str(WORKER), folder, *asked], check=True, env={"OMP_NUM_THREADS": "1"})
-        found = json.loads((Path(folder) / "out.json").read_text())
+        np.savez(Path(folder) / "in.npz", **options)
+        entries = [json.dumps(epsilons), json.dumps(methods)]
+        subprocess.run([python, str(WORKER), folder, *entries], check=True, env={"OMP_NUM_THREADS": "1"})
+        data = json.loads((Path(folder) / "out.json").read_text())
         predicted = np.load(Path(folder) / "out.npz")
         return {
             key: {"score": parts.score(predicted[key])} if key in predicted else {"score": None, "error": told}
-            for key, told in found.items()
+            for key, told in data.items()
         }
 
 

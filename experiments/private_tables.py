@@ -134,25 +134,25 @@ def main() -> None:
                     key = f"{which} | {method} | epsilon {epsilon:g} | T={rounds} | seed {seed}"
                     if key not in cells:
                         began = time.perf_counter()
-                        found = minimize(train, recipe, ball, steps=rounds, seed=seed, record=None, progress=False)
+                        result = minimize(train, recipe, ball, steps=rounds, seed=seed, record=None, progress=False)
                         cells[key] = {
-                            "accuracy": seen_by(found, test).accuracy(found.x),
-                            "train loss": seen_by(found, train).loss(found.x),
-                            "epsilon": found.privacy.epsilon,
+                            "accuracy": seen_by(result, test).accuracy(result.x),
+                            "train loss": seen_by(result, train).loss(result.x),
+                            "epsilon": result.privacy.epsilon,
                             "rounds": rounds,
                             "seconds": time.perf_counter() - began,
                         }
                         print(f"{key}: {cells[key]['accuracy']:.4f}, {cells[key]['seconds']:.1f} s", flush=True)
                         file.write_text(json.dumps({"cells": cells}, indent=1))
                     results.setdefault(method, {}).setdefault(epsilon, []).append(cells[key])
-        for method, found in results.items():
-            row: dict[str, Any] = {"run": method, "set": which, "T": found[epsilons[0]][0]["rounds"]}
+        for method, result in results.items():
+            row: dict[str, Any] = {"run": method, "set": which, "T": result[epsilons[0]][0]["rounds"]}
             for i, epsilon in enumerate(epsilons):
-                values = np.array([cell["accuracy"] for cell in found[epsilon]])
+                values = np.array([cell["accuracy"] for cell in result[epsilon]])
                 row |= {f"eps {epsilon:g}": float(values.mean()), f"+- ({epsilon:g})": float(values.std())}
                 row[f"before ({epsilon:g})"] = SEEN.get((which, method), ("", ""))[i]
                 summary[f"{which}, {method}, epsilon {epsilon:g}: accuracy"] = float(values.mean())
-            row["seconds a run"] = float(np.mean([cell["seconds"] for cells_ in found.values() for cell in cells_]))
+            row["seconds a run"] = float(np.mean([cell["seconds"] for cells_ in result.values() for cell in cells_]))
             rows.append(row)
     table(f"test accuracy, {seeds} seeds; before = untuned/best of a grid where it was measured", rows)
     save(args.out, name, {"summary": summary, "rows": rows, "cells": cells})

@@ -151,9 +151,9 @@ def train(
 
 def cells(seeds: int) -> list[tuple[str, int, str, int]]:
     """Every cell of the tables, the slow ones spread out."""
-    found = [(m, s, d, r) for r in range(seeds) for m in METHODS for s in SIGMAS for d in SETS]
-    found += [(m, s, "fashion_mnist", r) for r in range(seeds) for m in FULL for s in SIGMAS]
-    return found + [("public_only", 0, d, r) for r in range(seeds) for d in SETS]
+    values = [(m, s, d, r) for r in range(seeds) for m in METHODS for s in SIGMAS for d in SETS]
+    values += [(m, s, "fashion_mnist", r) for r in range(seeds) for m in FULL for s in SIGMAS]
+    return values + [("public_only", 0, d, r) for r in range(seeds) for d in SETS]
 
 
 def done(path: Path) -> dict[str, dict[str, Any]]:

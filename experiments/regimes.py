@@ -56,8 +56,8 @@ def real(name: str, rows: int, *, dense: bool = False, words: int = 0, public: s
             data = _few_words(data, words, hashed=name == "news20")
         if dense and sp.issparse(data.x):
             data = replace(data, **{part: getattr(data, part).toarray() for part in ("x", "x_test", "x_public")})
-        told = {"": {}, "rows": {"public": data.x_public}, "labelled": {"public": (data.x_public, data.y_public)}}
-        return data, {**told[public], **more}
+        facts = {"": {}, "rows": {"public": data.x_public}, "labelled": {"public": (data.x_public, data.y_public)}}
+        return data, {**facts[public], **more}
 
     return make
 

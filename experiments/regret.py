@@ -52,7 +52,7 @@ def planned_seconds(cell: Cell, data: Any, told: dict[str, Any], algorithm: str,
     """What the planner thinks that it takes; nothing where it is refused."""
     loss = "squared" if cell.classes is None else "logistic" if len(cell.classes) == 2 else "softmax"
     facts = {"sparse": sp.issparse(data.x), "constraint": told.get("constraint"), "penalty": "l2" in told, **cell.facts}
-    found = plan(
+    ranked = plan(
         n=data.n,
         d=data.d,
         epsilon=epsilon,
@@ -62,7 +62,7 @@ def planned_seconds(cell: Cell, data: Any, told: dict[str, Any], algorithm: str,
         algorithms=[algorithm],
         **facts,
     )
-    return found.best.seconds if found.choices else 0.0
+    return ranked.best.seconds if ranked.choices else 0.0
 
 
 def contest(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float, seed: int) -> dict[str, Any]:
@@ -202,16 +202,16 @@ def main() -> None:
     torch.set_num_threads(1)
     args.first = 100 if args.quick else args.first
     name = "regret" + ("_quick" if args.quick else f"_{args.first}" if args.first else "")
-    done = Lines(args.out, name, args.shard)
+    lines = Lines(args.out, name, args.shard)
     everything = [(cell, epsilon) for cell in cells() for epsilon in EPSILONS] + [(c, math.inf) for c in free_cells()]
     chosen = [(cell, epsilon) for cell, epsilon in everything if args.only.lower() in cell.name.lower()]
     if args.quick:
         chosen = [(cell, epsilon) for cell, epsilon in chosen if cell.name in ("madelon", "half the energy public")]
     seeds = range(args.first, args.first + (1 if args.quick else args.seeds))
-    for cell, epsilon, seed in done.mine([(cell, epsilon, seed) for cell, epsilon in chosen for seed in seeds]):
-        run(cell, epsilon, seed, done, args.data)
-    if done.whole:
-        _report(args, name, chosen, done)
+    for cell, epsilon, seed in lines.mine([(cell, epsilon, seed) for cell, epsilon in chosen for seed in seeds]):
+        run(cell, epsilon, seed, lines, args.data)
+    if lines.whole:
+        _report(args, name, chosen, lines)
 
 
 def _report(args: Any, name: str, chosen: list[tuple[Cell, float]], done: Lines) -> None:

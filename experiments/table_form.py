@@ -41,10 +41,10 @@ class Table:
     @property
     def fields(self) -> list[list[int]]:
         """Columns that came from one field of the table: the levels of a word together, every other column alone."""
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for column, name in enumerate(self.names):
-            found.setdefault(name.partition("=")[0], []).append(column)
-        return list(found.values())
+            by_name.setdefault(name.partition("=")[0], []).append(column)
+        return list(by_name.values())
 
     def save(self, path: str) -> None:
         """One `.npz` file with everything, for a worker in another environment."""

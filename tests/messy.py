@@ -14,7 +14,7 @@ NAMES = ["customer_id", "Alter", "sex", "city", "member", "income", "balance", "
 def rows(n: int, seed: int = 0) -> list[dict[str, str]]:
     """Customers; whether one churned depends on income, visits, sex and one city, with some noise."""
     rng = np.random.default_rng(seed)
-    found = []
+    collected = []
     for i in range(n):
         age, sex = rng.integers(18, 90), rng.choice(["female", "male"])
         city, member = rng.choice(CITIES), rng.random() < 0.4
@@ -39,8 +39,8 @@ def rows(n: int, seed: int = 0) -> list[dict[str, str]]:
                 row[name] = gap
         if rng.random() < 0.01:
             row["churned"] = ""
-        found.append(row)
-    return found
+        collected.append(row)
+    return collected
 
 
 def write(path: Path, n: int, seed: int = 0, drop: tuple[str, ...] = (), separator: str = ",") -> Path:

@@ -36,11 +36,11 @@ def modules() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def test_the_page_shows_the_tree() -> None:
-    found = {}
-    for folder in (each for each in ROOT.iterdir() if (each / "__init__.py").exists()):
-        inside = [each for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
-        found[folder.name] = sorted(each.stem for each in inside if not each.stem.startswith("_"))
-    assert {folder: sorted(names) for folder, names in TREE.items()} == found
+    by_name = {}
+    for folder in (path for path in ROOT.iterdir() if (path / "__init__.py").exists()):
+        inside = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+        by_name[folder.name] = sorted(each.stem for each in inside if not each.stem.startswith("_"))
+    assert {folder: sorted(names) for folder, names in TREE.items()} == by_name
     assert all(names == sorted(names) for names in TREE.values())
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_imported_inside_a_function_but_what_is_heavy() -> None:
             if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 continue
             for node in ast.walk(function):
-                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 wrong += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.split(".")[0] not in HEAVY]
     assert not wrong
@@ -100,13 +100,13 @@ def test_a_class_name_exists_once() -> None:
 
 def test_noise_is_drawn_in_one_place() -> None:
     """`mechanism.release` is called by `close_stage` and by mechanisms that wrap another one, and nowhere else."""
-    found = []
+    collected = []
     for path, tree in modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "release":
-                found.append(str(path.relative_to(ROOT)))
+                collected.append(str(path.relative_to(ROOT)))
     allowed = {"round/step.py", "papers/printed.py", "audit/known_bad.py", "audit/distinguish.py"}
-    assert set(found) <= allowed and found.count("round/step.py") == 1
+    assert set(collected) <= allowed and collected.count("round/step.py") == 1
 
 
 def test_files_can_be_seen_whole() -> None:

@@ -46,8 +46,8 @@ def objective(parts: ModuleType, table: Any) -> Any:
 
 def test_the_example_runs(parts: Any, capsys: pytest.CaptureFixture[str]) -> None:
     parts.main()
-    shown = capsys.readouterr().out
-    assert "rounded to a grid" in shown and "folded_gd" in shown and "epsilon=1" in shown
+    out = capsys.readouterr().out
+    assert "rounded to a grid" in out and "folded_gd" in out and "epsilon=1" in out
 
 
 def test_the_sketch_is_what_it_says(parts: Any) -> None:
@@ -72,8 +72,8 @@ def test_the_set_can_what_it_writes(parts: Any) -> None:
 def test_the_sketch_goes_through_recipes(parts: Any, table: Any, sketch: str) -> None:
     more: dict[str, Any] = {} if sketch == "comp_sgd" else {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "n": "exact"}
     recipe = getattr(algorithms, sketch)(m=3, step=0.5, sketch=parts.Folding, **more)
-    found = minimize(Logistic(*table, classes=(0, 1)), recipe, parts.Orthant(5.0), steps=30)
-    assert found.x is not None and parts.Orthant(5.0).contains(found.x)
+    result = minimize(Logistic(*table, classes=(0, 1)), recipe, parts.Orthant(5.0), steps=30)
+    assert result.x is not None and parts.Orthant(5.0).contains(result.x)
 
 
 def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
@@ -91,7 +91,9 @@ def test_the_sketch_goes_through_the_engine(parts: Any) -> None:
         torch.nn.functional.cross_entropy(module(x), y).backward()
         optimizer.step()
     assert engine.driver is not None and engine.driver.state.dims == 5 * len(loader)
-    assert any("Folding, which is not of this library" in each for each in engine.statement(1e-5).assumptions)
+    assert any(
+        "Folding, which is not of this library" in assumption for assumption in engine.statement(1e-5).assumptions
+    )
 
 
 def test_the_recipe_runs_is_charged_stated_and_resumed(parts: Any, table: Any, tmp_path: Path) -> None:

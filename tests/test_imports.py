@@ -22,5 +22,5 @@ def test_the_names_that_users_import_are_the_modules_themselves() -> None:
 
 def test_modules_run_under_the_names_that_users_know() -> None:
     for name in ("isthmus", "isthmus.cli"):
-        done = subprocess.run([sys.executable, "-m", name, "--version"], check=True, capture_output=True, text=True)
-        assert "isthmus" in done.stdout
+        process = subprocess.run([sys.executable, "-m", name, "--version"], check=True, capture_output=True, text=True)
+        assert "isthmus" in process.stdout

@@ -31,10 +31,10 @@ print(model.privacy_)
 def run(command: list[str], folder: Path) -> str:
     """What a command prints; its end is shown where it fails."""
     alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"failed: {' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return done.stdout + done.stderr
+    process = subprocess.run(command, cwd=folder, env=alone, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f"failed: {' '.join(command)}\n{process.stdout[-2000:]}{process.stderr[-4000:]}")
+    return process.stdout + process.stderr
 
 
 def without_network() -> list[str]:
@@ -62,8 +62,8 @@ def sizes(packages: Path) -> str:
 def import_seconds(python: str, statement: str, folder: Path) -> float:
     """Of the second of two imports in processes of their own: the first one writes the byte code."""
     for _ in range(2):
-        told = run([python, "-X", "importtime", "-c", statement], folder)
-    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|", told)
+        result = run([python, "-X", "importtime", "-c", statement], folder)
+    lines = re.findall(r"import time:\s+(\d+) \|\s+\d+ \|", result)
     return sum(map(int, lines)) / 1e6
 
 
@@ -97,9 +97,9 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python of the fresh environment")
     parser.add_argument("--constraint", type=Path, help="versions to install, as pip's -c takes them")
     parser.add_argument("--no-demo", action="store_true", help="leave out the demo, which takes a minute")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        check(given.wheel, given.python, given.constraint, not given.no_demo, Path(folder))
+        check(arguments.wheel, arguments.python, arguments.constraint, not arguments.no_demo, Path(folder))
 
 
 if __name__ == "__main__":

@@ -87,10 +87,10 @@ class Mutant:
 
 def changes(node: ast.AST) -> list[tuple[str, Change]]:
     """What a node can be turned into: words, and a function that changes the node in place."""
-    made: list[tuple[str, Change]] = []
+    collected: list[tuple[str, Change]] = []
 
     def offer(change: Change) -> None:
-        made.append((_short(node), change))
+        collected.append((_short(node), change))
 
     if isinstance(node, ast.Compare):
         for place, op in enumerate(node.ops):
@@ -112,13 +112,13 @@ def changes(node: ast.AST) -> list[tuple[str, Change]]:
         offer(lambda: setattr(node, "value", ast.Constant(None)))
     turned = isinstance(getattr(node, "test", None), ast.Compare | ast.UnaryOp)  # changed by itself
     if isinstance(node, ast.If | ast.IfExp | ast.While) and not turned and not _is(node.test, True):
-        made.append((f"if {_short(node.test)}", lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))))
+        collected.append((f"if {_short(node.test)}", lambda: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))))
     for field in ("body", "orelse"):
         block = getattr(node, field, None)
         for place, line in enumerate(block if isinstance(block, list) else []):
             if _removable(line):
-                made.append((_short(line), lambda block=block, place=place: block.__setitem__(place, ast.Pass())))
-    return made
+                collected.append((_short(line), lambda block=block, place=place: block.__setitem__(place, ast.Pass())))
+    return collected
 
 
 def mutants_of(module: str, source: str) -> list[Mutant]:
@@ -299,14 +299,16 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(TESTS), help="modules, such as privacy/noise")
     parser.add_argument("--match", nargs="*", default=[""], help="only mutants whose name contains one of these")
     parser.add_argument("--list", action="store_true", help="print the names, run nothing")
-    asked = parser.parse_args()
-    known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in asked.only}
-    every = [mutant for each in known.values() for mutant in each if any(text in mutant.name for text in asked.match)]
+    arguments = parser.parse_args()
+    known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in arguments.only}
+    every = [
+        mutant for each in known.values() for mutant in each if any(text in mutant.name for text in arguments.match)
+    ]
     todo = [mutant for mutant in every if not is_same(mutant)]
-    if asked.list:
+    if arguments.list:
         print(*(mutant.name for mutant in every), sep="\n")
         return 0
-    chosen = random.Random(asked.seed).sample(todo, min(asked.sample or len(todo), len(todo)))
+    chosen = random.Random(arguments.seed).sample(todo, min(arguments.sample or len(todo), len(todo)))
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         return report(run_all(Bench(Path(folder)), chosen), len(todo), len(every) - len(todo))
 

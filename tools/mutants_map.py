@@ -77,7 +77,7 @@ SAME: dict[str, str] = {
     "privacy/accounting:calibrate: 0.01 -> *": _START,
     "privacy/accounting:calibrate: 0.0001 -> *": _START,
     "privacy/accounting:calibrate: 1 -> 2 in for haste*": _START,
-    "privacy/accounting:_finite_cost: 8 -> 9 in accountant = *": _START,
+    "privacy/accounting:_by: 8 -> 9 in accountant = *": _START,
     "privacy/accounting:calibrate: 2e-05 -> *": "still within the 0.01 % that is promised",
     "privacy/accounting:_noise_multiplier: 1e-12 -> 2e-12 in *": "a reserve that is twice as large is as good",
     "privacy/accounting:noise_multiplier: 1.0 -> 2.0 in _front*": "any noise will do where only the rest is checked",

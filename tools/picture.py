@@ -91,11 +91,11 @@ def compressed() -> dict[str, Any]:
         "a tenth, error feedback": algorithms.comp_sgd(m=D // 10, step=4.0, batch_size=64, error_feedback=True),
         "a tenth, memoryless": algorithms.comp_sgd(m=D // 10, step=4.0, batch_size=64),
     }
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, recipe in ways.items():
         result = minimize(objective, recipe, isthmus.L2Ball(20.0), epochs=4, record=20, seed=0)
-        found[name] = {"numbers": [r["dims"] for r in result.history], "loss": [r["loss"] for r in result.history]}
-    return found
+        by_name[name] = {"numbers": [r["dims"] for r in result.history], "loss": [r["loss"] for r in result.history]}
+    return by_name
 
 
 def main() -> None:

@@ -59,14 +59,14 @@ def on_config(config: Any) -> Any:
 
 def without(entries: list[Any], missing: set[str]) -> list[Any]:
     """A menu without some pages."""
-    kept = []
+    collected = []
     for entry in entries:
         for title, inside in entry.items():
             if isinstance(inside, list):
-                kept.append({title: without(inside, missing)})
+                collected.append({title: without(inside, missing)})
             elif inside not in missing:
-                kept.append({title: inside})
-    return kept
+                collected.append({title: inside})
+    return collected
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -90,12 +90,14 @@ def public_names(module: str) -> list[str]:
     folder = ROOT / Path(*module.split("."))
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     body = ast.parse(file.read_text(encoding="utf-8")).body
-    made = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    values = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
     for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name in made + imported and name not in CONSTANTS]
-    return [name for name in made if not name.startswith("_")]
+            return [
+                name for name in ast.literal_eval(node.value) if name in values + imported and name not in CONSTANTS
+            ]
+    return [name for name in values if not name.startswith("_")]
 
 
 def directives(match: re.Match[str]) -> str:

@@ -123,7 +123,7 @@ def buying(recipe: Recipe, items: Sequence[Purchase], copy: bool = False) -> Rec
     def build(binding: Binding) -> Pipeline:
         pipe = recipe.bind(replace(binding, before=(*charges_of(items), *binding.before)))
         plan = None if pipe.promise is None else pipe.promise.plan
-        planned = set() if plan is None else {each.name for each in plan.items}
+        planned = set() if plan is None else {charge.name for charge in plan.items}
         remedy = (
             "declare what would be bought: only a private recipe that splits its budget by `algorithms.Budget.plan` "
             "can buy something first"

@@ -38,9 +38,9 @@ class Budget:
         if self.delta is not None:
             validate.open_unit(delta=self.delta)
         Adjacency.of(self.adjacency)
-        known = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
+        valid = self.n == "exact" or (isinstance(self.n, int) and not isinstance(self.n, bool) and self.n > 0)
         remedy = 'declare the number of records: n="exact" makes it public, a number estimates it'
-        validate.check(known, "n", self.n, remedy)
+        validate.check(valid, "n", self.n, remedy)
 
     @property
     def relation(self) -> Adjacency:
@@ -62,8 +62,8 @@ class Budget:
 
     def plan(self, binding: Binding, items: Sequence[Charge]) -> PrivacyPlan:
         """The split of the budget over what is released, what was charged before the recipe's own items among it."""
-        left = 1 - sum(charge.share for charge in binding.before)
-        items = [*binding.before, *(replace(item, share=item.share * left) for item in items)]
+        remaining = 1 - sum(charge.share for charge in binding.before)
+        items = [*binding.before, *(replace(item, share=item.share * remaining) for item in items)]
         delta = default_delta(self.records(binding)) if self.delta is None else self.delta
         return PrivacyPlan(self.epsilon, delta, self.relation, items=items)
 

@@ -101,7 +101,7 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "of"}
+        values = {member.name: getattr(self, member.name) for member in fields(self) if member.name != "of"}
         values |= {"name": self.name, "arguments": _listed(dict(self.arguments))}
         return {**values, "epsilon": self.epsilon if self.private else None}
 
@@ -109,10 +109,10 @@ class Choice:
 def _listed(value: Any) -> Any:
     """Tuples and arrays as lists."""
     if isinstance(value, dict):
-        return {key: _listed(each) for key, each in value.items()}
+        return {key: _listed(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return value.tolist()
-    return [_listed(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _examples(public: Any) -> tuple[Any, Any]:

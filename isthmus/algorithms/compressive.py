@@ -238,8 +238,8 @@ def _fill_gaussian(facts: Facts) -> Choice | Refusal:
     p = min(d, CONSTANTS.codes[int(facts.sparse)])
     p = p if facts.max_dims is None else max(3, min(p, facts.max_dims))
     kappa = max(1, min(CONSTANTS.kappa, p // 5))
-    wanted = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
-    run = full_run(facts, facts.the_clip, p, wanted)
+    rounds = CONSTANTS.full_rounds[0] if d <= CONSTANTS.small else CONSTANTS.decodings
+    run = full_run(facts, facts.the_clip, p, rounds)
     if isinstance(run, Refusal):
         return run
     gain = math.sqrt(kappa / d)

@@ -81,20 +81,7 @@ def dp_skgd(
     >>> dp_skgd(epsilon=1.0, smoothness=1.0, clip=0.1, sampling="single", n="exact").arguments["sampling"]
     'single'
     """
-    validate.one_of(SAMPLINGS, sampling=sampling)
-    validate.positive(step=step)
-    validate.positive_int(tau=tau)
-    if inner is not None:
-        validate.positive_int(inner=inner)
-    validate.check(inner is None or schedule is None, "inner", inner, "the schedule has it: leave one of both out")
-    for name, value in {"smoothness": smoothness, "clip": clip}.items():
-        numbers = validate.as_tensor(name, value).double()
-        if name == "smoothness" and numbers.ndim == 2:
-            smoothness_matrix(numbers.numpy())
-        else:
-            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
-    if isinstance(probabilities, str):
-        validate.one_of(("uniform", "importance"), probabilities=probabilities)
+    _check_arguments(sampling, step, tau, inner, schedule, smoothness, clip, probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
         validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
@@ -110,6 +97,27 @@ def dp_skgd(
         "inner": inner,
     }
     return Recipe("dp_skgd", filling.build, arguments)
+
+
+def _check_arguments(
+    sampling: str, step: float, tau: int, inner: int | None, schedule: Any, smoothness: Any, clip: Any, law: Any
+) -> None:
+    validate.one_of(SAMPLINGS, sampling=sampling)
+    validate.positive(step=step)
+    validate.positive_int(tau=tau)
+    if inner is not None:
+        validate.positive_int(inner=inner)
+    validate.check(
+        inner is None or schedule is None, "inner", inner, "the schedule has it already: leave one of the two out"
+    )
+    for name, value in {"smoothness": smoothness, "clip": clip}.items():
+        numbers = validate.as_tensor(name, value).double()
+        if name == "smoothness" and numbers.ndim == 2:
+            smoothness_matrix(numbers.numpy())
+        else:
+            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
+    if isinstance(law, str):
+        validate.one_of(("uniform", "importance"), probabilities=law)
 
 
 @algorithm(private=True, words="each round changes one coefficient, with noise for that one alone")
@@ -247,12 +255,12 @@ def _fill_blocks(facts: Facts) -> Choice | Refusal:
             arguments["blocks"] = [part.tolist() for part in np.array_split(order, blocks)]
         wide = wide[order]
         unit = _margin(run, wide, _law_of(wide, blocks), np.full(d, run.sigma))
-    arguments["step"], known = _step(facts, unit), shape is not None
+    arguments["step"], shaped = _step(facts, unit), shape is not None
     return run.choice(
         arguments,
-        "M by public smoothness, importance" if known else "equal blocks",
+        "M by public smoothness, importance" if shaped else "equal blocks",
         margin_noise=arguments["step"] * unit,
-        shortfall=0.015 if known and facts.wide else None,  # word ranks were measured too
+        shortfall=0.015 if shaped and facts.wide else None,  # word ranks were measured too
     )
 
 

@@ -148,8 +148,8 @@ class Algorithm(Generic[P]):
             if isinstance(run, Refusal):
                 return run
             step = allowed_step(run)
-        known = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
-        arguments = {name: value for name, value in known.items() if name in self.parameters}
+        values = {"clip": run.clip, "step": step, "batch_size": run.batch_size, "m": dims, "k": dims, "output": "last"}
+        arguments = {name: value for name, value in values.items() if name in self.parameters}
         noise = walk(run, step) if facts.private and "step" in arguments else None
         return run.choice(arguments, margin_noise=noise, evidence="not measured: filled as DP-SGD is")
 
@@ -162,8 +162,8 @@ class Algorithm(Generic[P]):
 
     def __reduce__(self) -> Any:
         """By its name in its module; one that was made from a bare function, by that function."""
-        known = find(self.address)
-        return self.function.__qualname__ if known is self else (algorithm_of, (self.function,))
+        registered = find(self.address)
+        return self.function.__qualname__ if registered is self else (algorithm_of, (self.function,))
 
     def __deepcopy__(self, memo: Any) -> Algorithm[P]:
         return self
@@ -201,17 +201,17 @@ def algorithm(function: Any = None, /, *, fill: Fill | None = None, private: boo
     ...         promise = budget.promise(split, binding)
     ...         return Pipeline([Stage(sampler, [release])], lambda t: step, update, rounds=rounds, promise=promise)
     ...     return Recipe("my_gd", build)
-    >>> found = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
-    >>> [choice.name for choice in found.choices], dict(found.choice("my_gd").arguments)["clip"]
+    >>> ranked = plan(n=1000, d=5, epsilon=1.0, algorithms=["dp_sgd", my_gd])
+    >>> [choice.name for choice in ranked.choices], dict(ranked.choice("my_gd").arguments)["clip"]
     (['dp_sgd', 'my_gd'], 0.5)
     """
 
     def declared(recipe: Any) -> Algorithm[Any]:
         named = "epsilon" in inspect.signature(recipe).parameters
-        made = Algorithm(recipe, named if private is None else private, **said)
+        result = Algorithm(recipe, named if private is None else private, **said)
         if fill is not None:
-            made.filling()(fill)
-        return made
+            result.filling()(fill)
+        return result
 
     return declared if function is None else declared(function)
 

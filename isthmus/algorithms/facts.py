@@ -137,8 +137,8 @@ class Facts:
             object.__setattr__(self, "loss", self.loss_name)
         two = isinstance(self.classes, (int, np.integer)) and self.classes >= 2
         validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
-        one = self.classes == 2 or several or not self.of_loss.labelled()
-        validate.check(one, "classes", self.classes, f'{self.loss_name} has two: use loss="softmax" for more')
+        fits = self.classes == 2 or several or not self.of_loss.labelled()
+        validate.check(fits, "classes", self.classes, f'{self.loss_name} has two: use loss="softmax" for more')
         if self.density is not None:
             validate.probability(density=self.density)
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
@@ -169,8 +169,8 @@ class Facts:
             right = len(numbers) in (self.d, self.parameters)
             validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
             object.__setattr__(self, "smoothness", tuple(numbers.tolist()))
-        seen = self.public is None or self.public.columns == self.d
-        validate.check(seen, "public", self.public, f"give public rows with d = {self.d} columns")
+        matches = self.public is None or self.public.columns == self.d
+        validate.check(matches, "public", self.public, f"give public rows with d = {self.d} columns")
 
     # ------------------------------------------------------------ what follows from them
 
@@ -234,8 +234,8 @@ class Facts:
     def narrow_size(self) -> int:
         """m: what is allowed to leave in a round, else a twentieth of the parameters, between 50 and 500."""
         low, high = CONSTANTS.narrow
-        wanted = min(max(self.parameters // CONSTANTS.narrowing, low), high)
-        return min(self.parameters, wanted if self.max_dims is None else self.max_dims)
+        size = min(max(self.parameters // CONSTANTS.narrowing, low), high)
+        return min(self.parameters, size if self.max_dims is None else self.max_dims)
 
     @property
     def public_size(self) -> int:
@@ -247,13 +247,13 @@ class Facts:
     def component_smoothness(self) -> np.ndarray | None:
         """Public component smoothness of every parameter: the caller's, or curvature times public second moments."""
         if self.smoothness is not None:
-            given = np.array(self.smoothness)
+            smoothness = np.array(self.smoothness)
         elif self.public is not None and self.public.moments is not None:
             moments = np.array(self.public.moments)
-            given = self.smooth * np.maximum(moments, CONSTANTS.moment_floor * max(moments.max(), 1e-12))
+            smoothness = self.smooth * np.maximum(moments, CONSTANTS.moment_floor * max(moments.max(), 1e-12))
         else:
             return None
-        return given if len(given) == self.parameters else np.tile(given, self.outputs)
+        return smoothness if len(smoothness) == self.parameters else np.tile(smoothness, self.outputs)
 
     @property
     def entry(self) -> float:
@@ -301,9 +301,9 @@ class Facts:
         """How many features the budget carries: one a column at least, and no more than X'X of them allows."""
         if self.features == "linear":
             return self.d
-        wanted = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
-        wanted = wanted if self.outputs > 1 else min(wanted, math.sqrt(self.b / CONSTANTS.shapes_statistics_b[1]))
-        return max(self.d, min(int(wanted), CONSTANTS.functions * self.d))
+        count = CONSTANTS.features_b * self.b / math.sqrt(self.outputs)
+        count = count if self.outputs > 1 else min(count, math.sqrt(self.b / CONSTANTS.shapes_statistics_b[1]))
+        return max(self.d, min(int(count), CONSTANTS.functions * self.d))
 
     @property
     def smooth_statistics(self) -> float:

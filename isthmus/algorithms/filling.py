@@ -113,8 +113,8 @@ def free_run(facts: Facts, dims: int, sampled: bool) -> Run:
 def plain_run(facts: Facts, dims: int) -> Run | Refusal:
     """All records, one public step: step * T is what noise depends on, as long as the allowed noise lets it be."""
     low, high = CONSTANTS.full_rounds
-    wanted = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
-    return full_run(facts, facts.the_clip, dims, min(max(wanted, low), high))
+    rounds = math.ceil(facts.tau * facts.b / (facts.the_clip * (CONSTANTS.longest / facts.smooth)))
+    return full_run(facts, facts.the_clip, dims, min(max(rounds, low), high))
 
 
 def walk(run: Run, step: float, averaged: str = "last", gain: float = 1.0) -> float:
@@ -133,10 +133,10 @@ def allowed_step(run: Run, gain: float = 1.0) -> float:
 def sketched(run: Run, arguments: Mapping[str, Any]) -> Choice:
     """A tight random sketch: the pseudo-inverse shrinks signal and noise alike by m / d; a known subspace is kept."""
     facts = run.facts
-    kept = 1.0 if isinstance(facts.constraint, Subspace) else run.dims / facts.parameters
-    step = allowed_step(run, kept)
+    share = 1.0 if isinstance(facts.constraint, Subspace) else run.dims / facts.parameters
+    step = allowed_step(run, share)
     return run.choice(
         {"clip": facts.the_clip, "step": step, "output": "last", **arguments},
-        noise_norm=run.sigma * math.sqrt(facts.parameters) * kept,
-        margin_noise=walk(run, step, gain=kept),
+        noise_norm=run.sigma * math.sqrt(facts.parameters) * share,
+        margin_noise=walk(run, step, gain=share),
     )

@@ -241,9 +241,9 @@ SAMPLERS: dict[str, Callable[[Any], Sampler]] = {
 
 
 def _sampler(
-    draw: str, size: int | Callable[[int], int], known: tuple[str, ...] = ("shuffle", "independent")
+    draw: str, size: int | Callable[[int], int], draws: tuple[str, ...] = ("shuffle", "independent")
 ) -> Sampler:
-    validate.one_of(known, draw=draw)
+    validate.one_of(draws, draw=draw)
     return SAMPLERS[draw](size)
 
 
@@ -296,8 +296,8 @@ class _Descent:
         if self.shifts:
             replace(self.wire, shift=1.0)  # refused here, not when it is bound
         average_of(self.output)
-        known = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
-        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        sized = self.sketch is None or scheduled_size(self.m, self.schedule) is not None
+        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
 
     def recipe(self, name: str, arguments: dict[str, Any]) -> Recipe:
         """The recipe under its name."""
@@ -322,7 +322,7 @@ class _Descent:
             return Release(encode=Identity())
         m = scheduled_size(self.m, self.schedule)
         assert m is not None
-        encode = self._kept(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
+        encode = self._refreshed(self.sketch(bound_size(m, binding, self.sampler.rounds(binding.n))))
         if self.shifts:
             return Release(encode=encode, lift=unbiased)
         # without a set there is nothing to project onto: the nearest lift is the pseudo-inverse
@@ -340,7 +340,7 @@ class _Descent:
         chi = 0.0 if self.wire.codec is None else self.wire.codec.chi(m)
         return m / (binding.d * (1 + chi))
 
-    def _kept(self, encode: Encoder) -> Encoder:
+    def _refreshed(self, encode: Encoder) -> Encoder:
         """A map that serves `refresh` rounds, where the family can."""
         return replace(encode, refresh=self.refresh) if isinstance(encode, Random) and self.refresh > 1 else encode
 

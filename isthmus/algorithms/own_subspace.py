@@ -105,8 +105,10 @@ class Directions(Purchased):
         """One output, and at most as many directions as columns."""
         super().check(objective)
         d = objective.space.d
-        one = d == objective.X.shape[1]
-        validate.check(one, "objective", objective, "the directions of several outputs are not found: give one output")
+        single = d == objective.X.shape[1]
+        validate.check(
+            single, "objective", objective, "give one with a single output: directions are not learned for several"
+        )
         validate.at_most(d, "the number of columns", k=self.k)
 
     def clip(self, objective: Any) -> Clip:

@@ -84,7 +84,7 @@ def dp_sgd(
     'dp_sgd'
     """
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, step, batch_size, output, momentum)
-    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_shown(micro_batch))
+    return replace(filling, schedule=schedule, stop=stop, micro=micro_batch).recipe("dp_sgd", **_unusual(micro_batch))
 
 
 @algorithm(direct=True, words="each round adds up all records, limits what one record can contribute, and adds noise")
@@ -125,9 +125,9 @@ def dp_gd(
     precondition  30 % for noisy sufficient statistics: start at their ridge solution, step with their inverse
     """
     buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
-    given = step is not None and not isinstance(step, str)
+    stepped = step is not None and not isinstance(step, str)
     remedy = "preconditioned steps have length 1: leave the step out"
-    validate.check(not (precondition and given), "step", step, remedy)
+    validate.check(not (precondition and stepped), "step", step, remedy)
     rule: StepRule | None = None if isinstance(step, str) else step
     if buys:
         fixed = not isinstance(clip, AdaptiveClip)
@@ -178,7 +178,7 @@ def dp_comp_minibatch(
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, batch_size, output, 0.0, m, family, tol, pick, schedule, stop)
     filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_shown(micro_batch, clipped))
+    return filling.recipe("dp_comp_minibatch", as_published=as_published, **_unusual(micro_batch, clipped))
 
 
 @algorithm(words="each round summarises all records in a few random numbers and adds noise to those")
@@ -216,7 +216,7 @@ def priv_sgd(
     family = GaussianSketch if as_published else sketch
     filling = _Private(budget, clip, step, None, output, 0.0, m, family, tol, pick, schedule, stop)
     filling = replace(filling, published=as_published, clipped=clipped, micro=micro_batch)
-    return filling.recipe("priv_sgd", as_published=as_published, **_shown(micro_batch, clipped))
+    return filling.recipe("priv_sgd", as_published=as_published, **_unusual(micro_batch, clipped))
 
 
 @algorithm(
@@ -263,9 +263,9 @@ class _Private:
     def __post_init__(self) -> None:
         validate.one_of(("after", "before"), clipped=self.clipped)
         validate.positive_int(micro_batch=self.micro)
-        one = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
+        allowed = self.micro == 1 or not (self.published or isinstance(self.clip, AdaptiveClip))
         validate.check(
-            one,
+            allowed,
             "micro_batch",
             self.micro,
             "leave it out, or give a fixed clip and as_published=False, which micro-batches need",
@@ -275,8 +275,8 @@ class _Private:
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)
-        known = self.sketch is None or self.size is not None
-        validate.check(known, "m", self.m, "give the narrow dimension, or a schedule that has one")
+        sized = self.sketch is None or self.size is not None
+        validate.check(sized, "m", self.m, "give the narrow dimension, or a schedule that has one")
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         if self.buys:
             validate.one_of(("last", "average"), output=self.output)
@@ -369,9 +369,9 @@ class _Private:
         return GroupClip(self.clip, 2, before, whole and self.budget.relation is Adjacency.REPLACE_ONE)
 
     def _charges(self, rounds: int, sampler: PrivateSampler) -> list[Charge]:
-        left = 1 - sum(item.share for item in self.buys)
+        remaining = 1 - sum(item.share for item in self.buys)
         if not isinstance(self.clip, AdaptiveClip):
-            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=left, sampler=sampler)]
+            return [*charges_of(self.buys), Charge("gradient", rounds=rounds, share=remaining, sampler=sampler)]
         shares = {"gradient": 1 - COUNT_SHARE, self.clip.release: COUNT_SHARE}
         return [Charge(k, rounds=rounds, share=v, sampler=sampler, stage="main") for k, v in shares.items()]
 
@@ -387,7 +387,7 @@ class _Private:
         return ProjectAndLift(binding.constraint, self.pick, self.tol) if narrow else pinv
 
 
-def _shown(micro: int, clipped: str = "after") -> dict[str, Any]:
+def _unusual(micro: int, clipped: str = "after") -> dict[str, Any]:
     """What is not as usual, for the words of a recipe."""
     arguments = {"micro_batch": micro} if micro != 1 else {}
     return arguments | ({"clipped": clipped} if clipped != "after" else {})

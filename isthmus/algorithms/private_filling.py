@@ -206,10 +206,10 @@ def sketched_sums(facts: Facts) -> Choice | Refusal:
 
 def preferred(facts: Facts) -> str:
     """Which preparation of DP-GD the facts ask for."""
-    one = facts.of_loss.curvature is not None and facts.outputs == 1
+    solvable = facts.of_loss.curvature is not None and facts.outputs == 1
     if facts.free and shaped(facts):
         few = facts.smooth_features < SMALL and facts.b >= facts.smooth_statistics
-        return "shapes and statistics bought" if one and few and facts.step is None else "shapes and step bought"
+        return "shapes and statistics bought" if solvable and few and facts.step is None else "shapes and step bought"
     if not facts.free and facts.scale in ("auto", "none"):
         return "step bought"
     if facts.scale == "none":
@@ -220,7 +220,7 @@ def preferred(facts: Facts) -> str:
         return "plain"
     if facts.scale == "columns" or (facts.sparse and facts.scale == "auto"):
         return "columns and step bought"
-    if one and facts.free and facts.d < SMALL and facts.b >= CONSTANTS.statistics_b * facts.d**2:
+    if solvable and facts.free and facts.d < SMALL and facts.b >= CONSTANTS.statistics_b * facts.d**2:
         return "statistics bought"
     if facts.scale == "moments" or facts.b >= CONSTANTS.moments_b * facts.d:
         return "moments and step bought"
@@ -234,9 +234,9 @@ def shaped(facts: Facts) -> bool:
     wide = facts.d > SMALL or costs.NUMBER * facts.n * facts.smooth_features > CONSTANTS.copied
     if wide and facts.scale == "auto" and facts.features == "auto":
         return False
-    asked = facts.scale == "shapes" or facts.features == "smooth"
+    required = facts.scale == "shapes" or facts.features == "smooth"
     least = CONSTANTS.shapes_b[facts.outputs > 1]
-    return asked or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[-1]))
+    return required or facts.shapes >= (least if facts.ranged else max(least, CONSTANTS.shapes_levels[-1]))
 
 
 def _cannot_prepare(facts: Facts, scale: str) -> str | None:
@@ -244,8 +244,8 @@ def _cannot_prepare(facts: Facts, scale: str) -> str | None:
     if scale != "none" and not facts.free and (facts.scale == "auto" or facts.constraint is not None):
         return NO_RESCALING
     if facts.scale not in ("auto", scale):
-        given = facts.scale == "none" and facts.public is not None
-        return "columns were scaled by public rows" if given else f"scale={facts.scale!r} was asked for"
+        by_public = facts.scale == "none" and facts.public is not None
+        return "columns were scaled by public rows" if by_public else f"scale={facts.scale!r} was asked for"
     if scale == "shapes" and facts.sparse:
         return "smooth features are for dense rows"
     if scale == "moments" and facts.sparse and facts.d > SMALL:

@@ -187,8 +187,8 @@ def _fill(facts: Facts) -> Choice | Refusal:
     if facts.step is not None:
         return Refusal("its steps are 2 / (t + 2): leave step out")
     low, high = CONSTANTS.vertices
-    wanted = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
-    rounds = full_rounds(facts, wanted)
+    best = min(range(low, high + 1, 10), key=lambda rounds: vertex_bound(facts, rounds))
+    rounds = full_rounds(facts, best)
     if rounds < 1:
         return Refusal(f"it takes more than max_passes = {facts.max_passes:g} passes over the data")
     clip = facts.the_clip * r / form.radius  # of a score, at radius 1

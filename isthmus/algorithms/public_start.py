@@ -63,8 +63,8 @@ class PublicStart:
     >>> from isthmus import LeastSquares
     >>> X, y = torch.eye(2, dtype=torch.float64).repeat(20, 1), torch.tensor([1.0, -1.0]).double().repeat(20)
     >>> loud = Walk(rounds=10, clip=1.0, noise=1e9, step=lambda t: 1.0)
-    >>> found = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
-    >>> [round(v, 2) for v in found.start.tolist()], found.step(0) < 1e-4
+    >>> begun = PublicStart(X, y, loud).apply(Prepared(LeastSquares(X, y)), None)
+    >>> [round(v, 2) for v in begun.start.tolist()], begun.step(0) < 1e-4
     ([1.0, -1.0], True)
     """
 
@@ -89,8 +89,8 @@ class PublicStart:
 
     def apply(self, prepared: Prepared, bought: Tensor | None) -> Prepared:
         """The start, and steps that are as long as they pay."""
-        public = self._seen(prepared)
-        fit = fit_public(public, self.weights, _known(prepared))
+        public = self._public_view(prepared)
+        fit = fit_public(public, self.weights, _prior(prepared))
         first = fit.w if self.constraint is None else self.constraint.project(fit.w)
         noise = self.walk.noise * (self.walk.clip if prepared.clip is None else prepared.clip)
         if isinstance(prepared.update, Preconditioned):
@@ -99,12 +99,12 @@ class PublicStart:
         factor = min(1.0, _factor(fit, public, step, self.walk.rounds, noise))
         if public.labelled():  # directions count, not lengths: a shorter start is as good as steps longer than allowed
             longer = max(1.0, _factor(fit, public, step, self.walk.rounds, noise, sober=True))
-            known = _known(prepared)
-            first = first / longer if known is None else known + (first - known) / longer
+            prior = _prior(prepared)
+            first = first / longer if prior is None else prior + (first - prior) / longer
         start = first.to(prepared.objective.dtype)
         return replace(prepared, start=start, step=lambda t: factor * step(t))
 
-    def _seen(self, prepared: Prepared) -> Any:
+    def _public_view(self, prepared: Prepared) -> Any:
         """The public rows as the private ones are seen now."""
         rows = self.rows if prepared.transform is None else prepared.transform(self.rows)
         public = prepared.objective.on((rows, self.targets))
@@ -149,12 +149,12 @@ def _factor(fit: PublicFit, public: Any, step: StepSize, rounds: int, sigma: flo
     """f: what the steps would best be multiplied by."""
     steps = torch.tensor([float(torch.as_tensor(step(t)).mean()) for t in range(rounds)], dtype=torch.float64)
     total, squares = float(steps.sum()), float(steps.square().sum())
-    seen, energies, counts = _spectrum(fit, public)
+    observed, energies, counts = _spectrum(fit, public)
     h, f = fit.curvature * energies, WANTED[:, None]
     passed = (2 * f * SLOWER * h * total).clamp(min=1e-12)
-    left = torch.exp(-passed)
+    remaining = torch.exp(-passed)
     noise = (f * sigma).square() * squares * -torch.expm1(-passed) / passed
-    risk = (counts * h * (left * fit.variance(seen, public.n, sober) + noise)).sum(1)
+    risk = (counts * h * (remaining * fit.variance(observed, public.n, sober) + noise)).sum(1)
     return float(WANTED[int(risk.argmin())])
 
 
@@ -166,19 +166,19 @@ def _spectrum(fit: PublicFit, public: Any) -> tuple[Tensor, Tensor, Tensor]:
     of every direction.
     """
     columns, rows = public.X.shape[1], public.n
-    seen = fit.energies
-    unseen = columns - len(seen)
-    whole = max(float(seen.sum()), SHORTEST) / columns
-    thought = (rows * seen * (len(seen) / columns) + ALIKE * whole) / (rows + ALIKE)
-    counts = torch.ones_like(seen)
+    observed = fit.energies
+    unseen = columns - len(observed)
+    whole = max(float(observed.sum()), SHORTEST) / columns
+    thought = (rows * observed * (len(observed) / columns) + ALIKE * whole) / (rows + ALIKE)
+    counts = torch.ones_like(observed)
     if unseen > 0:
-        last = torch.tensor([whole], dtype=seen.dtype)
-        seen, thought = torch.cat([seen, 0 * last]), torch.cat([thought, last])
-        counts = torch.cat([counts, torch.tensor([float(unseen)], dtype=seen.dtype)])
-    return seen, thought, counts
+        last = torch.tensor([whole], dtype=observed.dtype)
+        observed, thought = torch.cat([observed, 0 * last]), torch.cat([thought, last])
+        counts = torch.cat([counts, torch.tensor([float(unseen)], dtype=observed.dtype)])
+    return observed, thought, counts
 
 
-def _known(prepared: Prepared) -> Tensor | None:
+def _prior(prepared: Prepared) -> Tensor | None:
     """The point that is known without any row: logits of bought class shares, 0 for centred targets; None: none is."""
     update = prepared.update
     first = update.towards if isinstance(update, Preconditioned) else prepared.start
@@ -208,8 +208,8 @@ def _preconditioned(prepared: Prepared, public: Any, fit: PublicFit, first: Tens
         back = (vectors * (update.pull @ vectors)).sum(0).clamp(1e-12, 1 - 1e-12)
         curvatures = torch.where(lengths > 1e-300, (1 - back) / lengths, 0.0)
         squares = back / (1 - back) * curvatures.square() * usual
-        known = torch.zeros_like(first) if update.towards is None else update.towards
-        alone = vectors.T @ (known - first) + (vectors.T @ (prepared.start - known)) / (1 - back)
+        prior = torch.zeros_like(first) if update.towards is None else update.towards
+        alone = vectors.T @ (prior - first) + (vectors.T @ (prepared.start - prior)) / (1 - back)
     pull = (squares / off).clamp(min=1e-300)
     share = curvatures.square() / (curvatures.square() + pull)
     matrix = (vectors * (curvatures / (curvatures.square() + pull))) @ vectors.T

@@ -145,7 +145,7 @@ def _fill_public(facts: Facts) -> Choice | Refusal:
     run = sampled_run(facts, facts.the_clip, k)
     gain = math.sqrt(share) if share else 1.0  # a row lies in the subspace up to what the subspace misses
     step = allowed_step(run, gain)
-    seen = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
+    captured = f"{share:.0%} of the public hold-out energy in k = {k} directions" if share else "no energy curve"
     rows = facts.public.rows
     learned = run.rounds / REFRESH * (2 * rows**2 * facts.parameters + rows**3) / costs.FLOPS
     return run.choice(
@@ -153,5 +153,5 @@ def _fill_public(facts: Facts) -> Choice | Refusal:
         margin_noise=walk(run, step, gain=gain),
         memory=costs.memory(facts, run.batch_size, extra=costs.NUMBER * k * facts.parameters),
         seconds=costs.seconds(facts, run.rounds, run.batch_size, k, learned),
-        evidence=f"{seen}; Theorem 6 (004)",
+        evidence=f"{captured}; Theorem 6 (004)",
     )

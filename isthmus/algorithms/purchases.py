@@ -162,7 +162,7 @@ class Ranges(Purchased):
         X, columns = Scaled.of(prepared.objective.X).X, self._unknown(prepared.objective)
         d = X.shape[1]
         empty = torch.full((d,), math.nan, dtype=torch.float64)
-        low, high = (empty.clone() if each is None else each.double().clone() for each in (self.low, self.high))
+        low, high = (empty.clone() if ends is None else ends.double().clone() for ends in (self.low, self.high))
         second = torch.full((d,), USUAL, dtype=torch.float64)
         low[columns], high[columns], second[columns] = ranges(bought.view(-1, BINS), noise, terms.n)
         limit = math.sqrt(d) if self.whole else None
@@ -264,7 +264,9 @@ class Columns(Purchased):
         biased = bool(Scaled.of(prepared.objective.X).bias)
         # the bias gets the size that it would have in a row of usual length
         usual = float((bought[:-1].clamp(min=0) * weight[:-1] ** 2).sum())
-        return _seen(prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0))
+        return _seen_through(
+            prepared, RowMap(weight=weight, limit=None, bias=max(usual, 1.0) ** -0.5 if biased else 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -301,7 +303,7 @@ class Moments(Purchased):
         d = len(bought) // 2
         mean, second = bought[:d] / terms.n, bought[d:] / terms.n
         variance = (second - mean**2).clamp(min=self.floor * noise / terms.n)
-        return _seen(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
+        return _seen_through(unit(prepared), RowMap(None, None, mean, variance.rsqrt(), math.sqrt(d), 1.0))
 
 
 @dataclass(frozen=True)
@@ -420,14 +422,14 @@ def ranges(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Tensor
     sure, likely = (counts > max(usual + k * noise, 0.002 * n) for k in (2.5, 1.0))
     # a bin of noise far out would stretch the range by powers of two; within reach of sure ones less is enough
     size = torch.maximum(-below, above)
-    seen = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
-    low = torch.where(seen, below, math.inf).amin(1)
-    high = torch.where(seen, above, -math.inf).amax(1)
-    known = (low < high) & seen.any(1)
-    low, high = torch.where(known, low, -1.0), torch.where(known, high, 1.0)
+    filled = sure | (likely & (size <= 4 * torch.where(sure, size, 0.0).amax(1, keepdim=True)))
+    low = torch.where(filled, below, math.inf).amin(1)
+    high = torch.where(filled, above, -math.inf).amax(1)
+    nonempty = (low < high) & filled.any(1)
+    low, high = torch.where(nonempty, low, -1.0), torch.where(nonempty, high, 1.0)
     shift, half = centre(low, high)
     middle = ((below + above) / 2 - shift[:, None]) / half[:, None]
-    second = torch.where(seen, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
+    second = torch.where(filled, counts * middle.clamp(-1, 1).square(), 0.0).sum(1) / n
     return low, high, second
 
 
@@ -475,11 +477,11 @@ def unit(prepared: Prepared) -> Prepared:
     """The problem with rows of norm at most 1, and the map that made them so."""
     if Scaled.of(prepared.objective.X).unit:
         return prepared if prepared.transform is not None else replace(prepared, transform=RowMaps(()))
-    return _seen(prepared, RowMap())
+    return _seen_through(prepared, RowMap())
 
 
-def _seen(prepared: Prepared, found: RowMap) -> Prepared:
+def _seen_through(prepared: Prepared, row_map: RowMap) -> Prepared:
     """The problem seen through one more map."""
     before = () if prepared.transform is None else tuple(prepared.transform.maps)
-    objective = prepared.objective.with_inputs(found(prepared.objective.X))
-    return replace(prepared, objective=objective, transform=RowMaps((*before, found)))
+    objective = prepared.objective.with_inputs(row_map(prepared.objective.X))
+    return replace(prepared, objective=objective, transform=RowMaps((*before, row_map)))

@@ -89,8 +89,8 @@ def _fill(facts: Facts) -> Choice | Refusal:
     """A private anchor every 20 rounds, private differences in between."""
     clip, batch = facts.the_clip, batch_of(facts)
     inner = CONSTANTS.svrg_inner
-    left = None if facts.max_passes is None else facts.max_passes / (1 + facts.n / (inner * batch))
-    rounds = sampled_rounds(facts, batch, left)
+    passes = None if facts.max_passes is None else facts.max_passes / (1 + facts.n / (inner * batch))
+    rounds = sampled_rounds(facts, batch, passes)
     inner = max(2, min(inner, rounds))
     looks = -(-rounds // inner)
     items = (

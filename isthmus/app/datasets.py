@@ -37,10 +37,10 @@ class Dataset:
 
 def folder(path: str | Path | None = None) -> Path:
     """The data folder: the argument, else `ISTHMUS_DATA`."""
-    given = path if path is not None else os.environ.get("ISTHMUS_DATA")
-    if given is None:
+    place = path if path is not None else os.environ.get("ISTHMUS_DATA")
+    if place is None:
         validate.refuse("path", None, "set ISTHMUS_DATA to the folder with the .npz files, or give path=")
-    return Path(given)
+    return Path(place)
 
 
 def available(name: str, path: str | Path | None = None) -> bool:

@@ -72,8 +72,8 @@ def digits(public: int = 50) -> Digits:
     """The digits, split without looking at them: 540 are held out, a few are public, the rest is private."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
-    held, known, kept = np.split(order, [540, 540 + public])
-    return Digits((x[kept], y[kept]), (x[known], y[known]), (x[held], y[held]))
+    test, shown, private = np.split(order, [540, 540 + public])
+    return Digits((x[private], y[private]), (x[shown], y[shown]), (x[test], y[test]))
 
 
 # ------------------------------------------------------------ the table
@@ -111,8 +111,8 @@ def public_alone(data: Digits) -> Row:
 def fitted(name: str, data: Digits, epsilon: float, **arguments: Any) -> Row:
     """A run of `PrivateClassifier`, and its line."""
     head(name)
-    known: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
-    model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **known, **arguments).fit(*data.private)
+    promise: dict[str, Any] = {} if epsilon == math.inf else {"bounds": PIXELS, "delta": DELTA}
+    model = PrivateClassifier(epsilon=epsilon, classes=CLASSES, **promise, **arguments).fit(*data.private)
     noise_and_dims = model.choice_.noise_multiplier, model.result_.dims
     row = Row(name, epsilon, model.score(*data.test), model.seconds_, *noise_and_dims, model)
     tail(row)
@@ -225,8 +225,8 @@ def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[
     """Train, compare, state, report: the first of `names` (of `RUNS`) at the first epsilon."""
     torch.set_num_threads(1)  # the data is small: threads would wait for each other
     data = digits()
-    private, public, held = (len(part[1]) for part in (data.private, data.public, data.test))
-    print(f"The digits of scikit-learn: {private} private records, {public} declared public, {held} held out.")
+    private, public, test = (len(part[1]) for part in (data.private, data.public, data.test))
+    print(f"The digits of scikit-learn: {private} private records, {public} declared public, {test} held out.")
     print("Accuracies are of the held-out records, which are declared public too.\n")
     rows, together = compared(data, epsilons, names)
     chosen = [row for row in rows if row.name == names[0]]

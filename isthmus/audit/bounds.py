@@ -42,8 +42,8 @@ def epsilon_from_counts(hits: Any, alarms: Any, trials: int, delta: float, confi
     >>> round(float(epsilon_from_counts(900, 100, 1000, 1e-5, 0.95)), 3)
     1.99
     """
-    each = (1 + confidence) / 2
-    tpr, fpr = clopper_pearson(hits, trials, each)[0], clopper_pearson(alarms, trials, each)[1]
+    level = (1 + confidence) / 2
+    tpr, fpr = clopper_pearson(hits, trials, level)[0], clopper_pearson(alarms, trials, level)[1]
     return np.log(np.maximum((tpr - delta) / fpr, 1.0))
 
 

@@ -117,8 +117,8 @@ def training(
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(1.0), mechanism=Gaussian(50.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
     >>> canaries = orthogonal_canaries(20, 30)
-    >>> found = one_run(training(pipe, canaries, steps=3, noise_seed=0), canaries, noise=SeededSource(0))
-    >>> found.lower <= 1.0
+    >>> report = one_run(training(pipe, canaries, steps=3, noise_seed=0), canaries, noise=SeededSource(0))
+    >>> report.lower <= 1.0
     True
     """
     validate.positive_int(steps=steps)

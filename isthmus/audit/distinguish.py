@@ -126,8 +126,8 @@ def attack(
         return epsilon_from_counts(hits, alarms, trials, promise.delta, confidence)
 
     def separation(hits: Any, alarms: Any, trials: int) -> Any:
-        each = (1 + confidence) / 2
-        low, high = clopper_pearson(hits, trials, each)[0], clopper_pearson(alarms, trials, each)[1]
+        level = (1 + confidence) / 2
+        low, high = clopper_pearson(hits, trials, level)[0], clopper_pearson(alarms, trials, level)[1]
         return norm.ppf(low) - norm.ppf(high)
 
     curve = None

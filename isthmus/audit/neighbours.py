@@ -60,8 +60,8 @@ def worst_pair(
     >>> from isthmus.privacy import Clip, FullBatch, Gaussian
     >>> pipe = Pipeline([Stage(FullBatch(), [Release(clip=Clip(2.0), mechanism=Gaussian(4.0))])], lambda t: 0.1,
     ...                 promise=Promise(1.0, 1e-5))
-    >>> found = worst_pair(pipe, d=5, n=10)
-    >>> round(found.moved, 9), round(found.bound, 4), round(found.ratio, 3)
+    >>> worst = worst_pair(pipe, d=5, n=10)
+    >>> round(worst.moved, 9), round(worst.bound, 4), round(worst.ratio, 3)
     (2.0, 2.002, 0.999)
     """
     measured_pairs = _measured(pipe, d, n, seed, t, public_rows)
@@ -232,26 +232,26 @@ class _Adversary:
     def pairs(self) -> list[Pair]:
         """Every kind of pair there is for this map and norm."""
         d, sketch = self.blank.d, self.frame.sketch
-        others, one, two = (self._unit(self._normal(d)) for _ in range(3))
+        others, record, replacement = (self._unit(self._normal(d)) for _ in range(3))
         mixed = self._normal(self.n - 1, d)
         mixed *= 2 * self.size / torch.linalg.vector_norm(mixed, self.ord, dim=1, keepdim=True)
         mixed *= torch.rand(self.n - 1, 1, generator=self.generator, dtype=torch.float64)
-        top = self._unit(self.frame.top(one))
+        top = self._unit(self.frame.top(record))
         code = torch.zeros(sketch.m, dtype=torch.float64)
-        code[int(sketch.forward(one).abs().argmax())] = 1.0  # a coordinate that the map does reach
+        code[int(sketch.forward(record).abs().argmax())] = 1.0  # a coordinate that the map does reach
         axis = self.frame.lift(code)
-        found = [
-            self._pair("random", mixed, one, two),
-            self._pair("generic", others, one, two),
-            *([self._pair("sign flip", others, one)] if self.replaced else []),
+        pairs = [
+            self._pair("random", mixed, record, replacement),
+            self._pair("generic", others, record, replacement),
+            *([self._pair("sign flip", others, record)] if self.replaced else []),
             self._pair("top singular", others, top),
-            self._pair("outlier", others, HUGE * one),
+            self._pair("outlier", others, HUGE * record),
             self._pair("axis", others, self._unit(axis) * HUGE),
         ]
-        hidden = self.frame.kernel(two)
+        hidden = self.frame.kernel(replacement)
         if hidden is not None:
-            found.append(self._pair("kernel", self._unit(hidden), top))
-        return found + self._ties() + self._extremes()
+            pairs.append(self._pair("kernel", self._unit(hidden), top))
+        return pairs + self._ties() + self._extremes()
 
     def _ties(self) -> list[Pair]:
         """Others that make coordinates equal, and a record that decides between them."""
@@ -276,10 +276,10 @@ class _Adversary:
         signs = matrix[int(matrix.abs().sum(1).argmax())].sign()
         return [self._pair("row", others, signs * self.size)]
 
-    def _pair(self, name: str, common: Tensor, record: Tensor, other: Tensor | None = None) -> Pair:
-        """A pair; where one record is replaced, by `other` or else by its negative."""
+    def _pair(self, name: str, common: Tensor, record: Tensor, replacement: Tensor | None = None) -> Pair:
+        """A pair; where one record is replaced, by `replacement` or else by its negative."""
         common = common if common.ndim == 2 else common.expand(self.n - 1, -1)
-        right = (-record if other is None else other) if self.replaced else None
+        right = (-record if replacement is None else replacement) if self.replaced else None
         return replace(self.blank, name=name, common=common, left=record, right=right)
 
     def _normal(self, *shape: int) -> Tensor:

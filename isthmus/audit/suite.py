@@ -168,8 +168,8 @@ def examine(case: Case, draws: int, confidence: float) -> dict[str, Any]:
     began = time.perf_counter()
     worst = worst_pair(case.pipe, case.d, case.n)
     report = attack(case.pipe, worst, min(draws, 100_000) if case.selects else draws, confidence, SecretSource())
-    kept = report.verdict == "consistent" and report.ratio <= 1 + 1e-9
-    ok = kept if case.sound else report.verdict == "violation"
+    consistent = report.verdict == "consistent" and report.ratio <= 1 + 1e-9
+    ok = consistent if case.sound else report.verdict == "violation"
     return {**report.row(), "seconds": round(time.perf_counter() - began, 1), "ok": ok}
 
 

@@ -78,8 +78,8 @@ class _Cursor:
     def rows(self, group: tuple[Any, int, int], number: int, lo: int, hi: int, step: int) -> list[Any]:
         """The rows lo, ..., hi - 1 of a row group, as tables."""
         batches = []
-        for kept, begin, table in self.passed:
-            if kept == number and begin <= lo < begin + table.num_rows:
+        for place, begin, table in self.passed:
+            if place == number and begin <= lo < begin + table.num_rows:
                 batches.append(table.slice(lo - begin, hi - lo))
                 lo += batches[-1].num_rows
         if lo >= hi:
@@ -198,7 +198,7 @@ def column_names(schema: Any) -> list[str]:
 
 def is_dataset(x: object) -> bool:
     """Whether `x` is a pyarrow dataset; pyarrow is not imported to find out."""
-    return any(each.__module__.split(".")[0] == "pyarrow" and each.__name__ == "Dataset" for each in type(x).__mro__)
+    return any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(x).__mro__)
 
 
 def parquet_dataset(path: str | Path, argument: str = "X") -> Any:

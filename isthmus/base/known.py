@@ -20,12 +20,12 @@ def subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
     >>> class Shape: ...
     >>> class Round(Shape): ...
     >>> class Ball(Round): ...
-    >>> [each.__name__ for each in subclasses(Shape)]
+    >>> [kind.__name__ for kind in subclasses(Shape)]
     ['Round', 'Ball']
     """
     level, seen = [kind], {kind}
     while level:
-        level = [each for above in level for each in type.__subclasses__(above) if each not in seen]
+        level = [below for above in level for below in type.__subclasses__(above) if below not in seen]
         seen.update(level)
         yield from dict.fromkeys(level)
 
@@ -47,7 +47,9 @@ def imported(kind: type[Kind], where: str) -> type[Kind]:
     <class 'KeyError'>
     """
     kinds = [
-        each for each in (kind, *subclasses(kind)) if where in (address(each), f"{each.__module__}:{each.__qualname__}")
+        candidate
+        for candidate in (kind, *subclasses(kind))
+        if where in (address(candidate), f"{candidate.__module__}:{candidate.__qualname__}")
     ]
     remedy = f"import the module that defines this {kind.__name__} first: reading a file never imports code"
     validate.check(bool(kinds), "path", where, remedy)

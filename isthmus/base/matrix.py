@@ -184,12 +184,12 @@ def as_matrix(name: str, x: object, dtype: torch.dtype | None = None) -> Matrix:
     validate.check(x.ndim == 2, f"{name}.ndim", x.ndim, "give a 2-d matrix")
     csr = x if x.format == "csr" else x.tocsr()
     validate.check(csr.dtype.kind in "fiub", f"{name}.dtype", str(csr.dtype), "give real numbers")
-    wanted: np.dtype[np.generic] = csr.dtype if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
-    if wanted.kind != "f" or wanted.itemsize < 4:
-        wanted = np.dtype(np.float32)
-    elif wanted.itemsize > 8:
-        wanted = np.dtype(np.float64)
-    csr = csr if csr.dtype == wanted else csr.astype(wanted)
+    target: np.dtype[np.generic] = csr.dtype if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
+    if target.kind != "f" or target.itemsize < 4:
+        target = np.dtype(np.float32)
+    elif target.itemsize > 8:
+        target = np.dtype(np.float64)
+    csr = csr if csr.dtype == target else csr.astype(target)
     if not np.isfinite(csr.data).all():
         bad = int((~np.isfinite(csr.data)).sum())
         raise validate.InvalidInput(f"{name} holds {bad} NaN or infinite entries: remove or impute them first")
@@ -423,9 +423,9 @@ def exact_products(device: torch.device) -> Iterator[None]:
         yield
         return
     legacy = torch.get_float32_matmul_precision()
-    held = [switch.fp32_precision for switch in _switches()]
+    precisions = [switch.fp32_precision for switch in _switches()]
     general = getattr(torch.backends, "fp32_precision", "none")
-    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*held, general])
+    reduced = legacy != "highest" or any(precision not in ("none", "ieee") for precision in [*precisions, general])
     with nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False):
         before, _SETTING.exact = _exact(), _exact() | {device.type}
         if reduced:
@@ -435,7 +435,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
         finally:
             _SETTING.exact = before
             if reduced:
-                _set_all((legacy, held))
+                _set_all((legacy, precisions))
 
 
 _SETTING = threading.local()
@@ -472,9 +472,9 @@ def with_precision(wanted: Precision, device: torch.device) -> Iterator[None]:
                 _set_all(before)
 
 
-def _set_all(wanted: Precision) -> None:
-    torch.set_float32_matmul_precision(wanted[0])
-    _set_precision(wanted[1])
+def _set_all(setting: Precision) -> None:
+    torch.set_float32_matmul_precision(setting[0])
+    _set_precision(setting[1])
 
 
 class _Switch(Protocol):

@@ -30,8 +30,8 @@ from isthmus.base import storage, validate
 MAGIC, VERSION = b"ISTH", 1
 HEAD = struct.Struct("<4sHQQ16s")
 DTYPES = {
-    str(each).removeprefix("torch."): each
-    for each in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     + (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 }
 TAGS = ("@float", "@tuple", "@tensor")
@@ -105,12 +105,12 @@ def _add(value: Any, update: Callable[[bytes], None]) -> None:
     elif hasattr(value, "fingerprint"):
         update(str(value.fingerprint).encode())
     elif isinstance(value, Mapping):
-        for name, each in value.items():
+        for name, item in value.items():
             update(str(name).encode())
-            _add(each, update)
+            _add(item, update)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            _add(each, update)
+        for item in value:
+            _add(item, update)
     elif value is None or isinstance(value, (bool, int, float, str)):
         update(repr(value).encode())
     else:
@@ -137,7 +137,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
         length = math.prod(shape) * DTYPES[dtype].itemsize
         if at + length > len(data):
             _refuse(data, kind, "the length of its arrays")
-        tensors[name] = _made(data[at : at + length], DTYPES[dtype], shape)
+        tensors[name] = _tensor_of(data[at : at + length], DTYPES[dtype], shape)
         at += length
     if at != len(data):
         _refuse(data, kind, "the length of its arrays")
@@ -145,7 +145,7 @@ def _unpacked(data: bytes, kind: str) -> Any:
     return storage.decode(tree["tree"], tensors)
 
 
-def _made(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
+def _tensor_of(raw: bytes, dtype: torch.dtype, shape: list[int]) -> Tensor:
     if not raw:
         return torch.empty(shape, dtype=dtype)
     if dtype == torch.bool and set(raw) - {0, 1}:
@@ -166,14 +166,14 @@ def _name(path: str, value: Tensor) -> str:
 def _check(tree: Any, data: bytes, kind: str) -> None:
     """Refuse tags that are not ours: nothing that is sent names a class."""
     if isinstance(tree, list):
-        for each in tree:
-            _check(each, data, kind)
+        for branch in tree:
+            _check(branch, data, kind)
     elif isinstance(tree, dict):
         tags = [key for key in tree if key.startswith("@")]
         if tags and (len(tree) > 1 or tags[0] not in TAGS):
             _refuse(data, kind, f"what it holds ({tags[0][:20]})")
-        for each in tree.values():
-            _check(each, data, kind)
+        for branch in tree.values():
+            _check(branch, data, kind)
 
 
 def _digest(data: bytes) -> bytes:
@@ -181,7 +181,5 @@ def _digest(data: bytes) -> bytes:
 
 
 def _refuse(data: bytes, kind: str, what: str, cause: Exception | None = None) -> Any:
-    problem = (
-        f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: give what was packed as a {kind}: wrong is "
-    )
-    raise validate.InvalidInput(problem + what) from cause
+    remedy = f"give what was packed as a {kind}: what does not fit is {what}"
+    raise validate.InvalidInput(f"data={len(data)} bytes {bytes(data[:8])!r}... is not allowed: {remedy}") from cause

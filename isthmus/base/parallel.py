@@ -33,15 +33,15 @@ def in_order(work: Callable[[Item], Found], items: Sequence[Item]) -> Iterator[F
         waiting = deque(pool.submit(work, item) for item in items[1 : 1 + ahead])
         try:
             for item in items[1 + ahead :]:
-                done = waiting.popleft().result()
+                result = waiting.popleft().result()
                 waiting.append(pool.submit(work, item))
-                yield done
-                del done
+                yield result
+                del result
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for each in waiting:
-                each.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 @contextmanager

@@ -103,10 +103,10 @@ class Recording:
         """Run again; whether all flags were clear, for which the host waits as long as the last of them takes."""
         self.runs += 1
         self.graph.replay()
-        found = self.words[: self.flags]
-        while self.flags and int(found.min()) < 2 * self.runs:
+        flags = self.words[: self.flags]
+        while self.flags and int(flags.min()) < 2 * self.runs:
             time.sleep(1e-5)
-        return not self.flags or int(found.max()) == 2 * self.runs
+        return not self.flags or int(flags.max()) == 2 * self.runs
 
 
 class _Watch(TorchDispatchMode):
@@ -127,23 +127,23 @@ class _Watch(TorchDispatchMode):
 
 
 @contextmanager
-def _capturing(made: Recording, pool: Any) -> Iterator[None]:
+def _capturing(recording: Recording, pool: Any) -> Iterator[None]:
     """The work of this thread goes into the graph: as `torch.cuda.graph` does, but the allocator keeps its memory.
 
     An emptied cache would have the inputs of the next steps come to other places.
     """
-    stream = torch.cuda.Stream(made.device)
-    stream.wait_stream(torch.cuda.current_stream(made.device))
+    stream = torch.cuda.Stream(recording.device)
+    stream.wait_stream(torch.cuda.current_stream(recording.device))
     collects = gc.isenabled()
     gc.disable()  # what is collected meanwhile may be memory of a device
-    _HERE.recording = made
+    _HERE.recording = recording
     try:
         with torch.cuda.stream(stream):
-            made.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            recording.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield
             finally:
-                made.graph.capture_end()
+                recording.graph.capture_end()
     finally:
         _HERE.recording = None
         if collects:
@@ -183,17 +183,17 @@ class Replay(Generic[T]):
         places = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in inputs)
         whole: Key = (key, places, torch.is_autocast_enabled("cuda"), torch.get_float32_matmul_precision())
         if whole not in self._kept:
-            seen = self._seen[whole] = self._seen.pop(whole, 0) + 1
-            if seen <= AGAIN:
+            times = self._seen[whole] = self._seen.pop(whole, 0) + 1
+            if times <= AGAIN:
                 return self._wait(compute)
             del self._seen[whole]
             self._keep(whole, self._recorded(inputs, compute))
         self._kept.move_to_end(whole)
-        found = self._kept[whole]
-        if found is None:
+        recording = self._kept[whole]
+        if recording is None:
             return self._wait(compute)
         self._idle = 0
-        return self._again(found, compute)
+        return self._again(recording, compute)
 
     def forget(self) -> None:
         """Drop every recording, and the memory it holds."""
@@ -209,8 +209,8 @@ class Replay(Generic[T]):
             self._seen.popitem(last=False)
         return compute()
 
-    def _keep(self, key: Key, made: Recording | None) -> None:
-        self._kept[key] = made
+    def _keep(self, key: Key, recording: Recording | None) -> None:
+        self._kept[key] = recording
         while len(self._kept) > MOST:
             self._kept.popitem(last=False)
 
@@ -218,25 +218,25 @@ class Replay(Generic[T]):
         """The computation as a graph; None where it cannot be one."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        made = Recording(torch.cuda.CUDAGraph(), inputs[0].device)
+        recording = Recording(torch.cuda.CUDAGraph(), inputs[0].device)
         torch.cuda.synchronize()
         try:
-            with _capturing(made, self._pool), _Watch([*inputs, made.count, made.words]):
-                made.count.add_(1)
-                made.result = compute()
+            with _capturing(recording, self._pool), _Watch([*inputs, recording.count, recording.words]):
+                recording.count.add_(1)
+                recording.result = compute()
         except Exception as error:  # whatever it is, the ordinary computation says it again
             self.why = f"{type(error).__name__}: {error}"
             torch.cuda.synchronize()
             return None
-        return made
+        return recording
 
-    def _again(self, found: Recording, compute: Callable[[], T]) -> T:
+    def _again(self, recording: Recording, compute: Callable[[], T]) -> T:
         self.runs += 1
-        clear = found.run()
+        clear = recording.run()
         if not clear:
             return compute()
-        result = self.renew(found.result)
-        looked = self.same is not None and found.runs & (found.runs - 1) == 0
+        result = self.renew(recording.result)
+        looked = self.same is not None and recording.runs & (recording.runs - 1) == 0
         if looked and self.same is not None and not self.same(result, compute()):
             self.on = False
             raise RuntimeError(

@@ -80,9 +80,9 @@ class Space:
         [('a', 2, 4), ('b', 4, 6)]
         """
         for leaf in self.leaves:
-            left, right = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
-            if left < right:
-                yield leaf, left, right
+            begin, end = max(lo, leaf.start), min(hi, leaf.start + leaf.size)
+            if begin < end:
+                yield leaf, begin, end
 
     def view(self, vector: Tensor, name: str) -> Tensor:
         """The leaf of a flat vector, in its own shape."""

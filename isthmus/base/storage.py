@@ -134,7 +134,7 @@ def fields_of(value: Any) -> Fields:
     >>> fields_of(Format("a", "b"))
     {'name': 'a', 'writer': 'b', 'sealed': (), 'unsealed': ()}
     """
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    return {member.name: getattr(value, member.name) for member in fields(value)}
 
 
 # ---------------------------------------------------------------- values
@@ -155,17 +155,17 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, (Tensor, np.ndarray)):
         return _encode_array(value, path, tensors)
     if isinstance(value, (list, tuple)):
-        items = [encode(each, f"{path}/{k}", tensors) for k, each in enumerate(value)]
+        items = [encode(item, f"{path}/{k}", tensors) for k, item in enumerate(value)]
         return items if isinstance(value, list) else {"@tuple": items}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("@") for key in value):
-            return {key: encode(each, f"{path}/{key}", tensors) for key, each in value.items()}
+            return {key: encode(item, f"{path}/{key}", tensors) for key, item in value.items()}
         pairs = enumerate(value.items())
-        return {"@dict": [[encode(each, f"{path}/{k}.{j}", tensors) for j, each in enumerate(p)] for k, p in pairs]}
+        return {"@dict": [[encode(item, f"{path}/{k}.{j}", tensors) for j, item in enumerate(p)] for k, p in pairs]}
     for tag, stored in _OBJECTS.items():
         if isinstance(value, stored.kind) and is_dataclass(value):
             name, inner = stored.take(value)
-            tree = {key: encode(each, f"{path}/{key}", tensors) for key, each in inner.items()}
+            tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
             return {tag: tree} if name is None else {tag: name, "fields": tree}
     remedy = "only numbers, strings, arrays, lists, dicts, and sets that are dataclasses of them can be stored"
     validate.refuse(path, value, remedy)
@@ -186,19 +186,19 @@ def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fi
 def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     """What `encode` made a tree of."""
     if isinstance(tree, list):
-        return [decode(each, tensors) for each in tree]
+        return [decode(branch, tensors) for branch in tree]
     if not isinstance(tree, dict):
         return tree
     tag = next(iter(tree), "")
     inner: Any = tree.get(tag)
     if not tag.startswith("@"):
-        return {key: decode(each, tensors) for key, each in tree.items()}
+        return {key: decode(branch, tensors) for key, branch in tree.items()}
     if tag == "@float":
         return float(inner)
     if tag in ("@list", "@tuple"):  # lists have no tag since format 2 of estimators
-        return (list if tag == "@list" else tuple)(decode(each, tensors) for each in inner)
+        return (list if tag == "@list" else tuple)(decode(branch, tensors) for branch in inner)
     if tag == "@dict":
-        return {decode(key, tensors): decode(each, tensors) for key, each in inner}
+        return {decode(key, tensors): decode(branch, tensors) for key, branch in inner}
     if tag == "@array":
         values, kind = decode(inner, tensors), np.dtype(tree["dtype"])
         array = np.array(values, dtype=object if kind.kind == "O" else str)  # as wide as its texts, whatever is said

@@ -51,13 +51,13 @@ class Streamed(View):
     def take(self, index: Tensor) -> Tensor:
         """Some rows, in the given order: each slice that has one of them is read once."""
         order = torch.argsort(index, stable=True)
-        wanted, rows = index[order], torch.empty(len(index), self.shape[1], dtype=self.dtype)
-        ends = torch.searchsorted(wanted, torch.tensor([hi for _, hi in self.spans()], dtype=wanted.dtype)).tolist()
+        places, rows = index[order], torch.empty(len(index), self.shape[1], dtype=self.dtype)
+        ends = torch.searchsorted(places, torch.tensor([hi for _, hi in self.spans()], dtype=places.dtype)).tolist()
         begin = 0
         for end in ends:
             if end > begin:
-                lo, hi = int(wanted[begin]), int(wanted[end - 1]) + 1
-                rows[order[begin:end]] = self.read(lo, hi)[wanted[begin:end] - lo]
+                lo, hi = int(places[begin]), int(places[end - 1]) + 1
+                rows[order[begin:end]] = self.read(lo, hi)[places[begin:end] - lo]
             begin = end
         return rows
 
@@ -176,11 +176,11 @@ class FileRows(Streamed):
         remedy = "it was written to since it was opened: what was checked of its rows no longer holds; open it again"
         validate.check(same, "X", _mapped_file(self.array), remedy)
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
-        view, done = memoryview(rows.data).cast("B"), 0
-        while done < len(view):
-            count = os.preadv(self._file, [view[done:]], self._start + lo * self.array.strides[0] + done)
+        view, filled = memoryview(rows.data).cast("B"), 0
+        while filled < len(view):
+            count = os.preadv(self._file, [view[filled:]], self._start + lo * self.array.strides[0] + filled)
             validate.check(count > 0, "X", _mapped_file(self.array), "open the file again: it has become shorter")
-            done += count
+            filled += count
         return rows
 
     def _is_the_mapped_one(self) -> bool:
@@ -245,13 +245,13 @@ def is_streamed(x: object) -> bool:
 
 def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
     """`work(item)` of every item in order, the next one done by another thread while the last is looked at."""
-    done: list[Any] = [None, None]
+    results: list[Any] = [None, None]
 
     def fetch(place: int, item: Any) -> None:
         try:
-            done[place] = (work(item), None)
+            results[place] = (work(item), None)
         except BaseException as error:
-            done[place] = (None, error)
+            results[place] = (None, error)
 
     thread = None
     for number in range(len(items) + 1):
@@ -262,7 +262,7 @@ def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
             upcoming = threading.Thread(target=fetch, args=(number % 2, items[number]))
             upcoming.start()
         if thread is not None:
-            value, error = done[(number - 1) % 2]
+            value, error = results[(number - 1) % 2]
             if error is not None:
                 if upcoming is not None:
                     upcoming.join()
@@ -273,8 +273,8 @@ def ahead(work: Callable[[Any], Any], items: list[Any]) -> Iterator[Any]:
 
 def _stamp(file: int) -> tuple[int, int]:
     """Size of a file and when it was last written to."""
-    seen = os.fstat(file)
-    return seen.st_size, seen.st_mtime_ns
+    status = os.fstat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def _mapped_file(array: Any) -> str:

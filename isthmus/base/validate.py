@@ -95,9 +95,9 @@ def known_format(where: str, found: object, reads: Iterable[object]) -> None:
     isthmus.base.validate.InvalidInput: statement has the format 'isthmus-statement-9', and this version of Isthmus \
 reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write it again
     """
-    known = list(reads)
-    if found not in known:
-        readable = " or ".join(map(repr, known))
+    formats = list(reads)
+    if found not in formats:
+        readable = " or ".join(map(repr, formats))
         raise InvalidInput(
             f"{where} has the format {_short(found)}, and this version of Isthmus reads {readable}: "
             "use the version of Isthmus that wrote it, or write it again"

@@ -19,8 +19,8 @@ def direct(target: float, rate: float, steps: int) -> float:
     """dp_accounting's search, to our precision."""
 
     def event(noise: float) -> dpa.DpEvent:
-        one = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise)) if rate < 1 else dpa.GaussianDpEvent(noise)
-        return dpa.SelfComposedDpEvent(one, steps)
+        step = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise)) if rate < 1 else dpa.GaussianDpEvent(noise)
+        return dpa.SelfComposedDpEvent(step, steps)
 
     bounds = dpa.ExplicitBracketInterval(0.5, 20.0)  # without them it begins where this accountant needs minutes
     return float(dpa.calibrate_dp_mechanism(PLDAccountant, event, target, DELTA, bounds, tol=1e-4))

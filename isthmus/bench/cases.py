@@ -37,12 +37,14 @@ class Goal:
     at_most   the largest figure that meets it
     ours      which of our ways; all of them when empty
     cause     why it is missed where it is: shown only when the measurement misses it
+    fact      what is divided by the peer's in place of times: a fact that both have
     """
 
     against: str
     at_most: float
     ours: str = ""
     cause: str = ""
+    fact: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Contest:
     goals     ratios that were asked for
     only      the peers that are peers of some of our ways alone, with these
     apart     every way in its own process: for memory
-    device    on a GPU; skipped where there is none
+    device    on a GPU, one way after the other; skipped where there is none, but for a quick run
+    shares    contests of a device with the same word here are measured way by way: what is built for one serves all
     threads   of each process; 0 stands for all processors
     rounds    how often each way is timed (the median and the quartiles are of these)
     seconds   after so many seconds no further round begins
@@ -72,6 +75,7 @@ class Contest:
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     apart: bool = False
     device: bool = False
+    shares: str = ""
     threads: int = 1
     rounds: int = 15
     seconds: float = 12.0
@@ -79,6 +83,10 @@ class Contest:
     def ways(self, quick: bool) -> tuple[str, ...]:
         """All ways by name."""
         return (*self.ours, *self.peers)
+
+    def wanted(self) -> tuple[str, ...]:
+        """All ways, the most wanted first: what ours are compared with, ours, the other peers."""
+        return (*self.peers[:1], *self.ours, *self.peers[1:])
 
     def make(self, way: str, quick: bool) -> Work:
         """The work of a way."""

@@ -87,7 +87,7 @@ def whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spread(value: Any) -> list[float]:
-    return [float(each) for each in value] if isinstance(value, list) else [float(value)] * 3
+    return [float(number) for number in value] if isinstance(value, list) else [float(value)] * 3
 
 
 def comparisons(rows: Iterable[dict[str, Any]]) -> Iterator[Beside]:
@@ -117,14 +117,15 @@ def verdicts(rows: Iterable[dict[str, Any]]) -> Iterator[GoalCheck]:
             if figure is not None:
                 words = goal.against if "points" in row else f"{row['ours']} / {goal.against}"
                 words = words if goal.against in row["peers"] else words.replace(" / ", ", ")
+                words += f", {goal.fact}" if goal.fact else ""
                 yield GoalCheck(row["name"], f"{row['name']}: {words}", goal, figure)
 
 
 def _goals(row: dict[str, Any]) -> list[Goal]:
     """Those of the registry; of a row that is not there, its own: a ratio to its first peer, or ratios by peer."""
-    known = BENCHMARKS.get(row["name"])
-    if known is not None:
-        return [goal for goal in known.goals if goal.ours in ("", row["ours"])]
+    benchmark = BENCHMARKS.get(row["name"])
+    if benchmark is not None:
+        return [goal for goal in benchmark.goals if goal.ours in ("", row["ours"])]
     own, note = row.get("goal"), row.get("note") or ""
     if isinstance(own, dict):
         return [Goal(peer, float(most), cause=note) for peer, most in own.items()]
@@ -136,6 +137,9 @@ def _figure(row: dict[str, Any], goal: Goal) -> float | None:
     """What was measured of a goal."""
     if goal.against == EXPONENT:
         return row.get("last_slope")
+    if goal.fact:
+        own, theirs = row["facts"].get(goal.fact), row["peers"].get(goal.against, {"facts": {}})["facts"].get(goal.fact)
+        return float(own) / float(theirs) if own and theirs else None
     if goal.against in row["peers"]:
         return float(row["peers"][goal.against]["ratio"][0])
     figure = row["facts"].get(goal.against)

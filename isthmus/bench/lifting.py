@@ -53,12 +53,12 @@ def conic(given: Problem) -> np.ndarray:
 
 def lifted(way: str, quick: bool, kind: str, family: str) -> Work:
     """Project a target and lift it."""
-    given = problem(kind, family, *((200, 20) if quick else (2000, 200)))
-    constraint, sketch, phi, start, v = given
+    task = problem(kind, family, *((200, 20) if quick else (2000, 200)))
+    constraint, sketch, phi, start, v = task
     if way == CLARABEL:
         need("cvxpy", "the extra bench")
         need("clarabel", "the extra bench")
-        return Work(partial(conic, given))
+        return Work(partial(conic, task))
 
     def facts() -> Facts:
         lift = solve_lift(constraint, sketch, v, start)
@@ -67,8 +67,8 @@ def lifted(way: str, quick: bool, kind: str, family: str) -> Work:
             need("cvxpy")
         except Exception:
             return facts_of_lift
-        other = conic(given)
-        error = np.sum((phi @ lift.point - v) ** 2) - np.sum((phi @ other - v) ** 2)
+        reference = conic(task)
+        error = np.sum((phi @ lift.point - v) ** 2) - np.sum((phi @ reference - v) ** 2)
         return facts_of_lift | {"(f - f of Clarabel) / ||v||^2": float(error / (v @ v))}
 
     return Work(lambda: solve_lift(constraint, sketch, v, start), facts)

@@ -30,13 +30,13 @@ class Failed(Exception):
 
 
 class Worker:
-    """A process that builds and times works of one benchmark."""
+    """A process that builds and times works of one benchmark, or of others of its family."""
 
     def __init__(self, benchmark: Benchmark, quick: bool) -> None:
         threads = str(1 if quick else benchmark.threads or os.cpu_count() or 1)
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        self.words = tempfile.TemporaryFile("w+")
-        arguments = (HOMES[benchmark.name], benchmark.name, "quick" if quick else "whole", threads)
+        self.name, self.words = benchmark.name, tempfile.TemporaryFile("w+")
+        arguments = (HOMES[benchmark.name], "quick" if quick else "whole", threads)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "isthmus.bench.worker", *arguments],
             stdin=subprocess.PIPE,
@@ -46,22 +46,27 @@ class Worker:
             env=os.environ | dict.fromkeys(names, threads),
         )
 
-    def ask(self, verb: str, way: str) -> dict[str, Any]:
+    def ask(self, verb: str, way: str, name: str = "") -> dict[str, Any]:
         """Give an order and wait for the answer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps([verb, way]) + "\n")
+            self.process.stdin.write(json.dumps([verb, name or self.name, way]) + "\n")
             self.process.stdin.flush()
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:
             self.process.wait()
-            self.words.seek(0)
-            last = [row for row in self.words.read().splitlines() if row.strip()][-1:]
-            raise Failed((last or [f"exit status {self.process.returncode}"])[0][:200])
+            raise Failed((self._last_words() or f"exit status {self.process.returncode}")[:300])
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _last_words(self) -> str:
+        """The last line that the process wrote, which names its error; of one that hung, where it was."""
+        self.words.seek(0)
+        lines = [line.strip() for line in self.words.read().splitlines() if line.strip()]
+        hung = next((i for i, line in enumerate(lines) if line.startswith("Timeout (")), None)
+        return "; ".join(lines[-1:] if hung is None else lines[hung : hung + 5])
 
     def close(self) -> None:
         """End the process."""
@@ -76,7 +81,7 @@ class Worker:
 
 
 def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
-    """The rows of one benchmark."""
+    """The rows of one benchmark; those of a device are measured by `columns`."""
     rows = _compare(benchmark, quick) if isinstance(benchmark, Contest) else [_grow(benchmark, quick)]
     return [row | {"quick": True} for row in rows] if quick else rows
 
@@ -84,8 +89,6 @@ def run(benchmark: Benchmark, quick: bool = False) -> list[dict[str, Any]]:
 def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
     """One row for each of our ways."""
     ways = case.ways(quick)
-    if case.device and not torch.cuda.is_available():
-        return [_row(case, own, {}, {}, dict.fromkeys(ways, NO_DEVICE)) for own in case.ours]
     apart = case.apart and not quick
     workers: dict[str, Worker] = {}
     skipped: dict[str, str] = {}
@@ -106,7 +109,7 @@ def _compare(case: Contest, quick: bool) -> list[dict[str, Any]]:
     finally:
         for worker in set(workers.values()):
             worker.close()
-    rows = [_row(case, way, samples, facts_by_way, skipped) for way in case.ours]
+    rows = [row_of(case, way, samples, facts_by_way, skipped) for way in case.ours]
     return [row | {"mib": _peaks(row, facts_by_way)} if apart and "peers" in row else row for row in rows]
 
 
@@ -122,7 +125,7 @@ def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[s
     return times
 
 
-def _row(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
+def row_of(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
     """Ours beside every peer."""
     row: dict[str, Any] = {"name": case.name, "title": case.title, "ours": own, "threads": case.threads}
     row["skipped"] = {way: why for way, why in skipped.items() if way == own or way in case.beside(own)}
@@ -131,7 +134,7 @@ def _row(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, st
         row["peers"] = {
             peer: {
                 "ms": spread(samples[peer]),
-                "ratio": spread(np.divide(samples[own], samples[peer])),
+                "ratio": spread([a / b for a, b in zip(samples[own], samples[peer], strict=False)]),
                 "facts": told[peer]["facts"],
             }
             for peer in case.beside(own)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.base import validate
+from isthmus.bench import device_page
 from isthmus.bench.cases import Growth
+from isthmus.bench.digits import number, spread
 from isthmus.bench.kept import GoalCheck, KeptRun, comparisons, load, skipped, verdicts, whole
 from isthmus.bench.registry import BENCHMARKS
 
@@ -51,7 +53,8 @@ This page is written by `isthmus bench --pages` from the files in `benchmarks/re
 `make bench` (or `isthmus bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take
 turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
 median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
-processes of its own.
+processes of its own. On a GPU, where nothing else runs, the ways are measured one after the other: times are those of a
+loop that does not wait after every step, and memory is the peak of the allocator.
 """
 QUICK = "a quick run: smaller sizes than are named and two rounds, for the form alone."
 BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->"
@@ -77,12 +80,12 @@ def write(root: Path) -> list[Path]:
 
 def texts(root: Path) -> dict[Path, str]:
     """What docs/benchmarks.md and all files with marked blocks have to say."""
-    kept = sources(root)
-    pages = {root / "docs" / "benchmarks.md": page(kept)}
+    runs = sources(root)
+    pages = {root / "docs" / "benchmarks.md": page(runs)}
     for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if BEGIN.search(text) and path.name != "benchmarks.md":
-            pages[path] = filled(text, kept)
+            pages[path] = filled(text, runs)
     return pages
 
 
@@ -104,6 +107,8 @@ def page(kept: list[KeptRun]) -> str:
     parts = [INTRO]
     for source in kept:
         rows = source.rows
+        if all("lower" in row for row in rows):  # audits, which are no times
+            continue
         parts.append(f"## {_heading(source)}\n\n{_machine(source)}\n")
         for family, title in FAMILIES.items():
             if any(comparisons(row for row in rows if _family_of(row) == family)):
@@ -126,7 +131,7 @@ def _machine(source: KeptRun) -> str:
     if not facts:
         return "Median milliseconds."
     parts = [f"{facts.get('processors', '?')} x {facts.get('processor', '?')}", f"Python {facts.get('python', '?')}"]
-    parts += [f"{name} {each}" for name, each in facts.items() if name not in ("processors", "processor", "python")]
+    parts += [f"{name} {fact}" for name, fact in facts.items() if name not in ("processors", "processor", "python")]
     quick = f" This was {QUICK}" if source.quick else ""
     return f"Measured {source.when} on {', '.join(parts)}.{quick}"
 
@@ -148,30 +153,30 @@ def _family_of(row: dict[str, Any]) -> str:
 def _family(rows: Iterable[dict[str, Any]], family: str, starred: bool = False) -> str:
     """The table of a family, with facts and memory below, and what a star means where quick rows have one."""
     rows = [row for row in rows if _family_of(row) == family and "ours_ms" in row]
-    met = {(each.name, each.told): each for each in verdicts(rows)}
+    met = {(check.name, check.told): check for check in verdicts(rows)}
     lines = ["| | ours | ms | beside | ms | ratio | asked |", "|---|---|---|---|---|---|---|"]
     last = ""
-    for each in comparisons(rows):
-        verdict = met.get((each.name, f"{each.name}: {each.ours} / {each.peer}"))
-        asked = "" if verdict is None else f"{number(verdict.goal.at_most)}{'' if verdict.met else ': missed'}"
-        cells = (each.title if each.title != last else "", each.ours, spread(each.ours_ms), each.peer)
-        lines.append(f"| {' | '.join((*cells, spread(each.peer_ms), spread(each.ratio), asked))} |")
-        last = each.title
-    notes = [*_facts(rows), *_memory(rows), *_notes(rows)]
+    for pair in comparisons(rows):
+        verdict = met.get((pair.name, f"{pair.name}: {pair.ours} / {pair.peer}"))
+        goal = "" if verdict is None else f"{number(verdict.goal.at_most)}{'' if verdict.met else ': missed'}"
+        cells = (pair.title if pair.title != last else "", pair.ours, spread(pair.ours_ms), pair.peer)
+        lines.append(f"| {' | '.join((*cells, spread(pair.peer_ms), spread(pair.ratio), goal))} |")
+        last = pair.title
+    notes = [*_facts(rows), *_memory(rows), *device_page.notes_of(rows)]
     words = "\n" + _star(rows) + "\n" if starred and _star(rows) else ""
     return "\n".join(lines) + (f"\n{words}" if words else "") + ("\n\n" + "\n".join(notes) if notes else "")
 
 
 def _facts(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     """Figures beside the times, ours and the peers'."""
-    done: set[str] = set()
+    written: set[str] = set()
     for row in rows:
-        facts_by_way = {row["ours"]: row["facts"], **{peer: each["facts"] for peer, each in row["peers"].items()}}
+        facts_by_way = {row["ours"]: row["facts"], **{peer: entry["facts"] for peer, entry in row["peers"].items()}}
         for way, facts in facts_by_way.items():
-            words = ", ".join(f"{name} {number(each)}" for name, each in facts.items())
+            words = ", ".join(f"{name} {number(value)}" for name, value in facts.items())
             line = f"* `{row['name']}`, {way}: {words}."
-            if facts and line not in done:
-                done.add(line)
+            if facts and line not in written:
+                written.add(line)
                 yield line
 
 
@@ -189,19 +194,12 @@ def _memory(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
             )
 
 
-def _notes(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Notes of rows that were not measured by the registry."""
-    for row in rows:
-        if row.get("note") and row["name"] not in BENCHMARKS:
-            yield f"* `{row['name']}`, {row['ours']}: {row['note']}"
-
-
 def _growths(rows: Iterable[dict[str, Any]]) -> str:
     """Times at every size, and exponents."""
     lines = ["| | sizes: ms | exponent | of the last sizes |", "|---|---|---|---|"]
     for row in rows:
         if row.get("points"):
-            times = ", ".join(f"{_power(each['size'])}: {number(each['ms'][0])}" for each in row["points"])
+            times = ", ".join(f"{_power(point['size'])}: {number(point['ms'][0])}" for point in row["points"])
             slopes = (number(row[key]) if key in row else "" for key in ("slope", "last_slope"))
             lines.append(f"| {row['title']} | {row['variable']} = {times} | {' | '.join(slopes)} |")
     words = (
@@ -221,23 +219,26 @@ def _power(size: int) -> str:
     return f"10^{len(digits) - 1}" if digits.strip("0") == "1" and size >= 1000 else digits
 
 
-def _goals(found: list[GoalCheck]) -> str:
+def _goals(checks: list[GoalCheck]) -> str:
     """What was asked for: missed goals with their causes first."""
-    missed = [each for each in found if not each.met]
-    lines = [f"{len(found) - len(missed)} of {len(found)} goals were met."]
+    missed = [item for item in checks if not item.met]
+    lines = [f"{len(checks) - len(missed)} of {len(checks)} goals were met."]
     lines += ["", "Missed:", ""] if missed else []
-    for each in missed:
-        cause = each.goal.cause or "the cause is not known"
-        lines.append(f"* {each.told}: {number(each.figure)}, asked {number(each.goal.at_most)}. Cause: {cause}.")
-    met = [each for each in found if each.met]
+    for check in missed:
+        cause = check.goal.cause or "the cause is not known"
+        lines.append(f"* {check.told}: {number(check.figure)}, asked {number(check.goal.at_most)}. Cause: {cause}.")
+    met = [item for item in checks if item.met]
     lines += ["", "Met:", ""] if met else []
-    lines += [f"* {each.told}: {number(each.figure)}, asked {number(each.goal.at_most)}." for each in met]
+    lines += [f"* {item.told}: {number(item.figure)}, asked {number(item.goal.at_most)}." for item in met]
     return "\n".join(lines)
 
 
-def _skipped(kept: list[KeptRun]) -> str:
-    reasons = skipped(kept)
-    lines = [f"* {why}: {', '.join(f'`{each}`' for each in what)}." for why, what in reasons.items()]
+def _skipped(runs: list[KeptRun]) -> str:
+    reasons = skipped(runs)
+    there = {row["name"] for source in runs for row in source.rows}
+    missing = [name for name in BENCHMARKS if name not in there]
+    reasons |= {"not measured yet": missing} if missing else {}
+    lines = [f"* {why}: {', '.join(f'`{name}`' for name in names)}." for why, names in reasons.items()]
     return "\n".join(lines) or "Nothing was left out."
 
 
@@ -249,9 +250,9 @@ def headline(rows: Iterable[dict[str, Any]]) -> str:
     for key in HEADLINES:
         if key in by:
             row = _marked(by[key])
-            ratios = ", ".join(f"{number(each['ratio'][0])} {peer}" for peer, each in row["peers"].items())
+            ratios = ", ".join(f"{number(entry['ratio'][0])} {peer}" for peer, entry in row["peers"].items())
             lines.append(f"| {row['title']} | {row['ours']} | {number(row['ours_ms'][0])} | {ratios} |")
-    missed = [each for each in verdicts(by.values()) if not each.met]
+    missed = [check for check in verdicts(by.values()) if not check.met]
     words = f"{len(missed)} of {len(list(verdicts(by.values())))} goals were missed." if missed else ""
     more = "Quartiles, goals, causes, peers that were left out and how time grows are in"
     star = _star(by[key] for key in HEADLINES if key in by)
@@ -269,15 +270,30 @@ def codecs(rows: Iterable[dict[str, Any]]) -> str:
         if name == "codec-encode":
             times = [by[key]["ours_ms"][0] if key in by else None for key in ((name, way), ("codec-decode", way))]
             size = 4e-3 * row["facts"]["numbers"]
-            rates = ["" if each is None else f"{size / each:.0f}" for each in times]
+            rates = ["" if seconds is None else f"{size / seconds:.0f}" for seconds in times]
             facts = [number(row["facts"].get(key, "")) for key in ("bits a number", "error", "chi", "exact")]
             lines.append(f"| {' | '.join((f'`{way}`', facts[0], *rates, *facts[1:]))} |")
+    return "\n".join(lines)
+
+
+def audit(rows: Iterable[dict[str, Any]]) -> str:
+    """The table of docs/privacy.md: what an auditor found out of a whole training."""
+    lines = ["| passes | right guesses | epsilon is at least (95 %) | stated |", "|---|---|---|---|"]
+    for row in rows:
+        if row["name"] == "audit-precision":
+            caught = "" if row["passed"] else ": caught"
+            right, stated = f"{row['right']} of {row['guesses']}", number(round(row["stated"], 2))
+            lines.append(f"| {row['ours']} | {right} | {row['lower']:.2f}{caught} | {stated} |")
     return "\n".join(lines)
 
 
 BLOCKS: dict[str, Callable[[Iterable[dict[str, Any]]], str]] = {
     "headline": lambda rows: headline(rows) + "[docs/benchmarks.md](docs/benchmarks.md).",
     "codecs": codecs,
+    "audit": audit,
+    "device-gpt": lambda rows: device_page.grid(rows, "device-gpt"),
+    "device-mlp": lambda rows: device_page.grid(rows, "device-mlp"),
+    "device-noise": lambda rows: device_page.grid(rows, "device-noise"),
 }
 
 
@@ -285,20 +301,20 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The same for a terminal."""
     rows = [whole(row) for row in rows]
     lines = [f"{'benchmark':22} {'ours':22} {'ms':>9}  {'beside':28} {'ms':>9} {'ratio':>8} {'quartiles':>16}  asked"]
-    met = {each.told: each for each in verdicts(rows)}
-    for each in comparisons(rows):
-        verdict = met.get(f"{each.name}: {each.ours} / {each.peer}")
-        asked = "" if verdict is None else f"{number(verdict.goal.at_most)} {'met' if verdict.met else 'MISSED'}"
-        between = f"{number(each.ratio[1])} - {number(each.ratio[2])}"
-        ours, theirs, ratio = (number(value[0]) for value in (each.ours_ms, each.peer_ms, each.ratio))
-        start = f"{each.name[:22]:22} {each.ours[:22]:22} {ours:>9}"
-        lines.append(f"{start}  {each.peer[:28]:28} {theirs:>9} {ratio:>8} {between:>16}  {asked}".rstrip())
+    met = {check.told: check for check in verdicts(rows)}
+    for pair in comparisons(rows):
+        verdict = met.get(f"{pair.name}: {pair.ours} / {pair.peer}")
+        goal = "" if verdict is None else f"{number(verdict.goal.at_most)} {'met' if verdict.met else 'MISSED'}"
+        between = f"{number(pair.ratio[1])} - {number(pair.ratio[2])}"
+        ours, theirs, ratio = (number(value[0]) for value in (pair.ours_ms, pair.peer_ms, pair.ratio))
+        start = f"{pair.name[:22]:22} {pair.ours[:22]:22} {ours:>9}"
+        lines.append(f"{start}  {pair.peer[:28]:28} {theirs:>9} {ratio:>8} {between:>16}  {goal}".rstrip())
     for row in rows:
         if row.get("points"):
             slopes = " ".join(f"{words} {number(row[key])}" for words, key in SLOPES if key in row)
             lines.append(f"{row['name'][:22]:22} in {row['variable']}: {slopes}")
-    for why, what in skipped([KeptRun("", "", {}, rows)]).items():
-        lines.append(f"skipped, {why}: {', '.join(what)}")
+    for why, names in skipped([KeptRun("", "", {}, rows)]).items():
+        lines.append(f"skipped, {why}: {', '.join(names)}")
     return "\n".join(lines)
 
 
@@ -308,28 +324,6 @@ SLOPES = (("exponent", "slope"), ("of the last sizes", "last_slope"))
 def listed() -> str:
     """Names and what they measure."""
     return "\n".join(
-        f"{name:24} {each.title}" + (f" (in {each.variable})" if isinstance(each, Growth) else "")
-        for name, each in BENCHMARKS.items()
+        f"{name:24} {benchmark.title}" + (f" (in {benchmark.variable})" if isinstance(benchmark, Growth) else "")
+        for name, benchmark in BENCHMARKS.items()
     )
-
-
-def number(value: Any) -> str:
-    """Three digits; no exponent where it can be read without.
-
-    >>> [number(each) for each in (0.98765, 12.345, 1234.5, 3e-9, 0.0, "True")]
-    ['0.988', '12.3', '1234', '3e-09', '0', 'True']
-    """
-    if isinstance(value, str):
-        return value
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
-
-
-def spread(values: tuple[float, float, float]) -> str:
-    """Median and quartiles.
-
-    >>> spread((2.0, 1.5, 2.25))
-    '2 (1.5 - 2.25)'
-    """
-    if values[0] == values[1] == values[2]:
-        return number(values[0])
-    return f"{number(values[0])} ({number(values[1])} - {number(values[2])})"

@@ -39,12 +39,12 @@ def build(way: str, quick: bool, kind: str) -> Work:
     if way == SORT:
         return Work(partial(reference, x, radius))
     ball: ConvexSet = L1Ball(radius) if kind == "l1" else Simplex(radius)
-    given = torch.from_numpy(x)
+    point = torch.from_numpy(x)
 
     def facts() -> Facts:
-        return {"largest difference": float(np.abs(ball.project(given).numpy() - reference(x, radius)).max())}
+        return {"largest difference": float(np.abs(ball.project(point).numpy() - reference(x, radius)).max())}
 
-    return Work(partial(ball.project, given), facts)
+    return Work(partial(ball.project, point), facts)
 
 
 def grown(d: int) -> Work:

@@ -6,6 +6,6 @@ from isthmus.bench import calibrating, coding, compressing, devices, fitting, li
 from isthmus.bench.cases import Benchmark
 
 FAMILIES = (steps, compressing, sketching, projecting, lifting, coding, calibrating, fitting, devices)
-HOMES = {each.name: family.__name__ for family in FAMILIES for each in family.BENCHMARKS}
+HOMES = {benchmark.name: family.__name__ for family in FAMILIES for benchmark in family.BENCHMARKS}
 """The module of each benchmark: a worker imports no other."""
-BENCHMARKS: dict[str, Benchmark] = {each.name: each for family in FAMILIES for each in family.BENCHMARKS}
+BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for family in FAMILIES for benchmark in family.BENCHMARKS}

@@ -25,8 +25,8 @@ def long_vector(way: str, quick: bool, back: bool) -> Work:
         vector = torch.ones(d)
         return Work(vector.clone)
     sketch = KINDS[way](m).draw(d, seed=1)
-    given = torch.ones(m if back else d)
-    return Work(partial(sketch.adjoint if back else sketch.forward, given))
+    ones = torch.ones(m if back else d)
+    return Work(partial(sketch.adjoint if back else sketch.forward, ones))
 
 
 def many_rows(way: str, quick: bool, sparse: bool) -> Work:
@@ -42,8 +42,8 @@ def many_rows(way: str, quick: bool, sparse: bool) -> Work:
         sketch = CountSketch(m) if way == "CountSketch" else SparseJL(m, s=8)
     else:
         sketch = GaussianSketch(m, scaling="jl")
-    drawn, given = sketch.draw(d, seed=0), Dense(torch.from_numpy(rows))
-    return Work(lambda: drawn.encode(given).dense())
+    drawn, table = sketch.draw(d, seed=0), Dense(torch.from_numpy(rows))
+    return Work(lambda: drawn.encode(table).dense())
 
 
 def grown(d: int, kind: str) -> Work:

@@ -1,11 +1,12 @@
 """The process in which works are built and timed.
 
-It reads one JSON line an order from standard input and answers with one on standard output: `make` a way, `time` it so
-many times, its `facts`, `drop` it.  What a work prints goes to standard error.
+It reads one JSON line an order from standard input and answers with one on standard output: `make` a way of a
+benchmark, `time` it so many times, its `facts`, `drop` it.  What a work prints goes to standard error.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ from isthmus.bench.cases import Benchmark, Skipped, Work
 
 LEAST = 2e-3
 """A shorter call is repeated until a sample takes so many seconds."""
+HANGS = 240
+"""An order of a device that takes so many seconds ends the process, which says where it was."""
 
 
 class Works:
@@ -75,19 +78,22 @@ def _peak() -> float:
     return next(int(line.split()[1]) / 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
 
 
-def main(home: str, name: str, quick: bool, threads: int) -> None:
+def main(home: str, quick: bool, threads: int) -> None:
     """Answer orders until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a peer prints is no answer
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    (benchmark,) = (each for each in importlib.import_module(home).BENCHMARKS if each.name == name)
-    works = Works(benchmark, quick)
+    works = {each.name: Works(each, quick) for each in importlib.import_module(home).BENCHMARKS}
     for line in sys.stdin:
-        verb, way = json.loads(line)
-        answers.write(json.dumps(getattr(works, verb)(way)) + "\n")
+        verb, name, way = json.loads(line)
+        if getattr(works[name].benchmark, "device", False):
+            faulthandler.dump_traceback_later(HANGS, exit=True)
+        answer = getattr(works[name], verb)(way)
+        faulthandler.cancel_dump_traceback_later()
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] == "quick", int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2] == "quick", int(sys.argv[3]))

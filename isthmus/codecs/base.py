@@ -111,14 +111,14 @@ class Codec(ABC):
         >>> from_json(QSGD(levels=4).to_json()) == QSGD(levels=4)
         True
         """
-        return json.dumps({"codec": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}})  # type: ignore[arg-type]
+        return json.dumps({"codec": self.name, **{member.name: getattr(self, member.name) for member in fields(self)}})  # type: ignore[arg-type]
 
     def _head(self, reader: Reader, m: int) -> None:
         byte_read = reader.byte("the format")
         remedy = "send what this version of isthmus.codecs encodes"
         reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}: {remedy}")
         byte_read = reader.byte("the kind")
-        sender = next((name for name, each in self.known.items() if each.kind == byte_read), f"kind {byte_read}")
+        sender = next((name for name, codec in self.known.items() if codec.kind == byte_read), f"kind {byte_read}")
         reader.check(byte_read == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")
         declared = reader.number("the number of coordinates", LARGEST)
         reader.check(declared == m, f"it declares {declared} coordinates where {m} are expected")
@@ -138,7 +138,7 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
     name = fields_given.pop("codec")
     _check_name(name)
-    allowed = [each.name for each in fields(Codec.known[name])]  # type: ignore[arg-type]
+    allowed = [member.name for member in fields(Codec.known[name])]  # type: ignore[arg-type]
     for argument in fields_given:
         validate.one_of(allowed, **{f"an argument of the codec {name!r}": argument})
     return Codec.known[name](**fields_given)
@@ -160,7 +160,7 @@ def named(codec: Any) -> Codec | None:
         return Codec.known[codec]()
     if isinstance(codec, Mapping):
         return from_json(codec)
-    missing = [each for each in ("encode", "decode", "chi") if not callable(getattr(codec, each, None))]
+    missing = [method for method in ("encode", "decode", "chi") if not callable(getattr(codec, method, None))]
     remedy = f"give a codec, or a name: {', '.join(sorted(Codec.known))}"
     validate.check(not missing and not isinstance(codec, type), "codec", codec, remedy)
     own: Codec = codec  # anybody's own class with these three methods

@@ -138,8 +138,8 @@ class Reader:
         self.check(count <= self.left, f"it ends before {what}: {count} bits are wanted, {self.left} are left")
         lo, skip = self._at >> 3, self._at & 7
         self._at += count
-        found: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
-        return found
+        bits: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
+        return bits
 
     def fixed(self, count: int, width: int, what: str) -> NDArray[Any]:
         """`count` numbers of `width` bits each, as integers with a sign."""

@@ -44,7 +44,7 @@ def length(values: NDArray[Any], code: str) -> int:
     total = 0
     for lo in range(0, len(values), BLOCK):
         counts = np.bincount(log2_floor(values[lo : lo + BLOCK]))
-        total += int(counts @ np.array([_bits(each, code) for each in range(len(counts))]))
+        total += int(counts @ np.array([_bits(number, code) for number in range(len(counts))]))
     return total
 
 

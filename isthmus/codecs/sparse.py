@@ -25,9 +25,9 @@ def subset(m: int, k: int, seed: int) -> NDArray[np.int64]:
     (True, 9)
     """
     if 2 * k > m:  # leave out the others instead
-        left = np.ones(m, bool)
-        left[subset(m, m - k, seed)] = False
-        return np.flatnonzero(left)
+        others = np.ones(m, bool)
+        others[subset(m, m - k, seed)] = False
+        return np.flatnonzero(others)
     source, chosen, missing = np.random.Philox(key=key("subset", seed)), np.zeros(m, bool), k
     while missing:  # the first k distinct numbers of a stream of independent ones: no draw of `missing` has too many
         chosen[np.asarray(source.random_raw(missing)) % np.uint64(m)] = True
@@ -167,9 +167,9 @@ class VQSGD(Codec):
         scale = reader.float32("the norm", 2 * TOP / math.sqrt(m))
         if not scale:
             return 0.0, np.zeros(self.repetitions, np.int64)
-        found = reader.number("the number of corners", 2**40)
-        reader.check(found == self.repetitions, f"it has {found} corners where {self.repetitions} are expected")
-        corners = reader.fixed(found, _corner_bits(m), "the corners")
+        count = reader.number("the number of corners", 2**40)
+        reader.check(count == self.repetitions, f"it has {count} corners where {self.repetitions} are expected")
+        corners = reader.fixed(count, _corner_bits(m), "the corners")
         reader.check(int(corners.max()) < 2 * m, f"a corner is beyond the {2 * m} there are")
         return scale, corners
 

@@ -29,8 +29,8 @@ def products(left: Rows, right: Rows) -> Tensor:
     if [piece.d for _, piece in ours] != [piece.d for _, piece in theirs]:
         ours, theirs = [("w", left)], [("w", right)]
     total = torch.zeros(left.n, right.n, dtype=torch.float64, device=left.device)
-    for (_, one), (_, two) in zip(ours, theirs, strict=True):
-        total += _of_leaves(one, two).to(total.device)
+    for (_, first), (_, second) in zip(ours, theirs, strict=True):
+        total += _of_leaves(first, second).to(total.device)
     validate.finite(gradients=total)
     return total
 
@@ -41,42 +41,42 @@ def squares(rows: Rows) -> Tensor:
     return torch.cat([products(part, part).diagonal() for part in (rows.part(*span) for span in spans)])
 
 
-def _of_leaves(one: Rows, two: Rows) -> Tensor:
-    if not (isinstance(one, Outer) and isinstance(two, Outer) and (one.p, one.q) == (two.p, two.q)):
-        return _in_blocks(one, two)
-    if is_sparse(one.a) != is_sparse(two.a) or one.ones != two.ones:
-        return _in_blocks(one, two)
-    if one.positions == two.positions == 1:
-        return _inputs(one, two).to(one.b.device) * (_flat(one.b) @ _flat(two.b).T)
+def _of_leaves(first: Rows, second: Rows) -> Tensor:
+    if not (isinstance(first, Outer) and isinstance(second, Outer) and (first.p, first.q) == (second.p, second.q)):
+        return _in_blocks(first, second)
+    if is_sparse(first.a) != is_sparse(second.a) or first.ones != second.ones:
+        return _in_blocks(first, second)
+    if first.positions == second.positions == 1:
+        return _inputs(first, second).to(first.b.device) * (_flat(first.b) @ _flat(second.b).T)
     # T^2 (p + q) numbers a pair against p q of the dense rows
-    if one.positions * two.positions * (one.p + one.q) > one.p * one.q:
-        return _in_blocks(one, two)
-    return _ghost(one, two)
+    if first.positions * second.positions * (first.p + first.q) > first.p * first.q:
+        return _in_blocks(first, second)
+    return _ghost(first, second)
 
 
-def _ghost(one: Outer, two: Outer) -> Tensor:
+def _ghost(first: Outer, second: Outer) -> Tensor:
     """sum over positions t, s of <a_it, a_js> <b_it, b_js>, without the p q sums."""
-    out = torch.zeros(one.n, two.n, dtype=torch.float64, device=one.device)
-    for lo, hi in row_spans(one.n, 8 * one.positions * two.n * two.positions, BLOCK_BYTES):
-        part = one.part(lo, hi)
-        pairs = _inputs(part, two) * (_flat(part.b) @ _flat(two.b).T)
-        out[lo:hi] = pairs.view(hi - lo, one.positions, two.n, two.positions).sum((1, 3))
+    out = torch.zeros(first.n, second.n, dtype=torch.float64, device=first.device)
+    for lo, hi in row_spans(first.n, 8 * first.positions * second.n * second.positions, BLOCK_BYTES):
+        part = first.part(lo, hi)
+        pairs = _inputs(part, second) * (_flat(part.b) @ _flat(second.b).T)
+        out[lo:hi] = pairs.view(hi - lo, first.positions, second.n, second.positions).sum((1, 3))
     return out
 
 
-def _in_blocks(one: Rows, two: Rows) -> Tensor:
+def _in_blocks(first: Rows, second: Rows) -> Tensor:
     """Dense rows, a block of each side at a time."""
-    out = torch.zeros(one.n, two.n, dtype=torch.float64, device=one.device)
-    for lo, hi in row_spans(one.n, 8 * one.d, BLOCK_BYTES):
-        left = one.part(lo, hi).dense().double()
-        for start, stop in row_spans(two.n, 8 * two.d, BLOCK_BYTES):
-            out[lo:hi, start:stop] = left @ two.part(start, stop).dense().double().T
+    out = torch.zeros(first.n, second.n, dtype=torch.float64, device=first.device)
+    for lo, hi in row_spans(first.n, 8 * first.d, BLOCK_BYTES):
+        block = first.part(lo, hi).dense().double()
+        for start, stop in row_spans(second.n, 8 * second.d, BLOCK_BYTES):
+            out[lo:hi, start:stop] = block @ second.part(start, stop).dense().double().T
     return out
 
 
-def _inputs(one: Outer, two: Outer) -> Tensor:
+def _inputs(first: Outer, second: Outer) -> Tensor:
     """<a_it, a_js> for every pair of positions; a column of ones that both leave out adds 1."""
-    return to_dense(_flat(one.a) @ _flat(two.a).T) + float(one.ones)
+    return to_dense(_flat(first.a) @ _flat(second.a).T) + float(first.ones)
 
 
 def _flat(x: Any) -> Any:

@@ -93,13 +93,13 @@ class Spectra:
 
     def gaps(self, k: int) -> list[float]:
         """The eigen-gap at k of every step: the `gaps` of `isthmus.papers.gap_moment`."""
-        return [each.gap(k) for each in self.spectra]
+        return [spectrum.gap(k) for spectrum in self.spectra]
 
     def table(self) -> dict[str, list[float]]:
         """Columns step, k, eigenvalue and share, one spectrum after the other."""
         out: dict[str, list[float]] = {"step": [], "k": [], "eigenvalue": [], "share": []}
-        for step, each in zip(self.steps, self.spectra, strict=True):
-            part = each.table()
+        for step, spectrum in zip(self.steps, self.spectra, strict=True):
+            part = spectrum.table()
             out["step"] += [step] * len(part["k"])
             for name, column in part.items():
                 out[name] += column
@@ -108,8 +108,8 @@ class Spectra:
     def plot(self, ax: Any = None) -> Any:
         """One curve a step."""
         ax = axes(ax, "k", "eigenvalue of the second moment")
-        for step, each in zip(self.steps, self.spectra, strict=True):
-            each.plot(ax, label=f"step {step}")
+        for step, spectrum in zip(self.steps, self.spectra, strict=True):
+            spectrum.plot(ax, label=f"step {step}")
         if self.steps:
             ax.legend()
         return ax

@@ -104,13 +104,13 @@ def captured_energy(public: Rows, public_holdout: Rows, ks: Iterable[int] | None
     # V_k' h_i = lambda^(-1/2) U' (G h_i), and G h_i are inner products
     codes = vectors[:, keep].T @ products(public, public_holdout).to(vectors.device) / values[keep].sqrt()[:, None]
     shares = (codes.square().sum(1).cumsum(0) / whole).clamp(max=1.0).tolist()
-    wanted = range(1, len(shares) + 1) if ks is None else list(ks)
-    validate.check(len(wanted) > 0, "ks", ks, "give at least one k")
-    for k in wanted:
+    sizes = range(1, len(shares) + 1) if ks is None else list(ks)
+    validate.check(len(sizes) > 0, "ks", ks, "give at least one k")
+    for k in sizes:
         validate.positive_int(k=k)
         validate.at_most(public.d, "the dimension d", k=k)
-    picked = tuple(shares[min(k, len(shares)) - 1] for k in wanted)
-    return EnergyCurve(tuple(wanted), picked, len(shares), public.n, public_holdout.n)
+    picked = tuple(shares[min(k, len(shares)) - 1] for k in sizes)
+    return EnergyCurve(tuple(sizes), picked, len(shares), public.n, public_holdout.n)
 
 
 def choose_k(curve: EnergyCurve, share: float = 0.9) -> int:
@@ -120,7 +120,7 @@ def choose_k(curve: EnergyCurve, share: float = 0.9) -> int:
     2
     """
     validate.probability(share=share)
-    good = [k for k, seen in zip(curve.ks, curve.shares, strict=True) if seen >= share]
+    good = [k for k, captured in zip(curve.ks, curve.shares, strict=True) if captured >= share]
     best = max(curve.shares)
     validate.check(
         bool(good), "share", share, f"the curve reaches {best:.3g}: ask for less, a larger k, or more public examples"
@@ -138,15 +138,15 @@ def principal_angles(V: Tensor, W: Tensor) -> Angles:
     >>> principal_angles(eye[:, :2], eye[:, 1:]).table()["angle"], principal_angles(eye[:, :2], eye[:, 1:]).distance
     ([0.0, 1.5707963267948966], 1.0)
     """
-    one, two = _basis("V", V), _basis("W", W)
-    validate.check(len(two) == len(one), "W.shape", tuple(W.shape), f"give {len(one)} rows, as V has")
-    if two.shape[1] > one.shape[1]:
-        one, two = two, one
-    inner = one.T @ two
+    larger, smaller = _basis("V", V), _basis("W", W)
+    validate.check(len(smaller) == len(larger), "W.shape", tuple(W.shape), f"give {len(larger)} rows, as V has")
+    if smaller.shape[1] > larger.shape[1]:
+        larger, smaller = smaller, larger
+    inner = larger.T @ smaller
     cosines = torch.linalg.svdvals(inner)
-    sines = torch.linalg.svdvals(two - one @ inner).flip(0)
+    sines = torch.linalg.svdvals(smaller - larger @ inner).flip(0)
     angles = torch.atan2(sines, cosines)
-    same = one.shape[1] == two.shape[1]
+    same = larger.shape[1] == smaller.shape[1]
     distance = min(1.0, float(sines[-1])) if same else 1.0
     return Angles(tuple(angles.tolist()), distance)
 
@@ -184,10 +184,10 @@ def principal_residual_ratio(public: Rows | Tensor, V: Tensor) -> float:
     return principal / residual if residual > 0 else math.inf
 
 
-def _shared(one: Rows, two: Rows) -> bool:
+def _shared(first: Rows, second: Rows) -> bool:
     """Whether the two are the same rows, or hold a leaf in common."""
-    ours = {id(one), *(id(piece) for _, piece in one.leaves())}
-    return id(two) in ours or any(id(piece) in ours for _, piece in two.leaves())
+    ours = {id(first), *(id(piece) for _, piece in first.leaves())}
+    return id(second) in ours or any(id(piece) in ours for _, piece in second.leaves())
 
 
 def _basis(name: str, columns: Tensor) -> Tensor:

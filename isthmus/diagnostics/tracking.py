@@ -119,7 +119,7 @@ class Tracker:
 
     def table(self) -> dict[str, list[Any]]:
         """Columns step, released, noise, signal, noise_to_signal and clip_fraction (None where it was not paid for)."""
-        columns: dict[str, list[Any]] = {"step": [seen[0] for seen in self._seen]}
+        columns: dict[str, list[Any]] = {"step": [entry[0] for entry in self._seen]}
         records = [self._record(i) for i in range(len(self))]
         for name in ("released", "noise", "signal", "noise_to_signal", "clip_fraction"):
             columns[name] = [record[name] for record in records]

@@ -56,8 +56,8 @@ def taken_apart(frame: Any, target: str, weight: str | None = None) -> tuple[Any
 def check_columns(names: Sequence[str], target: str, weight: str | None) -> None:
     """Refuse names that the table does not have, before the engine does anything."""
     for argument, name in (("target", target), ("weight", weight)):
-        known = name in names or (name is None and argument == "weight")
-        validate.check(known, argument, name, f"name a column of the table, which has {list(names)[:20]}")
+        is_column = name in names or (name is None and argument == "weight")
+        validate.check(is_column, argument, name, f"name a column of the table, which has {list(names)[:20]}")
 
 
 def check_estimator(estimator: Any) -> None:
@@ -68,5 +68,5 @@ def check_estimator(estimator: Any) -> None:
 
 def only(models: Sequence[bytes | None]) -> Any:
     """The model, of what all ranks returned."""
-    (found,) = [model for model in models if model is not None]
-    return pickle.loads(found)
+    (trained,) = [model for model in models if model is not None]
+    return pickle.loads(trained)

@@ -34,13 +34,13 @@ def fit(
 
     check_estimator(estimator)
     client = distributed.default_client() if client is None else client
-    pieces = _pieces(client, [each for each in (X, y, sample_weight) if each is not None])
-    held = defaultdict(list)
+    pieces = _pieces(client, [collection for collection in (X, y, sample_weight) if collection is not None])
+    pieces_of = defaultdict(list)
     for piece, worker in pieces:
-        held[worker].append(piece)
-    workers = list(held)
+        pieces_of[worker].append(piece)
+    workers = list(pieces_of)
     ours = {"pure": False, "allow_other_workers": False}
-    processes = client.gather([client.submit(_process, workers=[each], **ours) for each in workers])
+    processes = client.gather([client.submit(_process, workers=[place], **ours) for place in workers])
     apart = len(set(processes)) == len(workers)
     validate.check(
         apart, "client", "workers that are threads", "give a cluster of processes: LocalCluster(processes=True)"
@@ -49,8 +49,10 @@ def fit(
         host = urlparse(workers[0]).hostname
         address = client.submit(free_address, host, workers=[workers[0]], **ours).result()
         tasks = [
-            client.submit(_rank, estimator, held[each], address, rank, len(workers), seconds, workers=[each], **ours)
-            for rank, each in enumerate(workers)
+            client.submit(
+                _rank, estimator, pieces_of[place], address, rank, len(workers), seconds, workers=[place], **ours
+            )
+            for rank, place in enumerate(workers)
         ]
         return only(client.gather(tasks))
 
@@ -61,12 +63,12 @@ def _pieces(client: Any, collections: list[Any]) -> list[tuple[list[Any], str]]:
 
     columns = []
     for collection in collections:
-        one = (
+        whole = (
             collection.rechunk({1: -1})
             if getattr(collection, "ndim", 1) == 2 and hasattr(collection, "rechunk")
             else collection
         )
-        blocks = one.to_delayed()
+        blocks = whole.to_delayed()
         columns.append(client.compute(list(blocks.ravel() if hasattr(blocks, "ravel") else blocks)))
     lengths = {len(column) for column in columns}
     validate.check(len(lengths) == 1, "y", sorted(lengths), "give X and y with the same number of partitions")
@@ -84,7 +86,7 @@ def _rank(estimator: Any, pieces: list[list[Any]], address: str, rank: int, size
     """The fit of one worker, with the blocks of rows that it has."""
     return fitted(
         estimator,
-        lambda: tuple(_joined(list(each)) for each in zip(*pieces, strict=True)),
+        lambda: tuple(_joined(list(column)) for column in zip(*pieces, strict=True)),
         address,
         rank,
         size,

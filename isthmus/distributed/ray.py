@@ -51,11 +51,13 @@ def fit(
         address = ray.get(ranks[0].address.remote())
         shards = dataset.split(workers, locality_hints=ranks)
         arguments = target, weight, address
-        fits = [each.fit.remote(estimator, shards[k], *arguments, k, workers, seconds) for k, each in enumerate(ranks)]
+        fits = [
+            worker.fit.remote(estimator, shards[k], *arguments, k, workers, seconds) for k, worker in enumerate(ranks)
+        ]
         return only(ray.get(fits))
     finally:
-        for each in ranks:
-            ray.kill(each)
+        for rank in ranks:
+            ray.kill(rank)
 
 
 class _Rank:

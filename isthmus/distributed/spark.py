@@ -56,8 +56,12 @@ def fit(
         rank = context.partitionId()
         host = context.getTaskInfos()[rank].address.rsplit(":", 1)[0]
         address = context.allGather(free_address(host))[0]
-        held = list(batches)
-        frame = pyarrow.Table.from_batches(held).to_pandas() if held else placed_schema.empty_table().to_pandas()
+        read_batches = list(batches)
+        frame = (
+            pyarrow.Table.from_batches(read_batches).to_pandas()
+            if read_batches
+            else placed_schema.empty_table().to_pandas()
+        )
         model = fitted(estimator, lambda: taken_apart(frame, target, weight), address, rank, parts, seconds)
         yield pyarrow.RecordBatch.from_pydict({"model": pyarrow.array([model], pyarrow.binary())})
 

@@ -52,7 +52,7 @@ class Accountant:
         """The noise multiplier with which that many rounds cost epsilon at delta, from below within 0.01 %.
 
         >>> from isthmus.privacy import Poisson
-        >>> [round(Accountant(Ledger(), each).multiplier(Poisson(0.01), 99, 1.0, 1e-5), 2) for each in ("pld", "rdp")]
+        >>> [round(Accountant(Ledger(), name).multiplier(Poisson(0.01), 99, 1.0, 1e-5), 2) for name in ("pld", "rdp")]
         [0.9, 1.08]
         """
         charge = Charge("gradient", rounds=rounds, sampler=sampler)

@@ -42,8 +42,8 @@ def words(part: Any) -> Any:
     if not is_dataclass(part):
         plain = part is None or isinstance(part, (bool, int, float, str, slice, dict))
         return repr(part) if plain else type(part).__name__
-    known = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
-    return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in known)})"
+    members = [f for f in fields(part) if f.init and f.name not in ("data", "loss")]
+    return f"{type(part).__name__}({', '.join(f'{f.name}={words(getattr(part, f.name))}' for f in members)})"
 
 
 def save(
@@ -96,9 +96,9 @@ def load(
         )
         optimizer.load_state_dict(_as_torch_has_it(tree["optimizer"]))
     driver.forget()
-    kept = tree["driver"]
+    saved = tree["driver"]
     device = next(driver.layers.parameters()).device
-    driver.state = driver.state.replace(**{**kept, "parts": _moved(kept["parts"], device)})
+    driver.state = driver.state.replace(**{**saved, "parts": _moved(saved["parts"], device)})
     return tree["extra"]
 
 

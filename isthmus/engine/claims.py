@@ -39,5 +39,5 @@ def claims(*, seeded: bool, mean: bool, public: bool) -> tuple[str, ...]:
     >>> RANDOM in claims(seeded=True, mean=True, public=False), PUBLIC in claims(seeded=True, mean=True, public=True)
     (False, True)
     """
-    held = {RANDOM: not seeded, MEAN: mean, SHAPES: True, NORMALISER: True, PUBLIC: public}
-    return *ASSUMPTIONS, *(words for words, holds in held.items() if holds)
+    conditions = {RANDOM: not seeded, MEAN: mean, SHAPES: True, NORMALISER: True, PUBLIC: public}
+    return *ASSUMPTIONS, *(words for words, holds in conditions.items() if holds)

@@ -171,7 +171,7 @@ class PrivacyEngine:
             grad_sample_mode=grad_sample_mode, rand_on_empty=rand_on_empty, clipping=clipping, more=more
         )
         validate.non_negative(noise_multiplier=noise_multiplier)
-        given, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
+        wrapped, optimizer, bare = optimizer, unwrapped(optimizer), noise_multiplier == 0
         options.check_loss(criterion, loss_reduction)
         scale = scale_of(grad_scaler, loss_reduction)
         validate.one_of(("network", "exact"), precision=precision)
@@ -211,7 +211,7 @@ class PrivacyEngine:
         self._trainings.append(Training(driver, noise, terms, words, draws, free, agreed=agreed, bare=bare))
         optimizer.noise_multiplier, optimizer.max_grad_norm = noise_multiplier, max_grad_norm  # type: ignore[attr-defined]
         make_steps_private(optimizer, driver, sets)
-        return module, given, PrivateLoader(data_loader, draws, driver)
+        return module, wrapped, PrivateLoader(data_loader, draws, driver)
 
     def make_private_with_epsilon(
         self,
@@ -309,13 +309,13 @@ class PrivacyEngine:
         assert promise is not None
         warn_of_large_delta(delta, promise.n)
         event, assumptions = self._planned()
-        kept = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.kept)
-        leaks = [f"{KEPT}: {list(kept)}"] if kept else []
+        buffers = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.kept)
+        leaks = [f"{KEPT}: {list(buffers)}"] if buffers else []
         foreign = others_parts([training.driver.stage for training in self._trainings])
         rests = (*promise.assumptions, *foreign, *assumptions)
         account = Account(delta, promise.adjacency, promise.n, self._seeded, rests, leaks)
         account.samplers = [training.sampler for training in self._trainings]
-        account.sources = [Unnoised.source if one.bare else one.noise.describe() for one in self._trainings]
+        account.sources = [Unnoised.source if run.bare else run.noise.describe() for run in self._trainings]
         account.add(event)
         return account.statement()
 
@@ -323,11 +323,11 @@ class PrivacyEngine:
         """Everything charged and every step that is planned and not made; what is to be said of both."""
         events, assumptions = [self.ledger.event()], []
         for training in self._trainings:
-            driver, planned, done = training.driver, training.planned, training.driver.state.t
-            assumptions += [FIXED] if planned is None else stopped(planned, done)
+            driver, planned, steps = training.driver, training.planned, training.driver.state.t
+            assumptions += [FIXED] if planned is None else stopped(planned, steps)
             assumptions += [PIECES] if training.draws.was_cut else []
-            if planned is not None and done < planned:
-                events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - done))
+            if planned is not None and steps < planned:
+                events.append(dpa.SelfComposedDpEvent(driver.stage.event(self.ledger.adjacency), planned - steps))
         return compose(events), list(dict.fromkeys(assumptions))
 
     def track(self, tracker: Any = None) -> Any:
@@ -439,8 +439,8 @@ class PrivacyEngine:
 
     def _noise(self, generator: torch.Generator | None) -> Any:
         if generator is not None:
-            known = isinstance(generator, torch.Generator)
-            validate.check(known, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
+            valid = isinstance(generator, torch.Generator)
+            validate.check(valid, "noise_generator", generator, "give a torch.Generator (for tests: not private)")
             validate.check(not self.secure_mode, "noise_generator", generator, "leave it out with secure_mode=True")
             return GeneratorSource(generator)
         return SecretSource() if self.secure_mode else FastSource()

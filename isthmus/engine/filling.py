@@ -99,16 +99,16 @@ class Filling:
     def __post_init__(self) -> None:
         validate.one_of(CLIPPINGS, clipping=self.clipping)
         validate.positive_int(micro_batch_size=self.micro)
-        one = isinstance(self.max_grad_norm, (int, float)) and not isinstance(self.max_grad_norm, bool)
+        single = isinstance(self.max_grad_norm, (int, float)) and not isinstance(self.max_grad_norm, bool)
         if self.clipping == "per_layer":
             values = self.max_grad_norm.values() if isinstance(self.max_grad_norm, Mapping) else self.max_grad_norm
-            for value in [self.max_grad_norm] if one else values:  # type: ignore[union-attr]
+            for value in [self.max_grad_norm] if single else values:  # type: ignore[union-attr]
                 validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
         else:
-            validate.check(one, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
+            validate.check(single, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
             validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
-        known = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
-        validate.check(known, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
+        is_sketch = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
+        validate.check(is_sketch, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
         if self.micro > 1:
             validate.check(
                 self.clipping == "flat",
@@ -167,16 +167,16 @@ class Filling:
         ]
 
 
-def _shares(given: Norm, names: list[str]) -> dict[str, float]:
+def _shares(norm: Norm, names: list[str]) -> dict[str, float]:
     """A bound for each leaf: given by name or in order, or one bound C shared as C / sqrt(L)."""
     remedy = f"give one bound, or one for each of the {len(names)} layers {names}"
-    if isinstance(given, Mapping):
-        validate.check(set(given) == set(names), "max_grad_norm", dict(given), remedy)
-        return dict(given)
-    if isinstance(given, (int, float)):
-        return dict.fromkeys(names, given / math.sqrt(len(names)))
-    validate.check(len(given) == len(names), "max_grad_norm", list(given), remedy)
-    return dict(zip(names, (float(value) for value in given), strict=True))
+    if isinstance(norm, Mapping):
+        validate.check(set(norm) == set(names), "max_grad_norm", dict(norm), remedy)
+        return dict(norm)
+    if isinstance(norm, (int, float)):
+        return dict.fromkeys(names, norm / math.sqrt(len(names)))
+    validate.check(len(norm) == len(names), "max_grad_norm", list(norm), remedy)
+    return dict(zip(names, (float(value) for value in norm), strict=True))
 
 
 def looks_at_public(sketch: Encoder | GradientEmbedding | None) -> bool:

@@ -30,8 +30,8 @@ def company_of(group: Any, n: int, poisson: bool) -> Company:
     """Whom a training is made with: nobody, or the ranks of a process group (True: the default one)."""
     if group is None or group is False:
         return Single()
-    known = group is True or isinstance(group, dist.ProcessGroup)
-    validate.check(known, "group", group, "give a torch.distributed process group, or True for the default one")
+    is_group = group is True or isinstance(group, dist.ProcessGroup)
+    validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
     remedy = "a subset of a fixed size is one draw from all records, and every rank draws its own: leave it out"
     validate.check(poisson, "poisson_sampling", poisson, remedy)
     ranks = Ranks(None if group is True else group)
@@ -52,9 +52,9 @@ def met(make: Make) -> Make:
         if group is None or group is False:
             return make(engine, **options)
         ranks, before, error, same = Ranks(None if group is True else group), len(engine._trainings), None, 0
-        made = None
+        result = None
         try:
-            made = make(engine, group=group, **options)
+            result = make(engine, group=group, **options)
             training = engine._trainings[-1]
             same = key(training.driver.n, training.driver.layers.space, training.agreed) >> 1
         except Exception as failed:
@@ -68,6 +68,6 @@ def met(make: Make) -> Make:
             raise
         company = engine._trainings[-1].driver.company
         company.same_start(engine._trainings[-1].driver.module)
-        return made
+        return result
 
     return cast(Make, together)

@@ -135,11 +135,11 @@ def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
 
 def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
     """A `GradScaler` leaves its scale and what it found on an optimiser before it asks it to move."""
-    known = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
-    for name in known:
+    attributes = [name for name in ("grad_scale", "found_inf") if hasattr(optimizer, name)]
+    for name in attributes:
         delattr(optimizer, name)
     validate.check(
-        not known,
+        not attributes,
         "optimizer",
         type(optimizer).__name__,
         "a GradScaler scales its gradients: give it to make_private(grad_scaler=), so that rows are divided by its "
@@ -168,8 +168,8 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
     if constraint is None:
         return {}
     names = [leaf.name for leaf in layers.space.leaves]
-    given = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
-    for name, given_set in given.items():
+    sets = dict(constraint) if isinstance(constraint, Mapping) else dict.fromkeys(names, constraint)
+    for name, given_set in sets.items():
         validate.check(name in names, "constraint", name, f"name layers of the module: {names}")
         validate.check(
             hasattr(given_set, "project"), f"constraint[{name!r}]", given_set, "give a set from isthmus.sets"
@@ -181,7 +181,7 @@ def leaf_sets(constraint: Any, layers: Layers) -> dict[str, ConvexSet]:
             given_set,
             f"give a set of dimension {size}: the layer has so many numbers [W | c]",
         )
-    return given
+    return sets
 
 
 def product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | None:
@@ -193,8 +193,8 @@ def product_of(sets: Mapping[str, ConvexSet], layers: Layers) -> ConvexSet | Non
 
 def check_optimizer(optimizer: Any, layers: Layers) -> None:
     """The optimiser moves exactly the parameters that are trained."""
-    known = isinstance(optimizer, torch.optim.Optimizer)
-    validate.check(known, "optimizer", type(optimizer).__name__, "give a torch optimiser")
+    is_optimizer = isinstance(optimizer, torch.optim.Optimizer)
+    validate.check(is_optimizer, "optimizer", type(optimizer).__name__, "give a torch optimiser")
     validate.check(
         not isinstance(optimizer, torch.optim.LBFGS),
         "optimizer",

@@ -49,9 +49,9 @@ class _Fixed(torch.amp.GradScaler):
         validate.check(scale == self.get_scale(), "scale", scale, KEPT)
 
     def _check(self, optimizer: Any) -> None:
-        known = id(optimizer) in self._private
+        is_private = id(optimizer) in self._private
         remedy = "this scaler belongs to private training: give other optimisers a scaler of their own"
-        validate.check(known, "optimizer", type(optimizer).__name__, remedy)
+        validate.check(is_private, "optimizer", type(optimizer).__name__, remedy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {name: value for name, value in self.__getstate__().items() if name not in ("_private", "_plain")}
@@ -71,8 +71,8 @@ def scale_of(scaler: Any, reduction: str) -> float:
     """
     if scaler is None:
         return 1.0
-    known = isinstance(scaler, torch.amp.GradScaler)
-    validate.check(known, "grad_scaler", type(scaler).__name__, "give the torch.amp.GradScaler of the loop")
+    is_scaler = isinstance(scaler, torch.amp.GradScaler)
+    validate.check(is_scaler, "grad_scaler", type(scaler).__name__, "give the torch.amp.GradScaler of the loop")
     scale = float(scaler.get_scale())
     validate.positive(**{"grad_scaler.get_scale()": scale})
     if scale > LARGE and reduction == "sum":

@@ -113,15 +113,15 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             X, y = self._read(X, y, reset=first)
             self._first = self._records(X.shape[0])
             state = None if first else self._partial_state
-            done, calls = 0 if first else self._calls, self.partial_calls
+            past, calls = 0 if first else self._calls, self.partial_calls
             run, charged = self._run_of_calls(first)
             remedy = f"partial_calls={calls} share the budget, and all of them were made: fit again, or plan more"
-            validate.require(done < calls, f"call {done + 1} of partial_fit is one too many: {remedy}")
+            validate.require(past < calls, f"call {past + 1} of partial_fit is one too many: {remedy}")
             counted = bool(charged) or not self._private
-            claim = None if counted else partial(turns.take, run, done)
-            self._train(X, y, sample_weight, calls=calls, state=state, done=done, claim=claim)
-        kept = {**self.result_.state.parts, **self._assumed}
-        self._calls, self._partial_state = done + 1, self.result_.state.replace(parts=kept)
+            claim = None if counted else partial(turns.take, run, past)
+            self._train(X, y, sample_weight, calls=calls, state=state, past=past, claim=claim)
+        parts = {**self.result_.state.parts, **self._assumed}
+        self._calls, self._partial_state = past + 1, self.result_.state.replace(parts=parts)
         self._run, self._charged = run, charged
         return self
 
@@ -144,17 +144,17 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         weight: Any,
         calls: int,
         state: State | None,
-        done: int = 0,
+        past: int = 0,
         claim: Callable[[], None] | None = None,
     ) -> None:
         began = time.perf_counter()
         problem = self._problem(X, y, weight)
         problem = _after(problem, {} if state is None else state.parts)
         facts: dict[str, Any] = {"public": problem.public, "before": sum(item.share for item in problem.buys)}
-        planned = self._planned(problem.facts, exact=self._asked is not None, **facts)
-        asked = self._asked
-        choice = planned.best if asked is None else planned.choice(asked.name)
-        if asked is None and choice.batch_size is not None:  # its noise was known to first order only
+        planned = self._planned(problem.facts, exact=self._named_algorithm is not None, **facts)
+        named = self._named_algorithm
+        choice = planned.best if named is None else planned.choice(named.name)
+        if named is None and choice.batch_size is not None:  # its noise was known to first order only
             choice = self._planned(problem.facts, True, [choice.of], **facts).choice(choice.name)
         self._check_scale(choice)
         problem = self._started(problem, choice)
@@ -163,8 +163,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if not choice.direct and not problem.buys:
             problem = replace(problem, objective=problem.objective.with_inputs(problem.objective.X.plain()))
         recipe = self._recipe(problem, choice, planned.facts.smooth, calls)
-        seen: list[dict[str, Any]] = []
-        kept = self.checkpoint if self._crew.leads else None
+        history: list[dict[str, Any]] = []
+        checkpoint = self.checkpoint if self._crew.leads else None
         if claim is not None:
             claim()
         with threads_for(X.shape[0] * X.shape[1]):
@@ -177,13 +177,13 @@ class PrivateLinear(ShowsGuarantee, Parameters):
                 clients=self._crew.holding(problem.objective),
                 resume=state,
                 record=1,
-                callbacks=[Watcher(seen, choice, (done + 1) * choice.rounds, rounds, kept, assumed)],
+                callbacks=[Watcher(history, choice, (past + 1) * choice.rounds, rounds, checkpoint, assumed)],
                 progress=bool(self.verbose),
                 **(self._spending() if self._private else {}),
             )
         self.plan_, self.choice_, self.result_, self._assumed = planned, choice, result, assumed
         self._planned_rounds = rounds
-        self.history_, self.seconds_, self.n_iter_ = seen, time.perf_counter() - began, result.state.t
+        self.history_, self.seconds_, self.n_iter_ = history, time.perf_counter() - began, result.state.t
         self._store(problem, result)
 
     def _recipe(self, problem: Posed, choice: Choice, smooth: float, calls: int) -> Any:
@@ -212,11 +212,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             pipe = recipe.bind(binding)
             promised = None if pipe.promise is None else (pipe.promise.epsilon, pipe.promise.delta)
             most = self._delta(self._records(binding.n))
-            kept = promised is not None and (published or promised[0] <= self.epsilon and promised[1] <= most)
+            within = promised is not None and (published or promised[0] <= self.epsilon and promised[1] <= most)
             remedy = (
                 f"it promises {promised}, which is not the budget it was given: pass epsilon and delta on to its Budget"
             )
-            validate.check(kept, "algorithm", recipe.name, remedy)
+            validate.check(within, "algorithm", recipe.name, remedy)
             return pipe
 
         return replace(recipe, build=build)
@@ -229,11 +229,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         return {"ledger": ledger, "noise_seed": self.noise_seed}
 
     def _planned(self, facts: dict[str, Any], exact: bool, names: list[Any] | None = None, **more: Any) -> Plan:
-        asked = self._asked
-        names = [asked] if names is None and asked is not None else names
+        named = self._named_algorithm
+        names = [named] if names is None and named is not None else names
         fixed = {"clip": self.clip, "step": self.step, "rounds": self.max_iter, "batch_size": self.batch_size}
-        known = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
-        twice = sorted(known & set(self.facts or {}))
+        own = {"epsilon", "delta", "constraint", "adjacency", "penalty", "algorithms", "exact", *more, *facts, *fixed}
+        twice = sorted(own & set(self.facts or {}))
         validate.check(not twice, "facts", twice, "leave these out: the estimator has parameters for them")
         return plan(
             epsilon=self.epsilon,
@@ -284,22 +284,22 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             assumptions = (PUBLIC, *assumptions)
         if self._private:
             assumptions = (DECLARED, *learned, *guessed, *assumptions)
-        facts = self._known(view.shape[0], view.shape[1], is_sparse(X))
+        facts = self._public_facts(view.shape[0], view.shape[1], is_sparse(X))
         facts["scale"] = "none" if chosen == "public" or not self._private else chosen
-        given, labelled = None, self._labelled(public, public_rows, view.shape[1])
+        learnt_from, labelled = None, self._labelled(public, public_rows, view.shape[1])
         if public_rows is not None:
             rows = public_rows.plain() if public_rows.shape[1] == view.shape[1] else None
-            given = rows if labelled is None or rows is None else (rows, labelled[1])
+            learnt_from = rows if labelled is None or rows is None else (rows, labelled[1])
         assumed = (*inputs.assumptions, *assumptions)
-        leaks = tuple(each for each in assumed if isinstance(each, Leak))
-        rest = tuple(each for each in assumed if not isinstance(each, Leak))
-        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, given, leaks, labelled)
+        leaks = tuple(fact for fact in assumed if isinstance(fact, Leak))
+        rest = tuple(fact for fact in assumed if not isinstance(fact, Leak))
+        return Posed(objective, inputs, (*inputs.buys, *buys), rest, facts, learnt_from, leaks, labelled)
 
-    def _labelled(self, public: Any, shown: Scaled | None, columns: int) -> tuple[Any, Any, Any] | None:
+    def _labelled(self, public: Any, view: Scaled | None, columns: int) -> tuple[Any, Any, Any] | None:
         """Labelled public rows as the private ones are seen before anything is bought, their targets and weights."""
-        if shown is None or public[1] is None:
+        if view is None or public[1] is None:
             return None
-        rows = shown.with_constant() if shown.shape[1] < columns else shown  # the column that a bought map fills
+        rows = view.with_constant() if view.shape[1] < columns else view  # the column that a bought map fills
         return rows, self._targets(public[1]), self._public_weights(public[1])
 
     def _started(self, problem: Posed, choice: Choice) -> Posed:
@@ -315,10 +315,10 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _bought_scale(self, X: Any, chosen: str) -> str:
         """The scale that will be bought: centred columns bring an intercept of their own."""
-        buys = self._asked is None or "scale" in self._asked.parameters
+        buys = self._named_algorithm is None or "scale" in self._named_algorithm.parameters
         if not self._private or chosen != "auto" or not buys:
             return chosen if self._private else "none"
-        planned = self._planned(self._known(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
+        planned = self._planned(self._public_facts(X.shape[0], X.shape[1], is_sparse(X)), exact=False)
         return str(planned.best.arguments.get("scale", "none")) if planned.choices else "none"
 
     def _many(self, n: int, d: int) -> bool:
@@ -326,11 +326,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         n = self._records(n)
         return n * mu_of(self.epsilon, self._delta(n), self._adjacency) >= CONSTANTS.clip_b * d
 
-    def _known(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
+    def _public_facts(self, n: int, d: int, sparse: bool) -> dict[str, Any]:
         """Public facts of the problem."""
         features = self.features if self._private else "linear"
-        known = {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
-        return {**known, "ranged": self.bounds is not None or self.data_norm is None and self.public is None}
+        facts = {"n": self._records(n), "d": d, "sparse": sparse, "features": features, **self._loss_facts()}
+        return {**facts, "ranged": self.bounds is not None or self.data_norm is None and self.public is None}
 
     def _scale(self, X: Any, public: Any) -> str:
         """Where column scales come from: as asked, or public rows where they tell more than the budget would buy."""
@@ -339,7 +339,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if self.scale != "auto" or public is None or not self._private:
             return self.scale
         free = self.constraint is None and not (self.l1 or self.l2)
-        if not free or not (self._asked is None or self._asked.direct):
+        if not free or not (self._named_algorithm is None or self._named_algorithm.direct):
             return self.scale
         n = self._records(X.shape[0])
         mu = mu_of(self.epsilon, self._delta(n), self._adjacency)
@@ -376,8 +376,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if statement is not None:
             leaks = tuple(dict.fromkeys((*problem.leaks, *statement.leaks)))
             # a partial fit goes on from its own last round, and rounds that a kill lost are counted below
-            said = [each for each in statement.assumptions if not each.startswith(GONE)]
-            statement = replace(statement, assumptions=(*problem.assumptions, *said), leaks=leaks)
+            others = [text for text in statement.assumptions if not text.startswith(GONE)]
+            statement = replace(statement, assumptions=(*problem.assumptions, *others), leaks=leaks)
             statement_of_ledger = partial(self._with_lost_rounds, statement, result.state)
             statement = self._crew.statement(statement_of_ledger)
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
@@ -401,9 +401,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     @property
     def _tallied(self) -> bool:
         """Whether the run keeps a ledger of its own beside its checkpoint."""
-        given = self.ledger
+        ledger = self.ledger
         plain = (
-            given is None or isinstance(given, (str, os.PathLike)) or (type(given) is Ledger and given.label is None)
+            ledger is None
+            or isinstance(ledger, (str, os.PathLike))
+            or (type(ledger) is Ledger and ledger.label is None)
         )
         return self.checkpoint is not None and plain
 
@@ -462,9 +464,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
 
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
-        asked = self._private and self.scale in ("columns", "moments")
+        required = self._private and self.scale in ("columns", "moments")
         remedy = 'only algorithm="dp_gd" buys scales, and not over a set: leave it out'
-        validate.check(not asked or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
+        validate.check(not required or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
         X, y = opened(X, y)
@@ -474,9 +476,9 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         else:
             if is_frame(X):
                 check_numbers_only(X)
-            read: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
-            read["dtype"] = [np.float64, np.float32]
-            X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **read)
+            options: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
+            options["dtype"] = [np.float64, np.float32]
+            X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
         if several:
             X, self._group = self._crew.rows(as_rows(X), list(getattr(self, "feature_names_in_", ())))
             return X, y

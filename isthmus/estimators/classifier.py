@@ -127,8 +127,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             self.classes_ = np.unique(np.asarray(declared))
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
             if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
-                known = self.classes_.tolist()
-                text = f"y holds a label that is not among classes={known}: declare all labels, or leave those rows out"
+                labels = self.classes_.tolist()
+                text = (
+                    f"y holds a label that is not among classes={labels}: declare all labels, or leave those rows out"
+                )
                 validate.require(False, text)
             return ()
         if hasattr(self, "_calls"):  # what the first call read is in its state
@@ -154,12 +156,12 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             counts = self._crew.total(own).numpy()
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
-        given = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
-        validate.check(min(given.values()) >= 0, "class_weight", chosen, "give weights >= 0")
-        most = max(given.values())
+        by_label = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
+        validate.check(min(by_label.values()) >= 0, "class_weight", chosen, "give weights >= 0")
+        most = max(by_label.values())
         validate.positive(class_weight=most)
         row_weights = np.zeros(len(y))
-        for label, value in given.items():
+        for label, value in by_label.items():
             row_weights[y == label] = value / most
         return row_weights if weights is None else row_weights * weights, ()
 
@@ -172,9 +174,9 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
 
     def _targets(self, y: Any) -> np.ndarray:
         labels = np.asarray(y)
-        other = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
+        unknown = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
         remedy = f"public labels must be among classes={self.classes_.tolist()}"
-        validate.check(not other, "public", other, remedy)
+        validate.check(not unknown, "public", unknown, remedy)
         return labels
 
     def _public_weights(self, y: Any) -> Tensor | None:
@@ -184,10 +186,10 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         labels = np.asarray(y)
         counts = {label: max(1, int((labels == label).sum())) for label in self.classes_.tolist()}
         balanced = {label: min(counts.values()) / count for label, count in counts.items()}
-        given = balanced if isinstance(self.class_weight, str) else self.class_weight
-        each = np.array([float(given.get(label, 1.0)) for label in labels.tolist()])
-        most = max(float(given.get(label, 1.0)) for label in self.classes_.tolist())
-        return torch.from_numpy(each / most)
+        by_label = balanced if isinstance(self.class_weight, str) else self.class_weight
+        weights = np.array([float(by_label.get(label, 1.0)) for label in labels.tolist()])
+        most = max(float(by_label.get(label, 1.0)) for label in self.classes_.tolist())
+        return torch.from_numpy(weights / most)
 
     @property
     def _outputs(self) -> int:

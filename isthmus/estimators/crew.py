@@ -52,8 +52,8 @@ class Crew:
         """None or False: this process; True: all ranks of the default group; or a process group."""
         if group is None or group is False:
             return Crew()
-        known = group is True or isinstance(group, dist.ProcessGroup)
-        validate.check(known, "group", group, "give a torch.distributed process group, or True for the default one")
+        is_group = group is True or isinstance(group, dist.ProcessGroup)
+        validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
         return Crew(Ranks(None if group is True else group))
 
     @property
@@ -103,10 +103,10 @@ class Crew:
         if self.ranks is None:
             return X, self
         layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
-        n, kinds = sum(each[0] for each in layouts), [each[1:] for each in layouts if each[0]]
+        n, kinds = sum(layout[0] for layout in layouts), [layout[1:] for layout in layouts if layout[0]]
         validate.check(n > 0, "X", f"{n} rows", "give at least one rank some rows")
         remedy = "the ranks' rows differ in columns, in being sparse, in dtype or in names: give all of them the same"
-        validate.check(all(each == kinds[0] for each in kinds), "X", kinds, remedy)
+        validate.check(all(kind == kinds[0] for kind in kinds), "X", kinds, remedy)
         if not X.shape[0]:  # an empty part is of whatever kind the others are
             d, sparse, dtype, _ = kinds[0]
             X = sp.csr_matrix((0, d)) if sparse else torch.zeros(0, d, dtype=getattr(torch, dtype.split(".")[-1]))

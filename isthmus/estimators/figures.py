@@ -124,8 +124,8 @@ def told(figure: Figure, rows: int, least: float = TELLS) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
-    known = math.isfinite(figure.noise) and least > 0
-    need = rows_needed(rows, figure.noise, least) if known else "many more"
+    tells = math.isfinite(figure.noise) and least > 0
+    need = rows_needed(rows, figure.noise, least) if tells else "many more"
     noise = figure.noise if math.isfinite(figure.noise) else 0.0
     return replace(figure, value=None, noise=noise, baseline=None, note=too_few(noise, need))
 
@@ -235,11 +235,11 @@ def confusion_figures(confusion: np.ndarray, classes: Any, noise: float) -> list
         ]
         return figures
     for name, whole in (("recall", actual), ("precision", called)):
-        each = [_ratio(name, hit[i], whole[i] - hit[i], noise, cells=k - 1) for i in range(k)]
-        values = [figure.value for figure in each]
-        known = all(value is not None for value in values)
-        mean = float(np.mean([value or 0.0 for value in values])) if known else None
-        deviation = float(np.sqrt(np.sum([figure.noise**2 for figure in each]))) / k
+        ratios = [_ratio(name, hit[i], whole[i] - hit[i], noise, cells=k - 1) for i in range(k)]
+        values = [figure.value for figure in ratios]
+        complete = all(value is not None for value in values)
+        mean = float(np.mean([value or 0.0 for value in values])) if complete else None
+        deviation = float(np.sqrt(np.sum([figure.noise**2 for figure in ratios]))) / k
         figures.append(Figure(f"{name}, mean over the classes", mean, "", deviation, 1 / k, "guessing"))
     return figures
 
@@ -252,8 +252,8 @@ def _ratio(name: str, hit: float, missed: float, noise: float, base: float | Non
         return Figure(name, None, "", hidden, note="" if noise else "no row belongs to it")
     share = float(np.clip(hit / whole, 0, 1))
     deviation = noise * math.hypot(1 - share, share * math.sqrt(cells)) / whole
-    kept = None if base is None else float(np.clip(base, 0, 1))
-    return Figure(name, share, "", deviation, kept, "the share of that class" if base is not None else "")
+    guess = None if base is None else float(np.clip(base, 0, 1))
+    return Figure(name, share, "", deviation, guess, "the share of that class" if base is not None else "")
 
 
 def auc_figure(counts: np.ndarray, noise: float) -> Figure:
@@ -305,9 +305,9 @@ def calibration_figure(counts: np.ndarray, predicted: np.ndarray, noise: float) 
 def calibration_curve(counts: np.ndarray, predicted: np.ndarray, noise: float, event: str) -> ShownCurve:
     """What happened in each group beside what was predicted; groups that the noise hides are left out."""
     whole = counts.sum(0)
-    kept = whole > np.maximum(noise / TELLS, 0)
-    x = predicted[kept]
-    y = np.clip(counts[1][kept] / whole[kept], 0, 1)
+    filled = whole > np.maximum(noise / TELLS, 0)
+    x = predicted[filled]
+    y = np.clip(counts[1][filled] / whole[filled], 0, 1)
     points = tuple(map(float, x)), tuple(map(float, y))
     ideal = ((float(x.min()), float(x.max())),) * 2 if len(x) else ((), ())
     series = (("happened", *points), ("as predicted", *ideal))
@@ -325,7 +325,7 @@ def probabilities(margin: np.ndarray) -> np.ndarray:
 
 def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[Figure]:
     """R2, root mean squared and mean absolute error from the noisy sums of `Scale.terms`."""
-    part, square, place, place2, away = (float(each) / n for each in sums)
+    part, square, place, place2, away = (float(total) / n for total in sums)
     sd = noise / n
     errors, spread = max(square, 0.0) * scale.error**2, (place2 - place**2) * scale.width**2
     noisy = sd * math.hypot(1, 2 * place) * scale.width**2

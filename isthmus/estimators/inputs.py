@@ -76,9 +76,9 @@ def check_bounds(bounds: Any, data_norm: Any) -> None:
         pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
         validate.check(pair, "bounds", bounds, 'give (low, high), numbers or one for each column; or "data"')
         low, high = (np.asarray(side, dtype=float) for side in bounds)
-        known = ~(np.isnan(low) | np.isnan(high))
-        ordered = bool(np.all(np.where(known, low < high, True)))
-        finite = bool(np.all(np.isfinite(np.where(known, low, 0)) & np.isfinite(np.where(known, high, 0))))
+        declared = ~(np.isnan(low) | np.isnan(high))
+        ordered = bool(np.all(np.where(declared, low < high, True)))
+        finite = bool(np.all(np.isfinite(np.where(declared, low, 0)) & np.isfinite(np.where(declared, high, 0))))
         validate.check(ordered and finite, "bounds", bounds, "give finite low < high (NaN: buy that column's range)")
     if isinstance(data_norm, str):
         validate.one_of(("data", "unit"), data_norm=data_norm)
@@ -152,7 +152,7 @@ def standardised(public: Scaled) -> RowMap:
 
 
 def _ranged(
-    d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, whole: bool, told: list[str]
+    d: int, bounds: Any, data_norm: Any, public: Any, intercept: bool, origin: bool, whole: bool, notes: list[str]
 ) -> Inputs:
     low, high = (_column(side, d) for side in bounds)
     bias = 1.0 if intercept else 0.0
@@ -161,10 +161,10 @@ def _ranged(
         unknown = low.isnan() | high.isnan()
         low, high = torch.where(unknown, public_ranges[0], low), torch.where(unknown, public_ranges[1], high)
     if bool((low.isnan() | high.isnan()).any()):
-        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin, whole=whole),), tuple(told))
+        return Inputs(RowMaps([]), (Ranges(low, high, bias=bias, origin=origin, whole=whole),), tuple(notes))
     limit = None if data_norm is None or isinstance(data_norm, str) else float(data_norm)
     limit = math.sqrt(d) if limit is None and whole else limit
-    return Inputs(RowMaps([ranged(low, high, bias, limit=limit, origin=origin)]), (), tuple(told))
+    return Inputs(RowMaps([ranged(low, high, bias, limit=limit, origin=origin)]), (), tuple(notes))
 
 
 def _column(side: Any, d: int) -> Tensor:
@@ -225,11 +225,11 @@ def read_table(estimator: Any, X: Streamed, y: Any, reset: bool) -> tuple[Stream
         estimator.n_features_in_ = X.shape[1]
         if names is not None:
             estimator.feature_names_in_ = names
-    known = getattr(estimator, "feature_names_in_", None)
+    columns = getattr(estimator, "feature_names_in_", None)
     validate.check(min(X.shape) > 0, "X.shape", X.shape, "give at least one row and one column")
     d = estimator.n_features_in_
     validate.check(X.shape[1] == d, "X.shape", X.shape, f"give the {d} columns of the fit")
-    same = known is None or names is None or list(known) == list(names)
+    same = columns is None or names is None or list(columns) == list(names)
     validate.check(same, "X.names", list(X.names or ())[:20], "give the columns of the fit, in their order")
     X.check_finite("X")
     if y is None:

@@ -96,10 +96,10 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     >>> rng = np.random.default_rng(0)
     >>> X = rng.normal(size=(20_000, 3)).clip(-4, 4)
     >>> y = X @ [1.0, 0.5, 0.0] + rng.normal(size=20_000)
-    >>> given = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
-    >>> model = PrivateRegressor(epsilon=3.0, **given).fit(X, y)
-    >>> found = model.coefficient_intervals(0.999, residual_sd=1.0)
-    >>> bool(found.low[0] < 1.0 < found.high[0]), bool(found.high[0] - found.low[0] < 0.2)
+    >>> options = {"bounds": (-4, 4), "target_bounds": (-9, 9), "algorithm": "dp_gd", "features": "linear"}
+    >>> model = PrivateRegressor(epsilon=3.0, **options).fit(X, y)
+    >>> intervals = model.coefficient_intervals(0.999, residual_sd=1.0)
+    >>> bool(intervals.low[0] < 1.0 < intervals.high[0]), bool(intervals.high[0] - intervals.low[0] < 0.2)
     (True, True)
     """
     check_is_fitted(model)
@@ -113,7 +113,8 @@ def coefficient_intervals(model: Any, level: float = 0.95, residual_sd: float | 
     if hasattr(model, "_target_map"):
         values[-1] += model._target_map[0]
     quiet, drawn = (
-        width * np.sqrt(np.diag(carry @ each @ carry.T)) for each in (noise * inverse @ inverse, spread * inverse / n)
+        width * np.sqrt(np.diag(carry @ covariance @ carry.T))
+        for covariance in (noise * inverse @ inverse, spread * inverse / n)
     )
     away = float(norm.ppf((1 + level) / 2)) * np.hypot(quiet, drawn)
     names = (*_names(model), "(intercept)")
@@ -134,13 +135,13 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     result = model.result_
     bought = result.state.parts.get("prepare", {})
     plain = model.constraint is None and not (model.l1 or model.l2) and model._outputs == 1
-    affine = all(isinstance(each, RowMap) or _linear(each) for each in model._maps.maps)
-    known = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
+    affine = all(isinstance(row_map, RowMap) or _linear(row_map) for row_map in model._maps.maps)
+    supported = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
     remedy = (
         "intervals need noisy X'X of the columns themselves, which dp_gd with bought statistics releases, without set "
         'or penalty: fit with algorithm="dp_gd", features="linear", and with enough records for the planner to buy them'
     )
-    validate.check(bool(known), "algorithm", model.choice_.name, remedy)
+    validate.check(bool(supported), "algorithm", model.choice_.name, remedy)
     weights = model._weights.numpy()[:, 0]
     d = len(weights)
     gram = bought["statistics"].double().numpy()[: d * d].reshape(d, d)
@@ -152,9 +153,9 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     return weights, gram, n
 
 
-def _linear(each: Any) -> bool:
+def _linear(row_map: Any) -> bool:
     """Whether a map has one function of each column: the linear one."""
-    return isinstance(each, SmoothMap) and len(each.columns) == len(each.shift)
+    return isinstance(row_map, SmoothMap) and len(row_map.columns) == len(row_map.shift)
 
 
 def _check_long(model: Any, square: float) -> None:
@@ -224,7 +225,7 @@ def _logistic_hessian(weights: np.ndarray, second: np.ndarray, constant: bool) -
     at, share = np.polynomial.hermite_e.hermegauss(40)
     p = expit(float(mean @ weights) + math.sqrt(max(float(weights @ along), 0.0)) * at)
     h = p * (1 - p)
-    zero, one, two = (float(share @ each / share.sum()) for each in (h, h * (1 - 2 * p), h * (1 - 6 * p + 6 * p**2)))
+    zero, one, two = (float(share @ slope / share.sum()) for slope in (h, h * (1 - 2 * p), h * (1 - 6 * p + 6 * p**2)))
     bent = zero * second + two * np.outer(along, along) + one * (np.outer(mean, along) + np.outer(along, mean))
     return (
         bent
@@ -261,7 +262,7 @@ def _statistics_noise(model: Any, d: int) -> float:
 def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
     """The linear map from the point to coefficients and intercept, and the width of the target."""
     p = model.n_features_in_
-    weight, offset = (each.numpy() for each in model._maps.affine(p))
+    weight, offset = (tensor.numpy() for tensor in model._maps.affine(p))
     carry = np.zeros((p + 1, d))
     carry[np.arange(p), np.arange(p)] = weight
     carry[p] = offset
@@ -269,5 +270,5 @@ def _carry(model: Any, d: int) -> tuple[np.ndarray, float]:
 
 
 def _names(model: Any) -> tuple[str, ...]:
-    known = getattr(model, "feature_names_in_", None)
-    return tuple(map(str, known)) if known is not None else tuple(f"x{i}" for i in range(model.n_features_in_))
+    columns = getattr(model, "feature_names_in_", None)
+    return tuple(map(str, columns)) if columns is not None else tuple(f"x{i}" for i in range(model.n_features_in_))

@@ -63,13 +63,13 @@ def _learners_around(frame: Any) -> Iterator[str]:
         names = dict.fromkeys(learners(around.transformer))
         if names or not elementwise(around.func):
             yield f"the transformer of the target ({', '.join(names) or 'its function'})"
-    elif isinstance(around, BaseEstimator) and not _known(type(around)):
+    elif isinstance(around, BaseEstimator) and not _is_harmless(type(around)):
         yield f"{type(around).__name__} around the model"  # not known to hand the rows on as they are
 
 
-def _known(kind: type) -> bool:
+def _is_harmless(kind: type) -> bool:
     """Whether an estimator is the private one itself, a subclass of it, or one of scikit-learn's."""
-    ours = any(each.__module__.startswith("isthmus.") for each in kind.__mro__)
+    ours = any(base.__module__.startswith("isthmus.") for base in kind.__mro__)
     return ours or kind.__module__.split(".")[0] == "sklearn"
 
 

@@ -80,7 +80,7 @@ class Parameters(BaseEstimator):
         return self.epsilon != math.inf
 
     @property
-    def _asked(self) -> Algorithm[Any] | None:
+    def _named_algorithm(self) -> Algorithm[Any] | None:
         """The algorithm that was asked for; None leaves it to the planner."""
         if isinstance(self.algorithm, str):
             return KNOWN.get(self.algorithm)
@@ -156,7 +156,7 @@ class Parameters(BaseEstimator):
                 validate.positive_int(**{name: getattr(self, name)})
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         check_bounds(self.bounds, self.data_norm)
-        forced = self._asked is None and self.as_published
+        forced = self._named_algorithm is None and self.as_published
         validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
 
     def _opened_ledger(self) -> Any:

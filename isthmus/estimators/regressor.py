@@ -115,12 +115,13 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
 
     def _targets(self, y: Any) -> np.ndarray:
         """Public targets in the units that the problem is posed in: as given where their range is bought."""
-        given = np.asarray(y, dtype=float)
-        validate.check(bool(np.isfinite(given).all()), "public", "targets that are not finite", "give finite numbers")
-        if self._private and self.target_bounds is None and given.min() == given.max():  # their range will be bought
-            return given
+        targets = np.asarray(y, dtype=float)
+        validate.check(bool(np.isfinite(targets).all()), "public", "targets that are not finite", "give finite numbers")
+        buys_range = self._private and self.target_bounds is None
+        if buys_range and targets.min() == targets.max():
+            return targets
         shift, width = target_map(*self.target_bounds_, self._counts)  # without the centre of an earlier fit
-        return np.asarray((np.clip(given, *self.target_bounds_) - shift) / width)
+        return np.asarray((np.clip(targets, *self.target_bounds_) - shift) / width)
 
     def _store(self, problem: Posed, result: Any) -> None:
         if result.target is not None:

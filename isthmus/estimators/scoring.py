@@ -55,16 +55,16 @@ FIRST = 0.2
 """The share of mu^2 for the first look."""
 ROOT = 1 + 2.0**-40
 """Room for the rounding of a norm that all rows have."""
-SCORES = Bins(tuple(float(each) for each in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
+SCORES = Bins(tuple(float(edge) for edge in np.sinh(np.linspace(-1, 1, 65) * np.arcsinh(512)) / 32))
 """Margins from -16 to 16, in cells that are finest at 0."""
 CHEAP = 0.02
 """Noise in R2 that wider clips may cost."""
-LOSSES = Bins(tuple(float(each) for each in np.linspace(0, figures.MOST_LOSS, 17)))
+LOSSES = Bins(tuple(float(edge) for edge in np.linspace(0, figures.MOST_LOSS, 17)))
 ERRORS = Bins(tuple(2.0 ** (k / 2) for k in range(-48, 25)))
 """Errors in units of half the target's range."""
 _AWAY = tuple(2.0 ** (k / 2) for k in range(1, 25))
 FINE = 512
-TARGETS = Bins((*(-each for each in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
+TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
 PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
 APART = "the rows that were measured were not trained on; how many they are is public"
@@ -138,9 +138,9 @@ def private_score(
     (epsilon=1, delta=1e-05)-differentially private, for adding or removing one record
     """
     crew = Crew.of(group)
-    asked = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
+    terms = Asked(epsilon, delta, target_bounds, adjacency, noise_seed)
     with crew.joined("score"):
-        return _scored(model, X, y, asked, ledger if crew.leads else None, crew)
+        return _scored(model, X, y, terms, ledger if crew.leads else None, crew)
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,9 @@ class Asked:
     noise_seed: int | None
 
 
-def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -> Scores:
+def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -> Scores:
     y = _checked_targets(model, y, crew)
-    epsilon, delta, adjacency, noise_seed = asked.epsilon, asked.delta, asked.adjacency, asked.noise_seed
+    epsilon, delta, adjacency, noise_seed = terms.epsilon, terms.delta, terms.adjacency, terms.noise_seed
     n = crew.count(len(y))
     if epsilon == math.inf:
         remedy = "exact figures need all rows in one process: gather public rows there, or give a finite epsilon"
@@ -164,7 +164,7 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
         exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
         return Scores(tuple(exact), tuple(curves))
     validate.positive(epsilon=epsilon)
-    validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
+    validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     relation = Adjacency(adjacency)
     delta = default_delta(n) if delta is None else delta
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)
@@ -174,7 +174,7 @@ def _scored(model: Any, X: Any, y: Any, asked: Asked, ledger: Any, crew: Crew) -
     remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)
-    scores = noisy_figures(model, X, y, looks, bounds=asked.target_bounds)
+    scores = noisy_figures(model, X, y, looks, bounds=terms.target_bounds)
     account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
     for stage in looks.taken:
         mechanisms = [release.mechanism for release in stage.releases]
@@ -191,9 +191,9 @@ def _checked_targets(model: Any, y: Any, crew: Crew) -> np.ndarray:
     some = y.ndim == 1 and crew.count(len(y)) > 0
     validate.check(some, "y", tuple(y.shape), "give one target for each row, and at least one")
     if hasattr(model, "classes_"):
-        known = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
+        labelled = np.isin(y, np.asarray(model.classes_)).all()  # whose label it is stays unsaid
         classes = np.asarray(model.classes_).tolist()
-        validate.require(bool(known), f"y holds a label that the model does not know: its labels are {classes}")
+        validate.require(bool(labelled), f"y holds a label that the model does not know: its labels are {classes}")
         return y
     y = y.astype(float)
     good = bool(np.isfinite(y).all())
@@ -234,8 +234,8 @@ class Looks:
         costs = {name: self._gaussian(share).event(adjacency) for name, share in shares.items()}
         events = dict.fromkeys(shares, dpa.NoOpDpEvent()) if self.covered else costs
         self.crew.lead(lambda: self.ledger.require(compose(events.values())))  # all of it or nothing
-        held = self.ledger.run(events, seeded=self.noise_seed is not None) if self.crew.leads else nullcontext()
-        with held as run:
+        opened = self.ledger.run(events, seeded=self.noise_seed is not None) if self.crew.leads else nullcontext()
+        with opened as run:
             self._run = run
             yield
 
@@ -305,7 +305,7 @@ def _labels(model: Any, X: Any, y: np.ndarray, looks: Looks) -> Scores:
     X, own = _some(model, X, y), len(y)
     true, called = figures.places(y, classes), figures.places(np.asarray(model.predict(X)), classes)[:own]
     logs, margins = figures.log_probabilities(model, X), figures.margins_of(model, X)
-    logs, margins = (None if each is None else each[:own] for each in (logs, margins))
+    logs, margins = (None if values is None else values[:own] for values in (logs, margins))
     if k > 2 or margins is None:
         margins = None if logs is None else _certainty(logs)
     blocks = 1 + (margins is not None) + (k > 2 and logs is not None)
@@ -348,7 +348,7 @@ def _derived(
             derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
             event = str(classes[1]) if k == 2 else "the class that was predicted"
             curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
-    readable = [figures.told(each, n, _least(each)) if each.noise else each for each in derived]
+    readable = [figures.told(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
 
@@ -443,17 +443,17 @@ def _scale(errors: np.ndarray, targets: np.ndarray, n: int, noise: float, mean: 
     At first the outer edges of the cells that clearly hold rows; then as far beyond as costs little noise, `mean`
     being that of the mean of a term: what lies there is rare, and may still matter.
     """
-    seen = errors > max(_stands(noise, len(errors)), 0.001 * n)
-    error = float(ERRORS.high[seen].max()) * _wider(float(errors[seen].sum()) / n) if seen.any() else 1.0
+    filled = errors > max(_stands(noise, len(errors)), 0.001 * n)
+    error = float(ERRORS.high[filled].max()) * _wider(float(errors[filled].sum()) / n) if filled.any() else 1.0
     inside, low, high, centre, spread = _extent(targets, n, noise)
     width = max(high - centre, centre - low) * _wider(inside)
     far = math.sqrt(CHEAP * max(spread, (width / 8) ** 2) / mean)
     return Scale(min(max(error, far), 8 * error), centre, min(max(width, far), 8 * width))
 
 
-def _wider(shown: float) -> float:
+def _wider(share: float) -> float:
     """How far beyond what was seen to go where a share of the rows was not seen, for they are likely farther out."""
-    return float(np.clip(1 + 4 * (1 - shown), 1.0, 3.0))
+    return float(np.clip(1 + 4 * (1 - share), 1.0, 3.0))
 
 
 def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, float, float, float]:
@@ -471,16 +471,16 @@ def _extent(counts: np.ndarray, n: int, noise: float) -> tuple[float, float, flo
         )
         sums = np.add.reduceat(counts, starts)
         sizes = np.diff(starts, append=len(counts))
-        seen = sums > np.maximum(_stands(noise, len(starts)) * np.sqrt(sizes), 0.001 * n)
-        if not seen.any():
+        filled = sums > np.maximum(_stands(noise, len(starts)) * np.sqrt(sizes), 0.001 * n)
+        if not filled.any():
             continue
         low, high = TARGETS.low[starts], TARGETS.high[starts + sizes - 1]
-        share, middles = float(sums[seen].sum()) / n, (low + high)[seen] / 2
+        share, middles = float(sums[filled].sum()) / n, (low + high)[filled] / 2
         if share > most:
             most = share
-            centre = float(np.average(middles, weights=sums[seen]))
-            spread = float(np.average((middles - centre) ** 2, weights=sums[seen]))
-            best = share, float(low[seen].min()), float(high[seen].max()), centre, spread
+            centre = float(np.average(middles, weights=sums[filled]))
+            spread = float(np.average((middles - centre) ** 2, weights=sums[filled]))
+            best = share, float(low[filled].min()), float(high[filled].max()), centre, spread
         if share > 0.98:
             break
     return best

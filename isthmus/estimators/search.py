@@ -193,17 +193,19 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
             "give at least two candidates: a single one needs no search",
         )
         for params in candidates:
-            taken = sorted(set(params) & FIXED)
+            fixed = sorted(set(params) & FIXED)
             validate.check(
-                not taken, "param_grid", taken, "all candidates share these: set them on the search or on the estimator"
+                not fixed, "param_grid", fixed, "all candidates share these: set them on the search or on the estimator"
             )
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
             validate.check(not published, "as_published", True, "leave it out: a search takes sound mechanisms only")
         if not self._classifies:
             bounds = self.estimator.target_bounds
-            known = bounds is not None and not isinstance(bounds, str)
-            validate.check(known, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it")
+            declared = bounds is not None and not isinstance(bounds, str)
+            validate.check(
+                declared, "target_bounds", bounds, "give (low, high) that is public: errors are clipped to it"
+            )
         return candidates
 
     def _read_classes(self, y: Any) -> tuple[str, ...]:
@@ -213,7 +215,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         self._classes = np.unique(y)
         return (leak(*CLASSES_READ),)
 
-    def _made(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
+    def _estimator(self, params: Mapping[str, Any], epsilon: float, delta: float, seed: int) -> Any:
         estimator = clone(self.estimator).set_params(**params).set_params(epsilon=epsilon, delta=delta)
         if self._classifies:
             estimator.set_params(classes=self._classes)
@@ -221,12 +223,12 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
 
     def _trial(self, params: Mapping[str, Any], split: Split, seed: int) -> Any:
         """A candidate as it is tried: on its part, whose size is known by its expectation only."""
-        trial = self._made(params, split.trial, split.delta, seed)
+        trial = self._estimator(params, split.trial, split.delta, seed)
         return trial.set_params(n=split.records, max_weight=1.0)
 
     def _last(self, params: Mapping[str, Any], split: Split) -> Any:
         """A candidate as it is fitted in the end."""
-        return self._made(params, split.rest, split.delta, 0)
+        return self._estimator(params, split.rest, split.delta, 0)
 
     def _check_gaussian(self, estimator: Any, data: Any, multiplier: float) -> None:
         """Refuse a fit that would not be as private as it is counted; it is planned, and stopped before it begins."""
@@ -264,8 +266,8 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         )
         apart = "a record is in one part of the selection, drawn independently of what it holds"
         account = Account(split.delta, self._adjacency, last.n, self.noise_seed is not None)
-        account.assumptions = (*(each for one in every for each in one.assumptions), apart)
-        account.leaks = (*leaks, *(each for one in every for each in one.leaks))
+        account.assumptions = (*(text for promise in every for text in promise.assumptions), apart)
+        account.leaks = (*leaks, *(item for promise in every for item in promise.leaks))
         account.add(Gaussian(split.multiplier).event(), sampler=how, noise=last.noise)
         account.add(last.event)
         statement = account.statement()
@@ -318,12 +320,12 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
 
     def __sklearn_clone__(self) -> Any:
         """A clone shares the ledger: copied, the same budget would be spent twice."""
-        kept, self.ledger = self.ledger, None
+        ledger, self.ledger = self.ledger, None
         try:
             copied = super().__sklearn_clone__()
         finally:
-            self.ledger = kept
-        return copied.set_params(ledger=kept)
+            self.ledger = ledger
+        return copied.set_params(ledger=ledger)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "best_estimator_")
@@ -448,7 +450,7 @@ def choose(scores: Dense, split: Split, noise: Source, ledger: Ledger) -> int:
 
 def _some(data: tuple[Any, ...], chosen: np.ndarray) -> tuple[Any, ...]:
     """Some of the records, in each of the arrays that are given."""
-    return tuple(None if each is None else each[chosen] for each in data)
+    return tuple(None if rows is None else rows[chosen] for rows in data)
 
 
 class _Planned(Exception):

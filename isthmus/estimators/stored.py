@@ -79,7 +79,7 @@ def save(estimator: PrivateLinear, path: str | Path) -> None:
         "params": _params(estimator),
         "fitted": _attributes(estimator, FITTED),
         "weights": estimator._weights,
-        "maps": [{"kind": type(each).__name__, **storage.fields_of(each)} for each in estimator._maps.maps],
+        "maps": [{"kind": type(row_map).__name__, **storage.fields_of(row_map)} for row_map in estimator._maps.maps],
         "privacy": None if statement is None else statement.to_json(),
         "partial": _attributes(estimator, PARTIAL),
         "state": None if state is None else storage.fields_of(state),
@@ -93,10 +93,10 @@ def load(path: str | Path) -> Any:
 
 
 def _params(estimator: PrivateLinear) -> dict[str, Any]:
-    given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
-    if not isinstance(given["random_state"], (int, np.integer)):  # a generator's state is not a choice
-        given["random_state"] = None
-    return given | {"loss": _named(given["loss"]), "algorithm": _named(given["algorithm"])}
+    params = {name: value for name, value in estimator.get_params(deep=False).items() if name not in LEFT_OUT}
+    if not isinstance(params["random_state"], (int, np.integer)):  # a generator's state is not a choice
+        params["random_state"] = None
+    return params | {"loss": _named(params["loss"]), "algorithm": _named(params["algorithm"])}
 
 
 def _attributes(estimator: PrivateLinear, names: tuple[str, ...]) -> dict[str, Any]:
@@ -110,12 +110,12 @@ def _rebuilt(tree: dict[str, Any]) -> PrivateLinear:
             not more,
             f"path: {part}",
             sorted(more),
-            "no model is stored with this: the file was not written by this library",
+            "give a file that this library wrote: models are stored without these entries",
         )
-    params = tree["params"] | {name: _found(tree["params"][name]) for name in ("loss", "algorithm")}
+    params = tree["params"] | {name: _looked_up(tree["params"][name]) for name in ("loss", "algorithm")}
     estimator = KINDS[tree["class"]](**params)
     estimator._weights = tree["weights"]
-    estimator._maps = RowMaps([MAPS[each.pop("kind")](**each) for each in tree["maps"]])
+    estimator._maps = RowMaps([MAPS[entry.pop("kind")](**entry) for entry in tree["maps"]])
     for name, value in {**tree["fitted"], **tree["partial"]}.items():
         setattr(estimator, name, value)
     estimator.privacy_ = None if tree["privacy"] is None else PrivacyStatement.from_json(tree["privacy"])
@@ -129,14 +129,26 @@ def _usable(estimator: Any) -> Any:
     columns: Any = getattr(estimator, "n_features_in_", None)
     shape = getattr(getattr(estimator, "coef_", None), "shape", ())
     whole = isinstance(columns, (int, np.integer)) and shape[-1:] == (columns,)
-    validate.check(whole, "path: n_features_in_", columns, "the coefficients are of another number of columns")
+    validate.check(
+        whole,
+        "path: n_features_in_",
+        columns,
+        "give a file as it was written: the coefficients belong to another number",
+    )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names
             predicted = np.asarray(estimator.predict(np.zeros((1, columns))))
     except Exception as error:
-        raise validate.InvalidInput(f"path: its parts do not fit together ({error})") from error
-    validate.check(predicted.shape == (1,), "path: weights", predicted.shape, "a model predicts one value for a row")
+        raise validate.InvalidInput(
+            f"path: its parts do not fit together ({error}): give a file as it was written"
+        ) from error
+    validate.check(
+        predicted.shape == (1,),
+        "path: weights",
+        predicted.shape,
+        "give a file as it was written: a model predicts one value for a row",
+    )
     return estimator
 
 
@@ -153,7 +165,7 @@ def _named(part: Any) -> Any:
     return {"recipe": part.name if KNOWN.get(part.name) is part else part.address}
 
 
-def _found(part: Any) -> Any:
+def _looked_up(part: Any) -> Any:
     """What a name stands for, among what this process has imported."""
     if not isinstance(part, dict):
         return part

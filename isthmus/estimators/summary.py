@@ -129,19 +129,19 @@ def private_summary(
 
     >>> rng = np.random.default_rng(0)
     >>> people = {"age": rng.uniform(20, 60, 5000), "sex": ["f", "m"] * 2500, "name": ["x"] * 5000}
-    >>> found = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
-    >>> abs(found.rows - 5000) < 100, abs(found["age"].mean - 40) < 2, abs(dict(found["sex"].cells)["f"] - 2500) < 100
+    >>> table = private_summary(people, {"age": [0, 100], "sex": ["f", "m"]}, epsilon=1.0)
+    >>> abs(table.rows - 5000) < 100, abs(table["age"].mean - 40) < 2, abs(dict(table["sex"].cells)["f"] - 2500) < 100
     (True, True, True)
-    >>> found.left_out
+    >>> table.left_out
     {'name': 'it was not declared'}
-    >>> print(found.privacy)
+    >>> print(table.privacy)
     (epsilon=1, delta=1e-06)-differentially private, for adding or removing one record
     """
     validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
     validate.positive_int(bins=bins)
     validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS}")
-    validate.one_of([each.value for each in Adjacency], adjacency=adjacency)
+    validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     frame, relation = as_frame(table, "table"), Adjacency(adjacency)
     columns, left_out = _chosen(frame, _read_schema(schema))
     if isinstance(ledger, (str, os.PathLike)):
@@ -167,8 +167,8 @@ def private_summary(
 def _read_schema(schema: Any) -> Schema:
     if isinstance(schema, (str, os.PathLike)):
         return Schema.load(schema)  # type: ignore[arg-type]
-    known = isinstance(schema, (Schema, Mapping))
-    validate.check(known, "schema", schema, 'give a Schema, its file, or columns such as {"age": [17, 90]}')
+    is_schema = isinstance(schema, (Schema, Mapping))
+    validate.check(is_schema, "schema", schema, 'give a Schema, its file, or columns such as {"age": [17, 90]}')
     return schema if isinstance(schema, Schema) else Schema.from_dict({"columns": schema})
 
 
@@ -182,14 +182,16 @@ def _chosen(frame: Any, schema: Schema) -> tuple[list[Column], dict[str, str]]:
         elif target.task != "classification":
             declared.append(Column(target.name, "number", bounds=target.bounds, decimal=target.decimal or "."))
     absent = [column.name for column in declared if column.name not in frame.columns and column.type != "drop"]
-    validate.check(not absent, "schema", absent, f"the table has no such columns; it has {frame.columns[:20]}")
+    validate.check(not absent, "schema", absent, f"name columns of the table, which has {frame.columns[:20]}")
     why = {"hash": "its words were not declared", "id": "it identifies rows", "drop": "it is to be dropped"}
-    left = {column.name: why[column.type] for column in declared if column.type in why}
-    left |= {name: "it was not declared" for name in frame.columns if name not in {each.name for each in declared}}
-    kept = [column for column in declared if column.type not in why]
+    left_out = {column.name: why[column.type] for column in declared if column.type in why}
+    left_out |= {
+        name: "it was not declared" for name in frame.columns if name not in {column.name for column in declared}
+    }
+    chosen = [column for column in declared if column.type not in why]
     remedy = "declare at least one column: a range, words, a date, or bool"
-    validate.check(bool(kept), "schema", [column.name for column in declared], remedy)
-    return kept, left
+    validate.check(bool(chosen), "schema", [column.name for column in declared], remedy)
+    return chosen, left_out
 
 
 def _entries(frame: Any, column: Column) -> np.ndarray:
@@ -206,15 +208,15 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
     """Ranges, counts and means, each look charged before it is released."""
     unknown = [column.name for column in columns if column.type == "number" and column.bounds is None]
     numeric = [column.name for column in columns if column.type in ("number", "date")]
-    asked = {name: SHARES[name] for name, there in ((RANGES, unknown), (COUNTS, columns), (MEANS, numeric)) if there}
-    shares = {name: share / math.fsum(asked.values()) for name, share in asked.items()}
+    weights = {name: SHARES[name] for name, there in ((RANGES, unknown), (COUNTS, columns), (MEANS, numeric)) if there}
+    shares = {name: share / math.fsum(weights.values()) for name, share in weights.items()}
     with looks.announced(shares):
         if unknown:
             bought = _bought({name: entries[name] for name in unknown}, looks, shares[RANGES])
-            columns = [replace(each, bounds=bought.get(each.name, each.bounds)) for each in columns]
-        grids = {each.name: _Grid.of(each, bins) for each in columns}
+            columns = [replace(column, bounds=bought.get(column.name, column.bounds)) for column in columns]
+        grids = {column.name: _Grid.of(column, bins) for column in columns}
         width = max(len(grid.labels) for grid in grids.values())
-        placed = [grids[each.name].cells(entries[each.name]) for each in columns]
+        placed = [grids[column.name].cells(entries[column.name]) for column in columns]
         cells = np.stack([np.zeros_like(placed[0]), *placed], axis=1)  # the first counts the rows
         counts, noise = looks.counts(COUNTS, cells, width, shares[COUNTS])
         sums: dict[str, tuple[float, float, float]] = {}
@@ -222,15 +224,15 @@ def _look(columns: list[Column], entries: dict[str, np.ndarray], bins: int, look
             terms = np.concatenate([grids[name].terms(entries[name]) for name in numeric], axis=1)
             noisy_sums, spread = looks.sums(MEANS, terms, math.sqrt(terms.shape[1]), shares[MEANS])
             sums = {name: (noisy_sums[2 * i], noisy_sums[2 * i + 1], spread) for i, name in enumerate(numeric)}
-    sizes = np.array([len(grids[each.name].labels) for each in columns])
+    sizes = np.array([len(grids[column.name].labels) for column in columns])
     own = [row[:size] for row, size in zip(counts[1:], sizes, strict=True)]
     # each column's counts sum to the number of rows too: the fewer cells, the quieter the sum
-    known = 1 + (1 / sizes).sum()
-    rows = float((counts[0, 0] + sum(each.sum() / len(each) for each in own)) / known)
+    precision = 1 + (1 / sizes).sum()
+    rows = float((counts[0, 0] + sum(part.sum() / len(part) for part in own)) / precision)
     summaries = [
-        grids[c.name].summary(c, each, rows, noise, sums.get(c.name)) for c, each in zip(columns, own, strict=True)
+        grids[c.name].summary(c, part, rows, noise, sums.get(c.name)) for c, part in zip(columns, own, strict=True)
     ]
-    return Summary(rows, noise / math.sqrt(known), tuple(summaries), {}, None)  # type: ignore[arg-type]
+    return Summary(rows, noise / math.sqrt(precision), tuple(summaries), {}, None)  # type: ignore[arg-type]
 
 
 def _bought(entries: dict[str, np.ndarray], looks: Looks, share: float) -> dict[str, tuple[float, float]]:
@@ -261,7 +263,7 @@ class _Grid:
         assert column.bounds is not None
         edges = np.linspace(*column.bounds, parts + 1)
         edges[-1] = np.nextafter(edges[-1], np.inf)  # the end of the range is part of it
-        labels = [_place(column, each) for each in np.linspace(*column.bounds, parts + 1)]
+        labels = [_place(column, edge) for edge in np.linspace(*column.bounds, parts + 1)]
         between = [f"{a} to {b}" for a, b in zip(labels, labels[1:], strict=False)]
         return _Grid((f"below {labels[0]}", *between, f"above {labels[-1]}", "(missing)"), Bins(tuple(edges.tolist())))
 

@@ -42,11 +42,11 @@ def take(run: str | None, done: int) -> None:
     """
     call = f"call {done + 1} of partial_fit"
     with _LOCK:
-        made = None if run is None else _MADE.get(run)
+        calls = None if run is None else _MADE.get(run)
         elsewhere = "comes in another process than the first, where the rest of the budget may be spent"
-        validate.require(made is not None, f"{call} {elsewhere}: {LEDGER}")
+        validate.require(calls is not None, f"{call} {elsewhere}: {LEDGER}")
         before = "was begun before, by another copy or before an interruption"
-        validate.require(made == done, f"{call} {before}: continue there, or {LEDGER}")
+        validate.require(calls == done, f"{call} {before}: continue there, or {LEDGER}")
         assert run is not None
         _MADE[run] = done + 1
 

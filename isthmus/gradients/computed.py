@@ -196,16 +196,16 @@ class Computed(Rows):
         skips = self._skips and room.dtype == self.dtype and few
         if self._blank and not skips:
             return self.masked(c > 0).sum_to(c, rho, room)
-        matrix, kept = room.view(self.q, -1), c if self._out is None else torch.where(self._out, 0.0, c)
+        matrix, shares = room.view(self.q, -1), c if self._out is None else torch.where(self._out, 0.0, c)
         gone = (c == 0) if self._blank and self._seen is not None else self._out
         for lo, hi in self.slabs():
             g = self._slab_again(lo, hi, skips)
             same = None if lo or self._seen is None else self._as_seen(g[:, :PROBE], gone)
-            self._add_up(g, kept, rho, matrix[lo:hi, : self.width], skips)
+            self._add_up(g, shares, rho, matrix[lo:hi, : self.width], skips)
             if same is not None:
                 matrix[lo : lo + 1, : self.width] += torch.where(same, 0.0, torch.nan)
         if self.ones:
-            self._add_up(self.bias()[:, :, None], kept, rho, matrix[:, -1:], skips)
+            self._add_up(self.bias()[:, :, None], shares, rho, matrix[:, -1:], skips)
         return room
 
     def _add_up(self, g: Tensor, c: Tensor, rho: float, place: Tensor, skips: bool) -> None:
@@ -223,8 +223,8 @@ class Computed(Rows):
     def _slab_again(self, lo: int, hi: int, skips: bool) -> Tensor:
         """The matrices as they were measured: kept since, or computed by the same call."""
         if self._held is not None:
-            held, self._held = self._held, None
-            return held if skips or self._out is None else held.masked_fill_(self._out[:, None, None], 0.0)
+            slab, self._held = self._held, None
+            return slab if skips or self._out is None else slab.masked_fill_(self._out[:, None, None], 0.0)
         with self._as_trained():
             return self.slab(lo, hi, masked=not skips)
 
@@ -261,9 +261,9 @@ class Computed(Rows):
         return self._but(factor=self.factor * factor)
 
     def _but(self, **changed: object) -> Computed:
-        made = copy(self)
-        vars(made).update(changed)
-        return made
+        twin = copy(self)
+        vars(twin).update(changed)
+        return twin
 
     def dense(self) -> Tensor:
         with self._as_trained():
@@ -331,10 +331,10 @@ def gram_upper(a: Tensor, b: Tensor, ones: bool) -> tuple[Tensor, Tensor]:
     t, k = a.shape[1], a.shape[2] + b.shape[2] + 8
     left, right = torch.bmm(a, a.mT), torch.bmm(b, b.mT)
     left = left.add_(1.0) if ones else left
-    one, two = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
-    mass = (one * two).sqrt().sum(1) * (1 + 2 * rounding.gamma(k, a.dtype))
+    inputs, outputs = (x.diagonal(dim1=1, dim2=2).double() for x in (left, right))
+    mass = (inputs * outputs).sqrt().sum(1) * (1 + 2 * rounding.gamma(k, a.dtype))
     square = left.mul_(right).sum((1, 2), dtype=torch.float64)
-    lost = 64.0 * t * t * k * torch.finfo(a.dtype).tiny * (1 + one.amax(1) + two.amax(1))
+    lost = 64.0 * t * t * k * torch.finfo(a.dtype).tiny * (1 + inputs.amax(1) + outputs.amax(1))
     guard = (rounding.gamma(k, a.dtype) + rounding.gamma(t * t, torch.float64)) * mass.square() * (1 + 2.0**-20) + lost
     upper = (square.clamp_min(0) + guard).sqrt() + rounding.gamma(t + 2, a.dtype) * mass
     return upper * (1 + 2.0**-20), (guard <= 0.02 * square) & (mass < 2.0**60)  # NaN is not

@@ -116,8 +116,8 @@ def _shares(upper: tl.tensor, out: tl.tensor, n: tl.tensor, room: tl.tensor, blo
     place = tl.program_id(0) * block + tl.arange(0, block)
     share = room / tl.load(upper + place, mask=place < n, other=1.0)
     share = tl.where(share < 1.0, share, tl.where(share >= 1.0, 1.0, 0.0))  # what is no number is 0
-    made = share.to(tl.float32)
-    tl.store(out + place, tl.where(made >= 1.1754943508222875e-38, made, 0.0), mask=place < n)
+    single = share.to(tl.float32)
+    tl.store(out + place, tl.where(single >= 1.1754943508222875e-38, single, 0.0), mask=place < n)
 
 
 def _norm_sums(
@@ -135,9 +135,9 @@ def _norm_sums(
         mean = tl.sum(value, axis=1) / width
         value = tl.where(inside, value - mean[:, None], 0.0)
         root = tl.sqrt(tl.sum(value * value, axis=1) / width + eps)
-        told = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
-        scale += tl.sum(told * (value / root[:, None]), axis=0)
-        shift += tl.sum(told, axis=0)
+        pull = tl.load(b + at, mask=inside, other=0.0).to(tl.float32)
+        scale += tl.sum(pull * (value / root[:, None]), axis=0)
+        shift += tl.sum(pull, axis=0)
     at = out + (i * parts + part) * width * 2 + column * 2
     tl.store(at, scale, mask=column < width)
     tl.store(at + 1, shift, mask=column < width)
@@ -196,9 +196,9 @@ class _Kernel:
         self.launcher = launcher
 
     def __getitem__(self, blocks: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*known: Any, **options: Any) -> None:
-            reads(*(x for x in known if isinstance(x, Tensor)))
-            self.launcher[blocks](*known, **options)
+        def launch(*operands: Any, **options: Any) -> None:
+            reads(*(x for x in operands if isinstance(x, Tensor)))
+            self.launcher[blocks](*operands, **options)
 
         return launch
 
@@ -246,8 +246,8 @@ def weighted_sum_of(g: Tensor, c: Tensor, out: Tensor, factor: float = 1.0) -> N
     with torch.cuda.device_of(g):
         blocks = (triton.cdiv(size, BLOCK // 2),)
         width, stride = out.shape[1], out.stride(0)
-        known = g, c.contiguous(), out, len(g), size, width, stride, float(factor)
-        _slab_sum_there[blocks](*known, tall=TALL, block=BLOCK // 2)
+        operands = g, c.contiguous(), out, len(g), size, width, stride, float(factor)
+        _slab_sum_there[blocks](*operands, tall=TALL, block=BLOCK // 2)
 
 
 def square_sums(g: Tensor) -> Tensor:
@@ -257,21 +257,21 @@ def square_sums(g: Tensor) -> Tensor:
     """
     g, size = g.contiguous(), g[0:1].numel()
     parts = triton.cdiv(size, SQUARES)
-    made = torch.empty(len(g), parts, dtype=torch.float32, device=g.device)
-    if made.numel():
+    squares = torch.empty(len(g), parts, dtype=torch.float32, device=g.device)
+    if squares.numel():
         with torch.cuda.device_of(g):
             blocks = (len(g), triton.cdiv(parts, SUMS))  # a grid has any number of rows, and 65,535 columns
-            _square_sums_there[blocks](g, made, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
-    return made
+            _square_sums_there[blocks](g, squares, size, parts, sums=SUMS, block=SQUARES, num_warps=1)
+    return squares
 
 
 def norms(x: Tensor) -> Tensor:
     """(n,) float64: the lengths of the rows of a float32 matrix; squares are exact, and added in float64."""
-    made = torch.empty(len(x), dtype=torch.float64, device=x.device)
+    result = torch.empty(len(x), dtype=torch.float64, device=x.device)
     if len(x):
         with torch.cuda.device_of(x):
-            _row_norms_there[(len(x),)](x.contiguous(), made, x.shape[1], block=2048, num_warps=8)
-    return made
+            _row_norms_there[(len(x),)](x.contiguous(), result, x.shape[1], block=2048, num_warps=8)
+    return result
 
 
 def column_sums(x: Tensor, c: Tensor) -> Tensor:
@@ -280,13 +280,13 @@ def column_sums(x: Tensor, c: Tensor) -> Tensor:
     What x_i holds where c_i is 0 is never read.
     """
     n, width = x.shape
-    made = torch.zeros(triton.cdiv(n, DEEP), width, dtype=torch.float64, device=x.device)
-    if made.numel():
+    sums = torch.zeros(triton.cdiv(n, DEEP), width, dtype=torch.float64, device=x.device)
+    if sums.numel():
         with torch.cuda.device_of(x):
-            blocks = (triton.cdiv(width, 128), len(made))
-            known = x.contiguous(), c.contiguous(), made, n, width
-            _column_sums_there[blocks](*known, deep=DEEP, tall=16, wide=128)
-    return made.sum(0)
+            blocks = (triton.cdiv(width, 128), len(sums))
+            operands = x.contiguous(), c.contiguous(), sums, n, width
+            _column_sums_there[blocks](*operands, deep=DEEP, tall=16, wide=128)
+    return sums.sum(0)
 
 
 def lengths(squares: Tensor, more: Tensor | None, scale: float, faint: float) -> Tensor:
@@ -295,13 +295,13 @@ def lengths(squares: Tensor, more: Tensor | None, scale: float, faint: float) ->
     Added in float64; scale and faint are rounded up.
     """
     n, k = squares.shape
-    made = torch.empty(n, dtype=torch.float64, device=squares.device)
+    bounds = torch.empty(n, dtype=torch.float64, device=squares.device)
     if n:
         more, q = (squares, 0) if more is None else (more.contiguous(), more.shape[1])
         with torch.cuda.device_of(squares):
-            known = squares.contiguous(), more, made, k, q, _up(scale), _up(faint)
-            _lengths_there[(n,)](*known, block=LENGTHS, num_warps=8)
-    return made
+            operands = squares.contiguous(), more, bounds, k, q, _up(scale), _up(faint)
+            _lengths_there[(n,)](*operands, block=LENGTHS, num_warps=8)
+    return bounds
 
 
 def shares(upper: Tensor, room: float) -> Tensor:
@@ -309,12 +309,12 @@ def shares(upper: Tensor, room: float) -> Tensor:
 
     A norm of 0 has the share 1, an infinite one or NaN 0, as `isthmus.privacy.clips` says.
     """
-    made = torch.empty(upper.shape, dtype=torch.float32, device=upper.device)
+    out = torch.empty(upper.shape, dtype=torch.float32, device=upper.device)
     if len(upper):
         with torch.cuda.device_of(upper):
             blocks = (triton.cdiv(len(upper), BLOCK),)
-            _shares_there[blocks](upper.to(torch.float64).contiguous(), made, len(upper), -_up(-room), block=BLOCK)
-    return made
+            _shares_there[blocks](upper.to(torch.float64).contiguous(), out, len(upper), -_up(-room), block=BLOCK)
+    return out
 
 
 def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
@@ -327,26 +327,26 @@ def norm_sums(x: Tensor, b: Tensor, eps: float) -> Tensor | None:
         return None
     block = triton.next_power_of_2(width)
     tile, parts = max(1, min(PLACES, WIDEST // block)), triton.cdiv(t, PLACES)
-    made = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
+    sums = torch.empty(n, parts, 2 * width, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _norm_sums_there[(n, parts)](
-            x.contiguous(), b.contiguous(), made, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
+            x.contiguous(), b.contiguous(), sums, t, width, parts, float(eps), places=PLACES, tile=tile, block=block,
             num_warps=8,
         )  # fmt: skip
-    return made[:, 0] if parts == 1 else made.sum(1)
+    return sums[:, 0] if parts == 1 else sums.sum(1)
 
 
 def columns(x: Tensor, lo: int, hi: int) -> Tensor:
     """x[..., lo:hi] in memory of its own; torch copies columns of odd rows number by number."""
     if triton is None or not x.is_cuda or not x.is_contiguous() or not x.numel():
         return x[..., lo:hi].contiguous()
-    made = torch.empty(*x.shape[:-1], hi - lo, dtype=x.dtype, device=x.device)
+    part = torch.empty(*x.shape[:-1], hi - lo, dtype=x.dtype, device=x.device)
     rows = x.numel() // x.shape[-1]
-    if made.numel():
+    if part.numel():
         with torch.cuda.device_of(x):
             blocks = (triton.cdiv(rows, 8), triton.cdiv(hi - lo, 512))
-            _columns_there[blocks](x, made, rows, lo, hi - lo, x.shape[-1], tall=8, wide=512, num_warps=8)
-    return made
+            _columns_there[blocks](x, part, rows, lo, hi - lo, x.shape[-1], tall=8, wide=512, num_warps=8)
+    return part
 
 
 def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Tensor]:
@@ -356,8 +356,8 @@ def digits(x: Tensor, scale: Tensor, cells: int, side: int) -> tuple[Tensor, Ten
     high, low = (torch.empty(tall, stride, dtype=torch.int8, device=x.device) for _ in range(2))
     with torch.cuda.device_of(x):
         blocks = (triton.cdiv(stride, 128), triton.cdiv(tall, 64))
-        known = x.contiguous(), scale.contiguous(), high, low, n, k, stride, tall
-        _digits_there[blocks](*known, cells=float(cells), side=side, wide=64, deep=128, num_warps=8)
+        operands = x.contiguous(), scale.contiguous(), high, low, n, k, stride, tall
+        _digits_there[blocks](*operands, cells=float(cells), side=side, wide=64, deep=128, num_warps=8)
     return high, low
 
 

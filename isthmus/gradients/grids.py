@@ -88,8 +88,8 @@ class Gridded(Rows):
         return self if self.small else self.masked(weights > 0)
 
     def masked(self, keep: Tensor) -> Rows:
-        kept = self.outer.masked(keep)
-        return Gridded(kept, self.bound) if isinstance(kept, Outer) else kept
+        masked = self.outer.masked(keep)
+        return Gridded(masked, self.bound) if isinstance(masked, Outer) else masked
 
     def part(self, lo: int, hi: int) -> Rows:
         return self.outer.part(lo, hi)
@@ -133,9 +133,9 @@ def integer_sum(a: Tensor, b: Tensor, c: Tensor, bound: float, out: Tensor) -> N
     [1.5, 2.0]
     """
     # in float64: squares, and products of a small weight with a small norm, leave the normal numbers of float32
-    one, two = (rounding.device_upper(x, 2) for x in (a, b))
-    share = (c * one * two / bound).clamp_max(1.0).sqrt()
-    (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, one), (b, two)))
+    longest_a, longest_b = (rounding.device_upper(x, 2) for x in (a, b))
+    share = (c * longest_a * longest_b / bound).clamp_max(1.0).sqrt()
+    (ah, al), (bh, bl) = (_digits(x, _usable(share / y, x.dtype)) for x, y in ((a, longest_a), (b, longest_b)))
     middle = torch.cat([al, ah], 1)
     for lo in range(0, len(bh), MOST // 8):
         rows = slice(lo, lo + MOST // 8)
@@ -171,9 +171,9 @@ def _digits(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     high = (whole / SIDE).trunc_()
     low = whole.sub_(high, alpha=SIDE)
     n, k = x.shape
-    made = []
+    parts = []
     for digits in (high, low):
         room = torch.zeros(k + -k % 32, n + -n % 32, dtype=torch.int8, device=x.device)
         room[:k, :n] = digits.T
-        made.append(room)
-    return made[0], made[1]
+        parts.append(room)
+    return parts[0], parts[1]

@@ -17,8 +17,8 @@ class Lengths:
 
     A clip of a linear model multiplies ||x_i|| by the size of a slope: only the second changes from round to round.
 
-    >>> kept, x = Lengths(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> kept.of(x[:1], 2, slice(0, 1)).round(decimals=3)
+    >>> lengths, x = Lengths(2), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> lengths.of(x[:1], 2, slice(0, 1)).round(decimals=3)
     tensor([5.], dtype=torch.float64)
     """
 
@@ -32,9 +32,9 @@ class Lengths:
             return matrix_bounds(rows, ord)[1]
         if ord not in self._kept:  # NaN: not known yet
             self._kept[ord] = torch.full((self.n,), torch.nan, dtype=torch.float64)
-        kept = self._kept[ord]
-        lengths = kept if where is None else kept[where]
+        table = self._kept[ord]
+        lengths = table if where is None else table[where]
         if bool(lengths.isnan().any()):
             lengths = matrix_bounds(rows, ord)[1].cpu()
-            kept[slice(None) if where is None else where] = lengths
+            table[slice(None) if where is None else where] = lengths
         return lengths

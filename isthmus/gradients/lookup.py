@@ -250,15 +250,15 @@ def _matched(mine: Entries, theirs: Entries, shape: tuple[int, int]) -> Tensor:
     result = _shared(mine, theirs, places[shared].unique(), shape)
     rare = ~shared & (last > first)
     ends = (last - first)[rare].cumsum(0)
-    held, owner, start = mine[2][rare], mine[1][rare], last[rare] - ends
+    values, owner, start = mine[2][rare], mine[1][rare], last[rare] - ends
     pairs = int(ends[-1]) if len(ends) else 0
-    step = max(1, CHUNK_BYTES // (3 * held.element_size() * max(1, held.shape[1])))
+    step = max(1, CHUNK_BYTES // (3 * values.element_size() * max(1, values.shape[1])))
     for lo in range(0, pairs, step):
         number = torch.arange(lo, min(lo + step, pairs), device=places.device)
-        one = torch.searchsorted(ends, number, right=True)
-        two = start[one] + number
-        dots = (held[one] * theirs[2][two]).sum(1)
-        result.view(-1).index_add_(0, owner[one] * shape[1] + theirs[1][two], dots)
+        own_at = torch.searchsorted(ends, number, right=True)
+        their_at = start[own_at] + number
+        dots = (values[own_at] * theirs[2][their_at]).sum(1)
+        result.view(-1).index_add_(0, owner[own_at] * shape[1] + theirs[1][their_at], dots)
     return result
 
 

@@ -228,7 +228,7 @@ class Outer(Rows):
         return Dense(self.dense()) if smaller and self.n * self.d * self.dtype.itemsize <= CHUNK_BYTES else self
 
     def plus(self, others: Sequence[Rows]) -> Rows:
-        mates = [self, *(other for other in others if isinstance(other, Outer) and self._same_shape(other))]
+        mates = [self, *(rows for rows in others if isinstance(rows, Outer) and self._same_shape(rows))]
         if len(mates) <= len(others):
             return KINDS["sum"]([self, *others])
         positions = sum(rows.positions for rows in mates)
@@ -293,8 +293,8 @@ class Outer(Rows):
     def _factor_bounds(self, ord: float) -> Bounds:
         low, high = rounding.matrix_bounds(_flat(self.a) if isinstance(self.a, Tensor) else self.a, ord)
         if self.ones:
-            one = torch.ones_like(low)
-            low, high = rounding.combine([(low, high), (one, one)], ord)
+            ones = torch.ones_like(low)
+            low, high = rounding.combine([(low, high), (ones, ones)], ord)
         return low.to(self.device), high.to(self.device)
 
     def _shown(self, a: Tensor) -> Tensor:

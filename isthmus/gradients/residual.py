@@ -60,8 +60,8 @@ class ResidualRows(Rows):
         norm = self.sketch.norm
         low = rows_low * _left(codes_high / norm / rows_low, -self.guard())
         high = rows_high * _left(codes_low / norm / rows_high, self.guard()) * (1 + 2.0**-48)
-        known = torch.isfinite(rows_high) & torch.isfinite(codes_high)  # what overflows has no length to subtract
-        high = torch.where(known, high, math.inf)
+        finite = torch.isfinite(rows_high) & torch.isfinite(codes_high)  # what overflows has no length to subtract
+        high = torch.where(finite, high, math.inf)
         return torch.where(rows_low == 0, 0.0, low), torch.where(rows_high == 0, 0.0, high)
 
     def guard(self) -> float:

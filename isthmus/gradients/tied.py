@@ -131,10 +131,10 @@ class Sum(Rows):
         """An output layer and an embedding of one table, when that is what the pieces are."""
         if len(self.pieces) != 2:
             return None
-        for one, two in (self.pieces, self.pieces[::-1]):
-            if isinstance(one, Outer) and isinstance(two, Lookup) and isinstance(one.a, Tensor):
-                same = (one.q, one.p, one.ones) == (two.vocabulary, two.width, False)
-                return (one, two) if same else None
+        for outer, lookup in (self.pieces, self.pieces[::-1]):
+            if isinstance(outer, Outer) and isinstance(lookup, Lookup) and isinstance(outer.a, Tensor):
+                same = (outer.q, outer.p, outer.ones) == (lookup.vocabulary, lookup.width, False)
+                return (outer, lookup) if same else None
         return None
 
 

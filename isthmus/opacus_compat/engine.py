@@ -71,14 +71,14 @@ class OpacusEngine(PrivacyEngine):
         _check_same(module, unwrapped(optimizer))
         if clipping == "per_layer" and isinstance(max_grad_norm, Sequence):
             max_grad_norm = by_layer(module, max_grad_norm, batch_first)
-        given = {"criterion": criterion, "batch_first": batch_first, "clipping": clipping, "grad_sample_mode": mode}
+        options = {"criterion": criterion, "batch_first": batch_first, "clipping": clipping, "grad_sample_mode": mode}
         module, optimizer, loader = super().make_private(
             module=module,
             optimizer=optimizer,
             data_loader=data_loader,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
-            **given,
+            **options,
             **rest,
         )
         assert self.driver is not None
@@ -157,9 +157,9 @@ def by_layer(module: nn.Module, bounds: Sequence[float], batch_first: bool = Tru
 
 def _check_same(module: nn.Module, optimizer: Any) -> None:
     """An optimiser of other parameters, in Opacus' words."""
-    held = {id(p) for group in getattr(optimizer, "param_groups", []) for p in group["params"] if p.requires_grad}
+    optimised = {id(p) for group in getattr(optimizer, "param_groups", []) for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in module.parameters() if p.requires_grad}
-    if held != trained:
+    if optimised != trained:
         raise validate.InvalidInput(
             "Module parameters are different than optimizer Parameters: make the optimiser from the parameters of the "
             "module that is given here, after ModuleValidator.fix and get_compatible_module, which return copies"
@@ -168,8 +168,8 @@ def _check_same(module: nn.Module, optimizer: Any) -> None:
 
 def _without_schedulers(rest: dict[str, Any]) -> dict[str, Any]:
     """What a checkpoint takes: options of torch.save, and schedulers of noise, have no meaning here."""
-    known = ("optimizer", "checkpoint_dict")
+    names = ("optimizer", "checkpoint_dict")
     for name, value in rest.items():
         remedy = "leave it out: a checkpoint holds module, optimiser, sketch and terms, without pickle"
-        validate.check(name in known or value is None, name, value, remedy)
-    return {name: value for name, value in rest.items() if name in known}
+        validate.check(name in names or value is None, name, value, remedy)
+    return {name: value for name, value in rest.items() if name in names}

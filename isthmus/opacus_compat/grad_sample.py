@@ -46,12 +46,12 @@ class GradSampleModule:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the module's own class."""
         own, plain = type(self), self._plain
-        found = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
+        reduced = plain.__reduce_ex__(self, 1)  # later protocols insist on the class it has now
 
         def named(part: Any) -> Any:
             return tuple(map(named, part)) if isinstance(part, tuple) else plain if part is own else part
 
-        return tuple(map(named, found))
+        return tuple(map(named, reduced))
 
 
 def put_on(module: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import given, harmonic
+from isthmus.papers.arguments import check_arguments, harmonic
 
 NumberOfRound = Callable[[int], float]
 
@@ -111,7 +111,7 @@ def optimisation_bound(rounds: int, *, diameter: float, lipschitz: float, step: 
     >>> optimisation_bound(1, diameter=2.0, lipschitz=3.0, step=lambda t: 1.0)
     7.5
     """
-    given(locals(), step=None)
+    check_arguments(locals(), step=None)
     etas = [step(t) for t in range(rounds)]
     squares = math.fsum(eta**2 for eta in etas)
     return (diameter**2 * harmonic(rounds + 1) + lipschitz**2 * squares) / (2 * math.fsum(etas))
@@ -126,7 +126,7 @@ def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float
     >>> smooth_optimisation_bound(1, diameter=2.0, smoothness=1.0)
     12.0
     """
-    given(locals(), step=None)
+    check_arguments(locals(), step=None)
     eta = 1 / (2 * smoothness) if step is None else step
     validate.positive(step=eta)
     validate.at_most(1 / (2 * smoothness), "1 / (2 smoothness)", step=eta)
@@ -140,4 +140,4 @@ def _keep(beta: NumberOfRound, t: int) -> float:
 
 
 def _check(rounds: int, n: int, lipschitz: float) -> None:
-    given(locals())
+    check_arguments(locals())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.papers.given import given, harmonic, log_inverse, log_over_root
+from isthmus.papers.arguments import check_arguments, harmonic, log_inverse, log_over_root
 from isthmus.papers.paper_000_bounds import NumberOfRound
 from isthmus.papers.paper_000_rates import shrinkage
 from isthmus.papers.schedules import Rule, Schedule, dimension_at, rounds_until_full
@@ -66,7 +66,7 @@ def private_optimisation_schedule(
     [1.0, 0.5]
     """
     validate.one_of(PRIVATE, algorithm=algorithm)
-    given(locals(), smoothness=None, rounds=None)
+    check_arguments(locals(), smoothness=None, rounds=None)
     beta = Rule(1.0, power=1.0, offset=2)
     if smoothness is not None and algorithm == "dp_comp_gd":
         validate.positive(smoothness=smoothness)
@@ -85,7 +85,7 @@ def private_generalisation_schedule(n: int, *, scale: float = 1.0, rounds: int |
     >>> plan.rounds, plan.step(0), plan.step(15), plan.beta(0)
     (16, 0.25, 0.25, 0.5)
     """
-    given(locals(), rounds=None)
+    check_arguments(locals(), rounds=None)
     T = n**2 if rounds is None else rounds
     validate.positive_int(rounds=T)
     return Schedule(Rule(scale / T**0.75), Rule(1.0, power=1.0, offset=2), rounds=T)
@@ -108,7 +108,7 @@ def private_optimisation_bound(
     >>> round(private_optimisation_bound(1, **once) * shrinkage(3), 12)
     9.0
     """
-    given(locals(), dimension=None, step=None)
+    check_arguments(locals(), dimension=None, step=None)
     etas = [step(t) for t in range(rounds)]
     dims = [dimension(t) for t in range(rounds)]
     squares = math.fsum(eta**2 * (lipschitz**2 + m * noise**2) for eta, m in zip(etas, dims, strict=True))
@@ -130,7 +130,7 @@ def private_smooth_optimisation_bound(
     >>> round(private_smooth_optimisation_bound(1, smoothness=1.0, step=0.25, **once) / (6 + 10**9 / 16), 6)
     2.666667
     """
-    given(locals(), dimension=None)
+    check_arguments(locals(), dimension=None)
     validate.at_most(1 / (4 * smoothness), "1 / (4 smoothness)", step=step)
     dims = [dimension(t) for t in range(rounds)]
     least = shrinkage(int(min(dims))) - smoothness * step
@@ -170,7 +170,7 @@ def private_optimisation_rate(
     2.0
     """
     validate.one_of(PRIVATE, algorithm=algorithm)
-    given(locals(), batch=None)
+    check_arguments(locals(), batch=None)
     log, order = log_inverse(epsilon, delta), log_over_root(rounds)
     if smooth and algorithm == "dp_comp_gd":
         private = rounds * log / (n * epsilon) ** 2

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import log_over_root
+from isthmus.papers.arguments import log_over_root
 from isthmus.papers.paper_001_dimensions import direction_width
 from isthmus.papers.schedules import Rule, Schedule, round_up
 

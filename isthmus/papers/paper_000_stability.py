@@ -54,9 +54,9 @@ class Stability:
         validate.positive_int(start=start)
         t = np.arange(start, len(self.worst))
         values = self.worst[start:]
-        kept = values > 0
-        validate.check(int(kept.sum()) >= 2, "start", start, "leave at least two rounds with a positive distance")
-        return float(np.polyfit(np.log(t[kept]), np.log(values[kept]), 1)[0])
+        positive = values > 0
+        validate.check(int(positive.sum()) >= 2, "start", start, "leave at least two rounds with a positive distance")
+        return float(np.polyfit(np.log(t[positive]), np.log(values[positive]), 1)[0])
 
 
 def uniform_stability(
@@ -94,15 +94,15 @@ def uniform_stability(
     remedy = "give a noise_seed, which the runs of a pair share: a private recipe draws its own noise in every run"
     validate.check(bare, "noise_seed", noise_seed, remedy)
     size = sample.n, sample.space.d
-    for other in neighbours:
-        shape = other.n, other.space.d
+    for neighbour in neighbours:
+        shape = neighbour.n, neighbour.space.d
         validate.check(shape == size, "problem", shape, f"give a neighbour with n, d = {size}")
     distances = np.zeros((len(seeds), len(neighbours), steps + 1))
     for row, seed in zip(distances, seeds, strict=True):
         terms = (recipe, constraint, steps, seed, x0, None if noise_seed is None else key(noise_seed, seed))
         path = _iterates(sample, *terms)
-        for line, other in zip(row, neighbours, strict=True):
-            moved = _iterates(other, *terms)
+        for line, neighbour in zip(row, neighbours, strict=True):
+            moved = _iterates(neighbour, *terms)
             line[1:] = torch.linalg.vector_norm(path - moved, dim=1).numpy()
     return Stability(distances)
 
@@ -117,22 +117,24 @@ def replace_record(objective: Any, index: int, record: tuple[Any, Any] | None = 
     >>> other.X.flatten().tolist(), other.y.tolist()
     ([1.0, 2.0, 5.0], [0.0, 0.0, 7.0])
     """
-    known = isinstance(getattr(objective, "X", None), Tensor) and isinstance(getattr(objective, "y", None), Tensor)
+    replaceable = isinstance(getattr(objective, "X", None), Tensor) and isinstance(
+        getattr(objective, "y", None), Tensor
+    )
     validate.check(
-        known,
+        replaceable,
         "objective",
         objective,
         "give a pair, or a function that replaces a record: this objective has no dense X and y",
     )
     validate.non_negative_int(index=index)
     validate.at_most(objective.n - 1, "n - 1", index=index)
-    other = copy.copy(objective)
-    other.X, other.y = objective.X.clone(), objective.y.clone()
+    neighbour = copy.copy(objective)
+    neighbour.X, neighbour.y = objective.X.clone(), objective.y.clone()
     donor = (index + max(1, objective.n // 2)) % objective.n
     x, y = (objective.X[donor], objective.y[donor]) if record is None else record
-    other.X[index], other.y[index] = torch.as_tensor(x).to(other.X), torch.as_tensor(y).to(other.y)
-    getattr(other, "forget", int)()  # the norms of the rows as they were
-    return other
+    neighbour.X[index], neighbour.y[index] = torch.as_tensor(x).to(neighbour.X), torch.as_tensor(y).to(neighbour.y)
+    getattr(neighbour, "forget", int)()  # the norms of the rows as they were
+    return neighbour
 
 
 def _neighbours(problem: Problem, replaced: Sequence[int]) -> tuple[Any, list[Any]]:

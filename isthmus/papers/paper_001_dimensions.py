@@ -7,7 +7,7 @@ import math
 from scipy import optimize, special
 
 from isthmus.base import validate
-from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.arguments import check_arguments, check_sparsity
 from isthmus.papers.schedules import round_up
 
 
@@ -34,7 +34,7 @@ def gordon_range(m: int, width: float) -> tuple[float, float]:
     >>> round((high + low) ** 2 * math.pi, 12), round(high - low, 12)
     (8.0, 1.0)
     """
-    given(locals(), width=validate.non_negative)
+    check_arguments(locals(), width=validate.non_negative)
     mean = direction_width(m)
     return max(0.0, (mean - width) / math.sqrt(m)), (mean + width) / math.sqrt(m)
 
@@ -61,7 +61,7 @@ def jl_dimension(points: int, beta: float) -> int:
     >>> jl_dimension(1000, 0.5)
     332
     """
-    given(locals(), beta=validate.open_unit)
+    check_arguments(locals(), beta=validate.open_unit)
     return max(1, round_up(4 * math.log(points) / (beta**2 / 2 - beta**3 / 3)))
 
 
@@ -74,7 +74,7 @@ def sparse_jl_dimension(d: int, width: float, beta: float, power: float = 1.0, c
     >>> sparse_jl_dimension(10_000, 2.0, 0.5)
     148
     """
-    given(locals())
+    check_arguments(locals())
     return max(1, round_up(constant * _log(d) ** power * (width / beta) ** 2))
 
 
@@ -86,7 +86,7 @@ def sparse_jl_columns(m: int, d: int, beta: float, power: float = 1.0, constant:
     >>> sparse_jl_columns(200, 10_000, 0.5), sparse_jl_columns(20, 10_000, 0.5)
     (37, 20)
     """
-    given(locals())
+    check_arguments(locals())
     return min(m, max(1, round_up(constant * _log(d) ** power / beta**2)))
 
 
@@ -98,7 +98,7 @@ def sparse_jl_condition(m: int, d: int, complexity: float, beta: float) -> bool:
     >>> sparse_jl_condition(8, 8, 0.01, 0.5), sparse_jl_condition(8, 8, 0.02, 0.5)
     (True, False)
     """
-    given(locals())
+    check_arguments(locals())
     return bool(math.log(m) ** 2 * math.log(d) ** 2.5 * complexity <= beta)
 
 
@@ -159,7 +159,7 @@ def table_width(
     (10.0, 10.0)
     """
     validate.one_of(("l1", "simplex", "lp", "hull", "subspace", "low_rank", "nuclear"), name=name)
-    given(locals(), p=None)
+    check_arguments(locals(), p=None)
     validate.check(p > 1, "p", p, "give p > 1, or 'l1' for p = 1")
     if columns is not None:
         validate.positive_int(columns=columns)

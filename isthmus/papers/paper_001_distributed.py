@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.base import validate
-from isthmus.papers.given import given
+from isthmus.papers.arguments import check_arguments
 from isthmus.papers.paper_001_rates import (
     convex_rate,
     convex_schedule,
@@ -145,7 +145,7 @@ def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1)
     >>> aggregate_second_moment(1.0, 1.0), aggregate_second_moment(1.0, 1.0, clients=4)
     (4.0, 2.5)
     """
-    given(locals())
+    check_arguments(locals())
     return 2 * gradient_bound**2 * (chi / clients + 1)
 
 
@@ -160,7 +160,7 @@ def aggregate_variance(gradient_bound: float, chi: float, noise: float, between:
     >>> aggregate_variance(1.0, 1.0, 2.0, 3.0), aggregate_variance(1.0, 1.0, 2.0, 3.0, clients=4)
     (28.0, 7.0)
     """
-    given(locals())
+    check_arguments(locals())
     return 2 * (chi * gradient_bound**2 + noise**2 + between**2) / clients
 
 
@@ -321,7 +321,7 @@ def strongly_convex_smooth_communication(
     ...                                      width=1.0, scheme=floats)
     Communication(sgd=160000.0, contraction=160000.0, compressed=4000.0, dimension=25)
     """
-    given(locals())
+    check_arguments(locals())
     return _single_client(smoothness * (gradient_bound / strong_convexity) ** 2 / accuracy, d, width, scheme, constant)
 
 

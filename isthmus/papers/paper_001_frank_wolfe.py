@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import given
+from isthmus.papers.arguments import check_arguments
 from isthmus.papers.schedules import Rule, Schedule, round_up
 
 
@@ -21,9 +21,11 @@ def compressed_gap(code: Sequence[float] | np.ndarray, move: Sequence[float] | n
     >>> compressed_gap([1.0, -2.0], [-3.0, 0.5])
     4.0
     """
-    left, right = np.asarray(code, dtype=float), np.asarray(move, dtype=float)
-    validate.check(left.ndim == 1 and left.shape == right.shape, "move.shape", right.shape, f"give {left.shape}")
-    return -float(left @ right)
+    gradient, step = np.asarray(code, dtype=float), np.asarray(move, dtype=float)
+    validate.check(
+        gradient.ndim == 1 and gradient.shape == step.shape, "move.shape", step.shape, f"give {gradient.shape}"
+    )
+    return -float(gradient @ step)
 
 
 def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
@@ -35,7 +37,7 @@ def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: fl
     >>> plan.step(0), plan.step(2), plan.beta(0), plan.beta(3), plan.batch_size(0), plan.batch_size(8)
     (1.0, 0.5, 0.25, 0.1, 1, 25)
     """
-    given(locals())
+    check_arguments(locals())
     return Schedule(
         step=Rule(2.0, power=1.0, offset=2),
         beta=Rule(2 * smoothness * diameter / gradient_bound, power=1.0, offset=2, high=0.25),
@@ -57,7 +59,7 @@ def convex_fw_rate(
     >>> convex_fw_rate(8, smoothness=2.0, diameter=3.0)
     9.0
     """
-    given(locals(), oracle=validate.non_negative)
+    check_arguments(locals(), oracle=validate.non_negative)
     return (constant + oracle / 2) * 4 * smoothness * diameter**2 / rounds
 
 
@@ -70,7 +72,7 @@ def oracle_error(oracle: float, *, smoothness: float, diameter: float) -> float:
     >>> oracle_error(0.5, smoothness=2.0, diameter=3.0)
     4.5
     """
-    given(locals())
+    check_arguments(locals())
     return oracle * smoothness * diameter**2 / 2
 
 
@@ -98,7 +100,7 @@ def stationary_fw_schedule(
     >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds, plan.gap
     (0.0078125, 0.25, 10, 160, 0.5)
     """
-    given(locals())
+    check_arguments(locals())
     rounds = constant * gap * smoothness * (diameter / accuracy) ** 2 / failure
     return Schedule(
         step=Rule(accuracy / (16 * diameter**2 * smoothness)),
@@ -134,6 +136,6 @@ def stationary_fw_step_bound(
     ...                          gradient_bound=1.0, noise=0.5)
     -0.125
     """
-    given(locals(), beta=validate.non_negative, oracle_error=validate.non_negative)
+    check_arguments(locals(), beta=validate.non_negative, oracle_error=validate.non_negative)
     slope = oracle_error - accuracy + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
     return step * slope + smoothness * (step * diameter) ** 2 / 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from isthmus.base import validate
-from isthmus.papers.given import given, log_inverse
+from isthmus.papers.arguments import check_arguments, log_inverse
 from isthmus.papers.paper_001_rates import mapping_beta, mapping_plan, stationary_beta, stationary_plan
 from isthmus.papers.schedules import Schedule, round_up
 
@@ -81,7 +81,7 @@ def stationary_samples(
     [128000, 32768, 128000]
     """
     log = log_inverse(epsilon, delta)
-    given(locals(), width=None)
+    check_arguments(locals(), width=None)
     beta = stationary_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = diameter * (lipschitz + smoothness * diameter) ** 2 / (accuracy**2 * smoothness)
     spread = lipschitz * math.sqrt(rounds * log) / (math.sqrt(failure) * epsilon)
@@ -115,7 +115,7 @@ def mapping_samples(
     [128000, 1024]
     """
     log = log_inverse(epsilon, delta)
-    given(locals(), width=None)
+    check_arguments(locals(), width=None)
     beta = mapping_beta(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=lipschitz)
     reach = max(smoothness * diameter / accuracy**2, 1 / accuracy)
     spread = lipschitz * math.sqrt(rounds * log) / epsilon
@@ -124,5 +124,5 @@ def mapping_samples(
 
 def _root_dimension(d: int, width: float | None, beta: float) -> float:
     """min(w(C) / beta, sqrt(d))."""
-    given(locals(), width=None if width is None else validate.positive)
+    check_arguments(locals(), width=None if width is None else validate.positive)
     return math.sqrt(d) if width is None else min(width / beta, math.sqrt(d))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from isthmus.base import validate
-from isthmus.papers.given import given, log_over_root
+from isthmus.papers.arguments import check_arguments, log_over_root
 from isthmus.papers.schedules import Rule, Schedule, round_up
 
 # ---------------------------------------------------------------- convex
@@ -57,7 +57,7 @@ def compressed_threshold(threshold: float, d: int, m: int) -> float:
     >>> compressed_threshold(0.25, d=400, m=100)
     0.125
     """
-    given(locals())
+    check_arguments(locals())
     validate.at_most(d, "d", m=m)
     return threshold * math.sqrt(m / d)
 
@@ -96,7 +96,7 @@ def stationary_batch(
     >>> stationary_batch(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=3.0, failure=0.1)
     90.0
     """
-    given(locals())
+    check_arguments(locals())
     speed = _speed(smoothness, diameter, gradient_bound)
     needed = diameter * noise * speed**2 / (accuracy**2 * smoothness)
     return constant * max(1.0, needed**2) / failure
@@ -119,7 +119,7 @@ def stationary_rounds(
     >>> stationary_rounds(1.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, gap=0.5, failure=0.1)
     20
     """
-    given(locals())
+    check_arguments(locals())
     speed = _speed(smoothness, diameter, gradient_bound)
     return max(1, round_up(constant * gap * speed**2 / (smoothness * accuracy**2 * failure)))
 
@@ -188,7 +188,7 @@ def mapping_batch(accuracy: float, *, smoothness: float, diameter: float, noise:
     >>> mapping_batch(0.5, smoothness=1.0, diameter=2.0, noise=1.0)
     64.0
     """
-    given(locals())
+    check_arguments(locals())
     plain = (noise / accuracy) ** 2
     return constant * max(1.0, plain, plain * (diameter * smoothness / accuracy) ** 2)
 
@@ -265,7 +265,7 @@ def distance_bound(rounds: int, *, gradient_bound: float, strong_convexity: floa
     >>> distance_bound(4, gradient_bound=3.0, strong_convexity=1.0)
     9.0
     """
-    given(locals())
+    check_arguments(locals())
     return 4 * (gradient_bound / strong_convexity) ** 2 / rounds
 
 
@@ -293,7 +293,7 @@ def strongly_convex_rate(
     >>> strongly_convex_rate(1, gradient_bound=3.0, strong_convexity=2.0)
     4.5
     """
-    given(locals())
+    check_arguments(locals())
     return constant * gradient_bound**2 * (1 + math.log(rounds)) / (strong_convexity * rounds)
 
 
@@ -340,7 +340,7 @@ def stationary_step_bound(
     >>> stationary_step_bound(4.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, beta=0.25, noise=1.0, batch=4)
     -0.25
     """
-    given(locals(), beta=None)
+    check_arguments(locals(), beta=None)
     validate.check(0 <= beta <= 0.25, "beta", beta, "give a number in [0, 1/4]")
     gain = 2 * stationary_decrease(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
     return -gain + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
@@ -377,7 +377,7 @@ def mapping_rate(
     >>> mapping_rate(8, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0, batch=1, beta=0.1)
     2.0
     """
-    given(locals(), beta=None)
+    check_arguments(locals(), beta=None)
     validate.check(0 <= beta <= 0.25, "beta", beta, "give a number in [0, 1/4]")
     noisy = smoothness * noise * diameter / math.sqrt(batch) + noise**2 / batch
     return constant * (smoothness * gap / rounds + noisy + smoothness * beta * gradient_bound * diameter)

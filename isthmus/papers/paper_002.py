@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.arguments import check_arguments, check_sparsity
 from isthmus.papers.schedules import Rule, Schedule, round_up
 
 # ---------------------------------------------------------------- the mechanism
@@ -30,9 +30,9 @@ def largest_entries(v: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     validate.check(array.ndim == 1, "v.shape", array.shape, "give one dimension")
     check_sparsity(array.size, k)
     keep = np.argsort(-np.abs(array), kind="stable")[:k]
-    kept = np.zeros_like(array)
-    kept[keep] = array[keep]
-    return kept
+    sparse = np.zeros_like(array)
+    sparse[keep] = array[keep]
+    return sparse
 
 
 def sparsification_loss(d: int, k: int) -> float:
@@ -78,7 +78,7 @@ def compressive_scale(p: int, epsilon: float, *, k: int, bound: float) -> float:
     >>> compressive_scale(16, 2.0, k=5, bound=0.5)
     10.0
     """
-    given(locals())
+    check_arguments(locals())
     return 2 * bound * k * math.sqrt(p) / epsilon
 
 
@@ -91,7 +91,7 @@ def dense_scale(d: int, epsilon: float, *, bound: float, n: int = 1) -> float:
     >>> dense_scale(100, 2.0, bound=0.5), dense_scale(100, 2.0, bound=0.5, n=10)
     (50.0, 5.0)
     """
-    given(locals())
+    check_arguments(locals())
     return 2 * bound * d / (n * epsilon)
 
 
@@ -104,7 +104,7 @@ def laplace_noise(p: int, scale: float) -> float:
     >>> laplace_noise(20, 0.5)
     10.0
     """
-    given(locals(), scale=validate.non_negative)
+    check_arguments(locals(), scale=validate.non_negative)
     return 2 * p * scale**2
 
 
@@ -174,7 +174,7 @@ def last_iterate_bound(
     >>> round(last_iterate_bound(1, diameter=2.0, gradient_bound=2**0.5, bias=1.0, noise=2.0), 12)
     20.0
     """
-    given(locals(), scale=None)
+    check_arguments(locals(), scale=None)
     c = diameter / (math.sqrt(2) * gradient_bound) if scale is None else scale
     validate.positive(scale=c)
     moving = (diameter**2 / (2 * c) + c * gradient_bound**2) / math.sqrt(rounds)
@@ -283,8 +283,8 @@ def compression_helps(
     lost = sparsification_loss(d, sparsity) if sparsity is not None else 1 - _share(energy)
     wide = scale if plain_scale is None else plain_scale
     validate.non_negative(scale=scale, plain_scale=wide, norm=norm, recovery=recovery)
-    each = 2 if noise == "laplace" else 1
-    return Comparison(lost * norm**2, recovery * each * m * scale**2, each * d * wide**2)
+    factor = 2 if noise == "laplace" else 1
+    return Comparison(lost * norm**2, recovery * factor * m * scale**2, factor * d * wide**2)
 
 
 def sparsification_helps(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import given
+from isthmus.papers.arguments import check_arguments
 
 Vector = Sequence[float] | np.ndarray
 Blocks = Sequence[Sequence[int]]
@@ -49,7 +49,7 @@ def component_smoothness(
     array([0.25, 0.25, 0.25, 0.25])
     """
     bounds = _positive("columns", columns)
-    given(locals())
+    check_arguments(locals())
     smooth = np.zeros_like(bounds)
     for block in cover(blocks, bounds.size):
         some = bounds[block]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.given import given, log_inverse
+from isthmus.papers.arguments import check_arguments, log_inverse
 from isthmus.papers.paper_003_blocks import Blocks, Vector, check_subset_size, cover, law_of
 
 
@@ -101,7 +101,7 @@ def matrix_block_bound(
     ...                    delta=float(np.exp(-1)))
     0.072
     """
-    given(locals(), gap=validate.non_negative, probabilities=None)
+    check_arguments(locals(), gap=validate.non_negative, probabilities=None)
     p = np.asarray(probabilities, dtype=float)
     good = p.ndim == 1 and p.size > 0 and bool(((p > 0) & (p <= 1 + 1e-12)).all())
     validate.check(good, "probabilities", probabilities, "give numbers in (0, 1], one a coordinate")

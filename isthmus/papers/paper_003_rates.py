@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from isthmus.base import validate
-from isthmus.papers.given import given, log_inverse
+from isthmus.papers.arguments import check_arguments, log_inverse
 from isthmus.papers.paper_003_blocks import (
     Blocks,
     Vector,
@@ -55,7 +55,7 @@ def component_noise(lipschitz: float, n: int, steps: int, *, epsilon: float, del
     >>> round(component_noise(0.5, 1, 1000, epsilon=1.0, delta=1e-5), 3)
     185.846
     """
-    given(locals())
+    check_arguments(locals())
     log = log_inverse(epsilon, delta)
     validate.at_most(1.1 * log, "1.1 log(1/delta)", epsilon=epsilon)
     return lipschitz * math.sqrt(12 * steps * log) / (n * epsilon)
@@ -148,8 +148,8 @@ def strongly_convex_block_bound(
     validate.positive(gap=gap)
     r = (1 + _condition(smoothness, probabilities, strong_convexity)) / loops.inner
     validate.check(r < 1, "loops", loops, f"take inner > {r * loops.inner:g}, or a loop does not contract")
-    kept = r**loops.outer
-    return kept * gap + (1 - kept) / (1 - r) * loops.steps * _step_noise(n, noise, epsilon, delta)
+    contraction = r**loops.outer
+    return contraction * gap + (1 - contraction) / (1 - r) * loops.steps * _step_noise(n, noise, epsilon, delta)
 
 
 # ---------------------------------------------------------------- Table 1
@@ -316,4 +316,4 @@ def _step_noise(n: int, noise: float, epsilon: float, delta: float) -> float:
 
 
 def _check(n: int, noise: float, radius: float) -> None:
-    given(locals(), noise=validate.positive)
+    check_arguments(locals(), noise=validate.positive)

@@ -20,7 +20,7 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.geometry.sets import Ellipsoid
-from isthmus.papers.given import check_sparsity, given
+from isthmus.papers.arguments import check_arguments, check_sparsity
 from isthmus.papers.schedules import Rule, Schedule, round_up
 
 Gaps = float | Sequence[float] | np.ndarray
@@ -42,7 +42,7 @@ def ellipsoid_gamma2(axes: Sequence[float] | np.ndarray, *, count: int = 1, cons
     >>> ellipsoid_gamma2([1.0, 1e-12]) < math.sqrt(2 / math.pi) + 1e-9
     True
     """
-    given(locals(), count=validate.positive_int)
+    check_arguments(locals(), count=validate.positive_int)
     body = Ellipsoid(np.asarray(axes, dtype=float))
     return constant * math.sqrt(1 + math.log(count)) * body.gaussian_width(body.dim).value
 
@@ -79,7 +79,7 @@ def concentration_scale(
     >>> concentration_scale(1, gradient_bound=2.0, smoothness=3.0, gamma2=0.5)
     7.0
     """
-    given(locals(), smoothness=validate.non_negative, gamma2=validate.non_negative)
+    check_arguments(locals(), smoothness=validate.non_negative, gamma2=validate.non_negative)
     reach = smoothness * gamma2 + gradient_bound
     return constant * gradient_bound * reach * math.sqrt(max(1.0, math.log(d)))
 
@@ -92,7 +92,7 @@ def moment_level(failure: float, constant: float = 1.0) -> float:
     >>> moment_level(math.exp(-4))
     4.0
     """
-    given(locals())
+    check_arguments(locals())
     return 2 * math.sqrt(max(0.0, math.log(constant / failure)))
 
 
@@ -108,7 +108,7 @@ def moment_deviation(m: int, scale: float, *, level: float = 1.0) -> float:
     >>> moment_deviation(100, 5.0), moment_deviation(100, 5.0, level=4.0)
     (0.5, 2.0)
     """
-    given(locals())
+    check_arguments(locals())
     return level * scale / math.sqrt(m)
 
 
@@ -123,7 +123,7 @@ def fresh_moment_deviation(m: int, *, d: int, gradient_bound: float, failure: fl
     >>> round(fresh_moment_deviation(400, d=10, gradient_bound=1.0, failure=20 * math.exp(-4)), 12)
     0.2
     """
-    given(locals())
+    check_arguments(locals())
     return gradient_bound**2 * min(1.0, 2 * math.sqrt(math.log(2 * d / failure) / m))
 
 
@@ -139,7 +139,7 @@ def subspace_perturbation(deviation: float, gap: float) -> float:
     >>> subspace_perturbation(0.25, 1.25), subspace_perturbation(1.0, 1.5), subspace_perturbation(0.0, 1.0)
     (0.25, 1.0, 0.0)
     """
-    given(locals())
+    check_arguments(locals())
     return 1.0 if 2 * deviation >= gap else deviation / (gap - deviation)
 
 
@@ -211,7 +211,7 @@ def subspace_schedule(n: int, epsilon: float) -> Schedule:
     >>> plan.rounds, plan.step(0)
     (2500, 0.02)
     """
-    given(locals())
+    check_arguments(locals())
     rounds = max(1, round_up((n * epsilon) ** 2))
     return Schedule(step=Rule(1 / math.sqrt(rounds)), beta=None, rounds=rounds)
 
@@ -227,7 +227,7 @@ def subspace_noise(
     >>> subspace_noise(100, 2500, gradient_bound=3.0, epsilon=0.5, delta=math.exp(-4))
     6.0
     """
-    given(locals())
+    check_arguments(locals())
     return gradient_bound * math.sqrt(constant * rounds * math.log(1 / delta)) / (n * epsilon)
 
 
@@ -239,7 +239,7 @@ def projected_second_moment(k: int, *, gradient_bound: float, sigma: float) -> f
     >>> projected_second_moment(5, gradient_bound=2.0, sigma=1.0)
     9.0
     """
-    given(locals())
+    check_arguments(locals())
     return gradient_bound**2 + k * sigma**2
 
 
@@ -264,7 +264,7 @@ def subspace_stationary_noise(
     >>> subspace_stationary_noise(100, k=5, smoothness=2.0, gradient_bound=2.0, sigma=1.0, gap=1.0)
     2.0
     """
-    given(locals(), gap=validate.non_negative, step=None)
+    check_arguments(locals(), gap=validate.non_negative, step=None)
     eta = _step(rounds, step)
     second = projected_second_moment(k, gradient_bound=gradient_bound, sigma=sigma)
     return 2 * gap / (eta * rounds) + smoothness * eta * second
@@ -344,7 +344,7 @@ def subspace_convex_noise(
     >>> subspace_convex_noise(64, k=5, radius=1.0, gradient_bound=2.0, sigma=2.0)
     1.75
     """
-    given(locals(), step=None)
+    check_arguments(locals(), step=None)
     eta = _step(rounds, step)
     second = projected_second_moment(k, gradient_bound=gradient_bound, sigma=sigma)
     return 2 * radius**2 / (eta * rounds) + eta * second / 2
@@ -410,7 +410,7 @@ def _private_rate(
     n: int, k: int, factor: float, epsilon: float, delta: float, projection: float, constant: float
 ) -> float:
     """factor k (sigma / G)^2 / sqrt(T) at T = (n epsilon)^2, plus the projection term."""
-    given(locals())
+    check_arguments(locals())
     return constant * k * factor * math.log(1 / delta) / (n * epsilon) + projection
 
 

@@ -99,9 +99,9 @@ class OwnLength(OfTheSum):
 
     def change(self, value: Tensor, ord: float, bound: float, sketch: Sketch) -> Sum:
         """The rescaled sum."""
-        seen = float(torch.linalg.vector_norm(sketch.forward(value)))
+        coded = float(torch.linalg.vector_norm(sketch.forward(value)))
         length = float(torch.linalg.vector_norm(value))
-        return value * (length / seen if seen > 0 else 0.0), ord, bound / sketch.gain(ord)
+        return value * (length / coded if coded > 0 else 0.0), ord, bound / sketch.gain(ord)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class LargestEntries(OfTheSum):
 
     def change(self, value: Tensor, ord: float, bound: float, sketch: Sketch) -> Sum:
         """The kappa largest entries of the sum."""
-        kept, top = torch.zeros_like(value), value.abs().topk(self.kappa).indices
-        kept[top] = value[top]
-        return kept, 1.0, self.n * self.entry * self.kappa
+        sparse, top = torch.zeros_like(value), value.abs().topk(self.kappa).indices
+        sparse[top] = value[top]
+        return sparse, 1.0, self.n * self.entry * self.kappa
 
 
 class _SumMap(Sketch):

@@ -94,8 +94,8 @@ def comp_minibatch_sigma(
     sigma = lipschitz * math.sqrt(16 * steps * math.log(1 / delta) * log) / (n * epsilon)
 
     def rounds(z: float) -> object:
-        one = dpa.SampledWithoutReplacementDpEvent(n, batch_size, dpa.GaussianDpEvent(z))
-        return dpa.SelfComposedDpEvent(one, steps)
+        step = dpa.SampledWithoutReplacementDpEvent(n, batch_size, dpa.GaussianDpEvent(z))
+        return dpa.SelfComposedDpEvent(step, steps)
 
     unit = lipschitz / batch_size
     z = sigma / unit

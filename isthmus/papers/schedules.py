@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from isthmus.base import validate
-from isthmus.papers.given import given
+from isthmus.papers.arguments import check_arguments
 
 
 def round_up(x: float) -> int:
@@ -34,9 +34,9 @@ def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -
     >>> narrow_dimension(10_000, 3.0, 0.1), narrow_dimension(500, 3.0, 0.1)
     (900, 500)
     """
-    given(locals())
-    wanted = constant * (width / beta) ** 2
-    return d if wanted >= d else max(1, round_up(wanted))
+    check_arguments(locals())
+    narrow = constant * (width / beta) ** 2
+    return d if narrow >= d else max(1, round_up(narrow))
 
 
 def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
@@ -64,7 +64,7 @@ def rounds_until_full(d: int, width: float, *, every: int = 1, offset: int = 1, 
     >>> rounds_until_full(10_000, math.log(10_000) ** 0.5)
     32
     """
-    given(locals())
+    check_arguments(locals())
     epoch = max(0, math.floor(math.sqrt((d - 1) / constant) / width) - offset - 1)
     while dimension_at(epoch * every, d, width, every=every, offset=offset, constant=constant) < d:
         epoch += 1

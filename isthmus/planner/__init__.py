@@ -18,7 +18,7 @@ from isthmus.algorithms.constants import CONSTANTS
 from isthmus.algorithms.declare import Algorithm, Variant, algorithm_of
 from isthmus.algorithms.facts import Facts, PublicFacts
 from isthmus.base import validate
-from isthmus.planner.found import Plan
+from isthmus.planner.choices import Plan
 from isthmus.planner.notes import energy_of, notes_of
 from isthmus.planner.public import read_public
 from isthmus.planner.rules import FREE_RULES, PRIVATE_RULES, RULES, Ranking, place_of
@@ -50,12 +50,12 @@ def plan(
     loss        a name, or a subclass of `LinearModel` that says what is public of it
     algorithms  which to plan, by name, as an `Algorithm` or as a recipe function; None: all of the library's
 
-    >>> found = plan(n=25_000, d=10_000, epsilon=1.0, sparse=True)
-    >>> found.best.name, found.best.rounds, round(found.best.noise_multiplier, 1)
+    >>> ranked = plan(n=25_000, d=10_000, epsilon=1.0, sparse=True)
+    >>> ranked.best.name, ranked.best.rounds, round(ranked.best.noise_multiplier, 1)
     ('dp_gd (columns and step bought)', 100, 39.8)
     """
     _check_names(facts)
-    known = Facts(
+    problem = Facts(
         n,
         d,
         epsilon,
@@ -66,16 +66,16 @@ def plan(
         smoothness=None if smoothness is None else _numbers(smoothness),
         **facts,
     )
-    choices, refused = _filled(known, algorithms)
-    rule, order = _first_rule(known, choices)
+    choices, refused = _filled(problem, algorithms)
+    rule, order = _first_rule(problem, choices)
     ranked = sorted(choices, key=lambda choice: _rank(choice, order))
     explained = tuple(replace(choice, why=_why(choice, ranked, rule, order)) for choice in ranked)
-    return Plan(known, explained, refused, notes_of(known, explained), energy_of(known))
+    return Plan(problem, explained, refused, notes_of(problem, explained), energy_of(problem))
 
 
 def _check_names(facts: Iterable[str]) -> None:
     """Refuse a fact that there is none of, by its name alone: its value may be private rows."""
-    names = [each.name for each in fields(Facts)]
+    names = [member.name for member in fields(Facts)]
     for name in facts:
         if name not in names:
             nearest = get_close_matches(name, names, 1)
@@ -86,11 +86,11 @@ def _check_names(facts: Iterable[str]) -> None:
             )
 
 
-def _filled(facts: Facts, asked: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
+def _filled(facts: Facts, algorithms: Asked | Iterable[Asked] | None) -> tuple[list[Choice], dict[str, str]]:
     """Every asked filling, as a choice or with the reason why not."""
     choices: list[Choice] = []
     refused: dict[str, str] = {}
-    fillings = _everything(facts, refused) if asked is None else _asked(facts, asked, refused)
+    fillings = _everything(facts, refused) if algorithms is None else _requested(facts, algorithms, refused)
     for filling in dict.fromkeys(fillings):
         filled = _within(facts, filling(facts))
         if isinstance(filled, Refusal):
@@ -111,45 +111,45 @@ def _everything(facts: Facts, refused: dict[str, str]) -> Iterator[Variant]:
             refused[candidate.name] = candidate.left_out
 
 
-def _asked(facts: Facts, asked: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
+def _requested(facts: Facts, algorithms: Asked | Iterable[Asked], refused: dict[str, str]) -> Iterator[Variant]:
     """The fillings that were asked for: by a name, by that of one filling, as an algorithm or as a recipe function."""
-    one = isinstance(asked, (str, Algorithm)) or callable(asked)
+    single = isinstance(algorithms, (str, Algorithm)) or callable(algorithms)
     remedy = "give names of algorithms, algorithms or recipe functions, one or a list of them"
-    validate.check(one or isinstance(asked, Iterable), "algorithms", asked, remedy)
-    given = [asked] if isinstance(asked, (str, Algorithm)) or callable(asked) else list(asked)
-    for one_asked in dict.fromkeys(given):
-        named, wanted = _named(one_asked)
-        if not wanted:
+    validate.check(single or isinstance(algorithms, Iterable), "algorithms", algorithms, remedy)
+    requests = [algorithms] if isinstance(algorithms, (str, Algorithm)) or callable(algorithms) else list(algorithms)
+    for request in dict.fromkeys(requests):
+        named, fillings = _named(request)
+        if not fillings:
             refused[named.name] = named.left_out
         elif named.private != facts.private:
             asked_for = f"epsilon={facts.epsilon:g} was asked for"
-            other = "it is not private" if facts.private else "it needs a finite epsilon"
-            refused[one_asked if isinstance(one_asked, str) else named.name] = f"{asked_for}, and {other}"
+            reason = "it is not private" if facts.private else "it needs a finite epsilon"
+            refused[request if isinstance(request, str) else named.name] = f"{asked_for}, and {reason}"
         else:
-            yield from wanted
+            yield from fillings
 
 
-def _named(asked: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
+def _named(request: Asked) -> tuple[Algorithm[Any], tuple[Variant, ...]]:
     """An algorithm, and those of its fillings that are meant."""
-    if not isinstance(asked, str):
-        return algorithm_of(asked), algorithm_of(asked).fillings
-    algorithm, remedy = KNOWN.get(asked.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
-    validate.check(algorithm is not None, "algorithms", asked, remedy)
+    if not isinstance(request, str):
+        return algorithm_of(request), algorithm_of(request).fillings
+    algorithm, remedy = KNOWN.get(request.split(" ")[0]), f"choose from {sorted(KNOWN)}, or give an algorithm"
+    validate.check(algorithm is not None, "algorithms", request, remedy)
     assert algorithm is not None
-    wanted = tuple(filling for filling in algorithm.fillings if asked in (algorithm.name, filling.name))
-    validate.check(bool(wanted) or asked == algorithm.name, "algorithms", asked, remedy)
-    return algorithm, wanted
+    fillings = tuple(filling for filling in algorithm.fillings if request in (algorithm.name, filling.name))
+    validate.check(bool(fillings) or request == algorithm.name, "algorithms", request, remedy)
+    return algorithm, fillings
 
 
-def _within(facts: Facts, made: Choice | Refusal) -> Choice | Refusal:
+def _within(facts: Facts, choice: Choice | Refusal) -> Choice | Refusal:
     """Refuse what sends more numbers, or looks more often, than is allowed."""
-    if isinstance(made, Refusal):
-        return made
-    if facts.max_dims is not None and made.dims > facts.max_dims:
-        return Refusal(f"it releases {made.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
-    if facts.max_passes is not None and made.passes > facts.max_passes * (1 + 1e-9):
-        return Refusal(f"it takes {made.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
-    return made
+    if isinstance(choice, Refusal):
+        return choice
+    if facts.max_dims is not None and choice.dims > facts.max_dims:
+        return Refusal(f"it releases {choice.dims:,} numbers in a round, more than max_dims = {facts.max_dims:,}")
+    if facts.max_passes is not None and choice.passes > facts.max_passes * (1 + 1e-9):
+        return Refusal(f"it takes {choice.passes:.3g} passes, more than max_passes = {facts.max_passes:g}")
+    return choice
 
 
 def _first_rule(facts: Facts, choices: list[Choice]) -> tuple[Ranking, dict[str, int]]:

@@ -9,7 +9,7 @@ from isthmus.base import html
 
 if TYPE_CHECKING:
     from isthmus.algorithms.choice import Choice
-    from isthmus.planner.found import Plan
+    from isthmus.planner.choices import Plan
 
 WIDTH = 120
 HEAD = ("", "algorithm", "noise mult.", "noise norm", "in a score", "numbers", "bytes", "memory", "time", "passes")

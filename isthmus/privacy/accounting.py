@@ -171,8 +171,8 @@ def _convert(leaf: DpEvent, adjacency: Adjacency, route: str) -> DpEvent | None:
     halved = type(base)(base.noise_multiplier / adjacency.factor)
     if not sampled_leaf:
         return halved
-    known = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian
-    return dpa.SampledWithoutReplacementDpEvent(leaf.source_dataset_size, leaf.sample_size, halved) if known else None
+    covered = isinstance(leaf, dpa.SampledWithoutReplacementDpEvent) and replaced and gaussian
+    return dpa.SampledWithoutReplacementDpEvent(leaf.source_dataset_size, leaf.sample_size, halved) if covered else None
 
 
 def _as_gaussian(leaf: DpEvent, adjacency: Adjacency) -> DpEvent:
@@ -199,7 +199,7 @@ def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
             )
         open_routes = [route for route in open_routes if route in alone]
         if not open_routes:
-            others = sorted({_name(other) for other in leaves if other is not leaf})
+            others = sorted({_name(event) for event in leaves if event is not leaf})
             raise UnsupportedEvent(
                 f"event={_name(leaf)} is not allowed: no accountant composes it together with {', '.join(others)} "
                 f"for {adjacency.describe()}"

@@ -220,8 +220,8 @@ class Chain:
             sealed = record.pop("hash")
             whole = isinstance(sealed, str) and _encode(record | {"hash": sealed}) == text
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            what = "this is not a ledger" if self.number == 0 else "it was altered"
-            raise LedgerCorrupt(f"{self._line()} is not a record: {what}") from None
+            cause = "this is not a ledger" if self.number == 0 else "it was altered"
+            raise LedgerCorrupt(f"{self._line()} is not a record: {cause}") from None
         if not whole or hashlib.sha256(canonical(record).encode()).hexdigest() != sealed:
             raise LedgerCorrupt(f"{self._line()} was altered: its content does not match its hash")
         if record.get("number") != self.number + 1:
@@ -233,8 +233,8 @@ class Chain:
             raise LedgerCorrupt(f"{self._line()} does not continue the line before it: one of the two was altered")
         if (record.get("torn") != _digest(junk)) if tab else ("torn" in record):
             raise LedgerCorrupt(f"{self._line()} was altered: the torn piece it begins with is not the one recorded")
-        found: Json = record | {"hash": sealed}
-        return found
+        checked: Json = record | {"hash": sealed}
+        return checked
 
     def _line(self, ahead: int = 1) -> str:
         return f"{self.store.name}: line {self.number + ahead}"
@@ -324,16 +324,16 @@ class Tally:
 
     def _apply_to_run(self, kind: str, run: Announced, record: Json) -> None:
         if run.closed or kind not in ("charge", "ran", "refund", "close"):
-            raise ValueError(f"{kind!r} here")
+            raise ValueError(f"no record of kind {kind!r} can stand here")
         if kind == "close":
             run.closed = True
         elif kind != "ran":
             check_rounds(rounds=record["rounds"])
             change = record["rounds"] if kind == "charge" else -record["rounds"]
-            known = record["event"] == run.announced[record["what"]]["event"]
+            same = record["event"] == run.announced[record["what"]]["event"]
             run.charged[record["what"]] += change
-            if not known or run.charged[record["what"]] < 0:
-                raise ValueError("a charge or refund that was never announced or made")
+            if not same or run.charged[record["what"]] < 0:
+                raise ValueError("this charge or refund was never announced or made")
             self._count(record["what"], run.keys[record["what"]], change)
 
     def clear(self) -> None:

@@ -221,8 +221,8 @@ def _weights(rows: Rows, ord: float, bound: float) -> Tensor:
     exact = (bound - rows.underflow().to(norms.device)) / norms.to(torch.float64) * (1 - 2.0**-51)
     near = exact.to(norms.dtype)
     below = torch.where(near.to(torch.float64) > exact, torch.nextafter(near, torch.zeros_like(near)), near)
-    kept = torch.where(below >= torch.finfo(norms.dtype).tiny, below, torch.zeros_like(below))
-    return torch.where(norms > bound, kept, torch.ones_like(norms))
+    weights = torch.where(below >= torch.finfo(norms.dtype).tiny, below, torch.zeros_like(below))
+    return torch.where(norms > bound, weights, torch.ones_like(norms))
 
 
 def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:

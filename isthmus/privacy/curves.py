@@ -79,7 +79,7 @@ def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
 
     It decides how tight the result is, never whether it is an upper bound.
     """
-    fine, one, mean, variance = DISCRETISATION, 0.0, 0.0, 0.0
+    fine, widest, mean, variance = DISCRETISATION, 0.0, 0.0, 0.0
     for leaf, count in leaves.items():
         rate = getattr(leaf, "sampling_probability", 1.0)
         base = getattr(leaf, "event", leaf)
@@ -90,7 +90,7 @@ def interval(leaves: Mapping[DpEvent, int], factor: int) -> float:
         largest = 1 / z if isinstance(base, dpa.LaplaceDpEvent) else 0.5 / z**2 + 8 / z
         spread = min(largest**2, rate**2 * math.expm1(min(z**-2, 100.0)))
         fine = min(fine, 0.1 * rate / z)
-        one = max(one, largest)
+        widest = max(widest, largest)
         mean += count * min(largest, spread / 2)
         variance += count * spread
-    return max(fine, one / 1e5, (mean + 10 * math.sqrt(variance)) / 2e6)
+    return max(fine, widest / 1e5, (mean + 10 * math.sqrt(variance)) / 2e6)

@@ -97,7 +97,7 @@ def flatten(data: Json, count: int = 1) -> Iterator[tuple[Json, int]]:
 
 def keyed(data: Json) -> Keyed:
     """The releases of a composition by their canonical text, with how often each was made."""
-    return [(canonical(each), count) for each, count in flatten(data)]
+    return [(canonical(leaf), count) for leaf, count in flatten(data)]
 
 
 def composed(totals: Iterable[tuple[Json, int]]) -> DpEvent:
@@ -161,7 +161,7 @@ def _plain(name: str, form: str, value: Any) -> Any:
     if form in ("events", "scales", "rates"):
         if not isinstance(value, Iterable) or isinstance(value, (str, Mapping)):
             refuse(name, value, "give a list")
-        return [_plain(name, form.removesuffix("s"), each) for each in value]
+        return [_plain(name, form.removesuffix("s"), item) for item in value]
     if form == "count":
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
             refuse(name, value, "give an integer >= 1")

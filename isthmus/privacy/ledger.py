@@ -132,7 +132,7 @@ class Limit:
     def refusal(self, what: str, held: DpEvent, event: Json) -> BudgetExceeded:
         """Why one more round is refused."""
         more = compose([held, event_json.from_json(event)])
-        spent, asked = (self.cost(each, self.budget[1]) for each in (held, more))
+        spent, asked = (self.cost(events, self.budget[1]) for events in (held, more))
         return BudgetExceeded(what, 1, spent, asked, self.budget)
 
 
@@ -174,16 +174,16 @@ class Ledger:
     ) -> None:
         if not isinstance(dataset, str | None):
             refuse("dataset", dataset, "give a public name, as a string")
-        given = Agreed(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
-        self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), given)
+        terms = Agreed(budget=checked_budget(budget), adjacency=adjacency_value(adjacency), dataset=dataset)
+        self._book: Book = MemoryBook() if path is None else FileBook(self._make_store(path), terms)
         tally = self._book.tally
         with self._book.locked():
             if not tally.opened:
-                self._book.append(opening(given))
-        for name, value in given.items():
-            kept = getattr(tally, name)
-            if value is not None and value != kept:
-                refuse(name, value, f"leave it out, or give {kept!r}, with which this ledger was opened")
+                self._book.append(opening(terms))
+        for name, value in terms.items():
+            agreed = getattr(tally, name)
+            if value is not None and value != agreed:
+                refuse(name, value, f"leave it out, or give {agreed!r}, with which this ledger was opened")
         self._meter = Meter(tally.budget, Adjacency(tally.adjacency))
         self.shared, self.label, self.planned = shared, label, tuple(planned)
         if shared is not None and shared.adjacency is not self.adjacency:
@@ -289,16 +289,16 @@ class Ledger:
         isthmus.privacy.ledger.BudgetExceeded: 'run' needs epsilon ... in total; the budget holds 1 ...
         """
         if self.shared is not None:
-            all_of_it = [event_json.to_json(each) for each in (event, *self.planned)]
+            all_of_it = [event_json.to_json(planned) for planned in (event, *self.planned)]
             self.shared.require({"event": "Composed", "events": all_of_it}, self.label or what)
         if self.budget is None:
             return
         data = event_json.to_json(event)
         self._meter.check_supported([data])
         totals = self._totals()
-        asked = self._meter.epsilon(plus(totals, event_json.keyed(data)), self.budget[1])
-        if asked > self.budget[0] * (1 + 1e-9):
-            raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), asked, self.budget)
+        total = self._meter.epsilon(plus(totals, event_json.keyed(data)), self.budget[1])
+        if total > self.budget[0] * (1 + 1e-9):
+            raise BudgetExceeded(what, 1, self._meter.epsilon(totals, self.budget[1]), total, self.budget)
 
     def spent(self, delta: float | None = None) -> float:
         """Epsilon, at `delta` (the budget's unless given), of everything charged so far, by all runs.

@@ -83,10 +83,10 @@ class Mechanism(ABC):
 
     def with_number(self, number: float) -> Self:
         """The same mechanism with another number."""
-        made: Any = self
+        mechanism: Any = self
         remedy = "a plan cannot set its noise: make it a frozen dataclass, or override `with_number`"
-        validate.check(is_dataclass(made), "mechanism", self, remedy)
-        changed: Self = replace(made, **{self.dial: number})
+        validate.check(is_dataclass(mechanism), "mechanism", self, remedy)
+        changed: Self = replace(mechanism, **{self.dial: number})
         return changed
 
     def spending(self, mu: float, rate: float = 1.0) -> Self:
@@ -104,15 +104,15 @@ class Mechanism(ABC):
     @classmethod
     def known(cls) -> Iterator[type[Mechanism]]:
         """Every mechanism that was defined in this process."""
-        for each in cls.__subclasses__():
-            yield each
-            yield from each.known()
+        for kind in cls.__subclasses__():
+            yield kind
+            yield from kind.known()
 
 
 def check_bounded(mechanism: Mechanism, bounded: Bounded) -> None:
     """Refuse a value without a bound, or with one in a norm that a mechanism does not take, whoever wrote it."""
-    name, known = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
-    validate.check(known, "bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
+    name, positive = type(mechanism).__name__, math.isfinite(bounded.bound) and bounded.bound > 0
+    validate.check(positive, "bound", bounded.bound, f"give a clipped sum: {name} adds noise to nothing else")
     remedy = f"clip in one of the norms {mechanism.ords}, which {name} takes"
     validate.check(bounded.ord in mechanism.ords, "ord", bounded.ord, remedy)
 
@@ -123,7 +123,7 @@ def named(kind: str) -> type[Mechanism]:
     >>> named("top-k").__name__
     'TopK'
     """
-    by_name = {vars(each).get("kind") or "": each for each in reversed([*Mechanism.known()])}
+    by_name = {vars(subclass).get("kind") or "": subclass for subclass in reversed([*Mechanism.known()])}
     validate.one_of(sorted(by_name.keys() - {""}), mechanism=kind)
     return by_name[kind]
 

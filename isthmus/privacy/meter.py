@@ -48,7 +48,7 @@ class Meter:
         if key not in self._cache:
             if len(self._cache) >= 256:
                 self._cache.clear()
-            event = event_json.composed((json.loads(each), count) for each, count in totals.items())
+            event = event_json.composed((json.loads(leaf), count) for leaf, count in totals.items())
             self._cache[key] = float(accounting.epsilon_of(event, delta, self.adjacency))
         return self._cache[key]
 

@@ -141,11 +141,11 @@ class Source:
         validate.positive_int(high=high)
         validate.non_negative_int(size=size)
         limit = np.uint64((1 << 64) // high * high - 1)
-        kept = np.empty(0, np.uint64)
-        while len(kept) < size:
-            words = self.words(size - len(kept))
-            kept = np.concatenate([kept, words[words <= limit]])
-        return torch.from_numpy((kept % np.uint64(high)).astype(np.int64))
+        accepted = np.empty(0, np.uint64)
+        while len(accepted) < size:
+            words = self.words(size - len(accepted))
+            accepted = np.concatenate([accepted, words[words <= limit]])
+        return torch.from_numpy((accepted % np.uint64(high)).astype(np.int64))
 
     def subset(self, n: int, k: int) -> Tensor:
         """k different indices below n, every subset as likely as every other, sorted."""
@@ -237,8 +237,8 @@ class FastSource(SecretSource):
             return super().add_normal(out, scale)
         for part in torch.split(out.view(-1), _PAIRS):
             half = (len(part) + 1) // 2
-            radius, angle, other = _polar(half, scale)
-            for place, drawn in ((part[:half], other), (part[half:], angle[: len(part) - half])):
+            radius, sine, cosine = _polar(half, scale)
+            for place, drawn in ((part[:half], cosine), (part[half:], sine[: len(part) - half])):
                 place.copy_(drawn.mul_(radius[: len(drawn)]).add_(place))
 
 
@@ -300,7 +300,7 @@ def _add_there(out: Tensor, scale: float, add: Adds | None) -> None:
     if add is not None and out.dtype in (torch.float32, torch.float64):
         return add(out.view(-1), scale, secrets.token_bytes(32))
     for part in pieces(out):
-        drawn = _two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
+        drawn = two_keys(part) if add is None else torch.zeros_like(part, dtype=torch.float64)
         if add is not None:
             add(drawn, 1.0, secrets.token_bytes(32))
         part.copy_(drawn.mul_(scale).add_(part))
@@ -328,7 +328,7 @@ def _chacha(device: torch.device) -> Adds | None:
     return add if torch.allclose(drawn[::128].cpu(), want, rtol=1e-12, atol=1e-14) else None
 
 
-def _two_keys(part: Tensor) -> Tensor:
+def two_keys(part: Tensor) -> Tensor:
     """`(z1 + z2) / sqrt(2)` of two generators with keys of their own: one key of 64 bits can be searched for."""
     first, second = (_torch_normal(_keyed(part.device), len(part)) for _ in range(2))
     return first.add_(second).mul_(math.sqrt(0.5))
@@ -380,7 +380,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
     """
-    infos = [torch.finfo(each) for each in (dtype, torch.float64) if each.is_floating_point]
+    infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
     least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
     short = str(dtype).removeprefix("torch.")
     remedy = f"{short} numbers hold noise of {least:.3g} to {most:.3g}: change the clip bound, or the units of the data"

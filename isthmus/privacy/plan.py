@@ -25,7 +25,7 @@ FORMAT = "isthmus-privacy-plan-1"
 """What a plan's JSON says that it is; one without a format was written before formats had names."""
 
 _SAMPLERS: dict[str, type[FullBatch | Poisson | FixedSize]] = {
-    each.__name__: each for each in (FullBatch, Poisson, FixedSize)
+    sampler.__name__: sampler for sampler in (FullBatch, Poisson, FixedSize)
 }
 
 
@@ -53,8 +53,8 @@ class Charge:
     def __post_init__(self) -> None:
         validate.positive_int(rounds=self.rounds, k=self.k)
         validate.probability(share=self.share)
-        known = isinstance(self.sampler, tuple(_SAMPLERS.values()))
-        validate.check(known, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
+        is_sampler = isinstance(self.sampler, tuple(_SAMPLERS.values()))
+        validate.check(is_sampler, "sampler", self.sampler, f"choose one of {sorted(_SAMPLERS)}")
         mechanism = self.template
         validate.check(
             mechanism.private,
@@ -68,13 +68,13 @@ class Charge:
     @cached_property
     def template(self) -> Mechanism:
         """The mechanism, its noise yet to be set."""
-        given = self.mechanism
-        if isinstance(given, Mechanism):
-            return given
-        kind = named(given) if isinstance(given, str) else given
+        mechanism = self.mechanism
+        if isinstance(mechanism, Mechanism):
+            return mechanism
+        kind = named(mechanism) if isinstance(mechanism, str) else mechanism
         subclass = isinstance(kind, type) and issubclass(kind, Mechanism)
-        validate.check(subclass, "mechanism", given, "give a Mechanism, its class or its name")
-        options: set[str] = {each.name for each in fields(kind)} if is_dataclass(kind) else set()
+        validate.check(subclass, "mechanism", mechanism, "give a Mechanism, its class or its name")
+        options: set[str] = {member.name for member in fields(kind)} if is_dataclass(kind) else set()
         validate.check("k" in options or self.k == 1, "k", self.k, "leave it out: only top-k takes a k")
         needed = "grid" not in options or self.grid is not None
         validate.check(needed, "grid", self.grid, "give the grid, which a discrete Gaussian needs")
@@ -259,50 +259,51 @@ _SCALES: dict[Any, float] = {}
 
 def _cost(item: Charge) -> tuple[Any, ...]:
     """Everything about an item that its price depends on."""
-    sampled, made = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
-    return type(made), made, repr(made.event()), item.rounds, item.share, sampled, item.sampler.rate, item.stage
+    sampled, template = repr(item.sampler.event(dpa.GaussianDpEvent(1.0))), item.template
+    own = type(template), template, repr(template.event())
+    return *own, item.rounds, item.share, sampled, item.sampler.rate, item.stage
 
 
 def _address(kind: type[Mechanism]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _written(given: Any) -> Any:
+def _written(value: Any) -> Any:
     """A mechanism as JSON holds it: its short name, or the address of its class and its fields."""
-    if isinstance(given, type) and issubclass(given, Mechanism):
-        return {"class": _address(given)}
-    if isinstance(given, Mechanism):
-        made: Any = given
+    if isinstance(value, type) and issubclass(value, Mechanism):
+        return {"class": _address(value)}
+    if isinstance(value, Mechanism):
+        mechanism: Any = value
         validate.check(
-            is_dataclass(made), "mechanism", given, "make it a frozen dataclass, whose fields can be written"
+            is_dataclass(mechanism), "mechanism", value, "make it a frozen dataclass, whose fields can be written"
         )
         return {
-            "class": _address(type(given)),
-            "fields": {each.name: _written(getattr(made, each.name)) for each in fields(made)},
+            "class": _address(type(value)),
+            "fields": {member.name: _written(getattr(mechanism, member.name)) for member in fields(mechanism)},
         }
-    known = given is None or isinstance(given, (str, int, float, tuple))
+    plain = value is None or isinstance(value, (str, int, float, tuple))
     validate.check(
-        known,
+        plain,
         "mechanism",
-        given,
+        value,
         "use a mechanism whose fields are numbers, texts or mechanisms: a plan is written with those",
     )
-    return [_written(each) for each in given] if isinstance(given, tuple) else given
+    return [_written(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _read(data: Any) -> Any:
     """What was written; a class is looked up among those of this process, and nothing is imported for a text."""
     if isinstance(data, list):
-        return tuple(_read(each) for each in data)
+        return tuple(_read(item) for item in data)
     if not isinstance(data, dict):
         return data
-    by_address = {_address(each): each for each in Mechanism.known()}
+    by_address = {_address(kind): kind for kind in Mechanism.known()}
     address = data["class"]
     validate.check(
         address in by_address, "mechanism", address, "import the module that defines it before reading the plan"
     )
-    given = {name: _read(value) for name, value in data.get("fields", {}).items()}
-    return by_address[address](**given) if "fields" in data else by_address[address]
+    members = {name: _read(value) for name, value in data.get("fields", {}).items()}
+    return by_address[address](**members) if "fields" in data else by_address[address]
 
 
 def _total(items: Sequence[Charge], numbers: Mapping[str, float]) -> DpEvent:

@@ -74,8 +74,8 @@ class _Cells:
 def _cells(rate: Fraction, word: int) -> _Cells:
     first, lower, before = _thresholds(rate, word)
     most = (1 << word) - 1  # what needs more digits than a word is left to `_decide`
-    kept = max(1, sum(each <= most for each in before))
-    lower, before = [min(each, most) for each in lower[:kept]], [min(each, most) for each in before[:kept]]
+    count = max(1, sum(bound <= most for bound in before))
+    lower, before = [min(bound, most) for bound in lower[:count]], [min(bound, most) for bound in before[:count]]
     return _Cells(first, np.array(lower, np.uint64), np.array([*before, most], np.uint64))
 
 
@@ -84,8 +84,8 @@ def _thresholds(rate: Fraction, digits: int) -> tuple[int, list[int], list[int]]
     first, low, high, tail_below, tail_above = _weights(rate, digits + 64)
     below, above = list(accumulate(low)), list(accumulate(high, initial=tail_below))
     most, least = above[-1] + tail_above, below[-1]
-    lower = [(each << digits) // most for each in below]
-    before = [-(-(each << digits) // least) for each in above[:-1]]
+    lower = [(bound << digits) // most for bound in below]
+    before = [-(-(bound << digits) // least) for bound in above[:-1]]
     return first, lower, before
 
 

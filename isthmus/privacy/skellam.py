@@ -185,8 +185,8 @@ class Skellam(Mechanism):
 def _step(variance: float) -> float:
     """The largest step of Phi^-1(F), at 0, and no less than 1 / sqrt(v) (the certificate needs that), from above."""
     centre = 2 * float(ndtri(0.5 + math.exp(_log_masses(variance, 0)[0]) / 2))
-    given = 1e-3 * max(0.0, 1 - _PLENTY / variance)
-    return max(centre, 1 / math.sqrt(variance)) * (1 + _SLACK + given)
+    slack = 1e-3 * max(0.0, 1 - _PLENTY / variance)
+    return max(centre, 1 / math.sqrt(variance)) * (1 + _SLACK + slack)
 
 
 @lru_cache(maxsize=256)

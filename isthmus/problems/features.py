@@ -83,9 +83,9 @@ class Distribution:
     @property
     def ends(self) -> tuple[Tensor, Tensor]:
         """The outer edges of the bins that hold something."""
-        seen = self.p > 0
-        low = torch.where(seen, self.edges[:-1], math.inf).amin(1)
-        return low, torch.where(seen, self.edges[1:], -math.inf).amax(1)
+        occupied = self.p > 0
+        low = torch.where(occupied, self.edges[:-1], math.inf).amin(1)
+        return low, torch.where(occupied, self.edges[1:], -math.inf).amax(1)
 
     def inner(self, f: Tensor, g: Tensor) -> Tensor:
         """E f g of each column, for functions given at the middles of the bins."""
@@ -129,9 +129,9 @@ def _points(counts: Tensor, noise: float, n: float) -> tuple[Tensor, Tensor]:
     between = torch.where(between < least * math.sqrt(counts.shape[1]), 0.0, n - large.sum(1)).clamp(min=0)
     between = torch.where(between + large.sum(1) > 0, between, n)
     # where all records are at points, what their noise adds up to is shared by these
-    kept = (large > 0) & (between == 0)[:, None]
-    missing = (n - large.sum(1) - between) / kept.sum(1).clamp(min=1)
-    return (large + missing[:, None] * kept).clamp(min=0), between
+    fillable = (large > 0) & (between == 0)[:, None]
+    missing = (n - large.sum(1) - between) / fillable.sum(1).clamp(min=1)
+    return (large + missing[:, None] * fillable).clamp(min=0), between
 
 
 def _between(counts: Tensor, mass: Tensor, noise: float) -> Tensor:
@@ -225,9 +225,9 @@ class SmoothMap:
         x = x.clamp(float(self.knots[0]), float(self.knots[-1]))
         place = bins_of(self.knots, x)
         inside = (x - self.knots[place]) / (self.knots[place + 1] - self.knots[place])
-        which = torch.arange(len(self.columns))
+        rows = torch.arange(len(self.columns))
         place, inside = place[:, self.columns], inside[:, self.columns]
-        low, high = self.values[which, place], self.values[which, place + 1]
+        low, high = self.values[rows, place], self.values[rows, place + 1]
         return low + inside * (high - low)
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
@@ -269,9 +269,9 @@ def smooth_map(
     ranks = columns.below + columns.p / 2
     cosines = torch.cos(math.pi * ranks[..., None] * torch.arange(1, functions, dtype=torch.float64))
     raw = torch.cat([torch.ones_like(ranks)[..., None], straight[..., None], cosines], -1)
-    made, alive = _orthonormal(raw, columns)
+    basis, alive = _orthonormal(raw, columns)
     column, order = _first(alive, features).unbind(1)
-    values = made[column, :, order] / (order.double() + 1)[:, None]
+    values = basis[column, :, order] / (order.double() + 1)[:, None]
     drawn = values[torch.arange(len(column)), columns.draw(SIMULATED)[:, column]]
     limit = max(float(torch.linalg.vector_norm(drawn, dim=1).median()) * longer, 1e-6)
     return SmoothMap(reach, knots, column, values, mean, 1 / sd, limit, bias)
@@ -284,24 +284,24 @@ def _orthonormal(raw: Tensor, columns: Distribution) -> tuple[Tensor, Tensor]:
     The linear one keeps its scale, and is taken out of the others as far as it has variance: where a floor has made it
     small, they stand for it.
     """
-    done = [raw[..., 0], raw[..., 1]]
+    basis = [raw[..., 0], raw[..., 1]]
     alive = [torch.ones(len(raw), dtype=torch.bool)]
     for i in range(2, raw.shape[2]):
         v = raw[..., i]
-        for q in done:
+        for q in basis:
             v = v - columns.inner(v, q) * q
         square = columns.inner(v, v)
         real = square > LEAST_NEW * columns.inner(raw[..., i], raw[..., i]).clamp(min=1e-12)
-        done.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
+        basis.append(v * torch.where(real, square.clamp(min=1e-300).rsqrt(), 0.0))
         alive.append(real[:, 0])
-    return torch.stack(done[1:], -1), torch.stack(alive, 1)
+    return torch.stack(basis[1:], -1), torch.stack(alive, 1)
 
 
 def _first(alive: Tensor, features: int) -> Tensor:
     """(column, function) of the features: the first function of every column, then the second, ... at most so many."""
     d, m = alive.shape
     order = alive.T.reshape(-1).nonzero()[:, 0]
-    made = torch.stack([order % d, order // d], 1)
+    pairs = torch.stack([order % d, order // d], 1)
     whole = [int(alive[:, : k + 1].sum()) for k in range(m)]
     fits = max([count for count in whole if count <= features], default=whole[0])
-    return made[:fits]
+    return pairs[:fits]

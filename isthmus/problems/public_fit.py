@@ -95,16 +95,16 @@ def fit_public(objective: Any, weights: Tensor | None = None, towards: Tensor | 
     [1.0, -1.0, 0.5, 0.0]
     """
     rows = _Reduced.of(objective, weights, towards)
-    strength, held = _path(rows)
+    strength, margins = _path(rows)
     labels, bound = int(objective.labelled()), float(objective.curvature or 1.0)
     return PublicFit(
         w=rows.lifted(rows.fit(strength)),
         strength=strength,
-        slopes=max(float(rows.slopes(held).square().mean()), UNSEEN[labels] / 100),
-        curvature=max(rows.curvature(held), FLAT * bound / rows.outputs),
+        slopes=max(float(rows.slopes(margins).square().mean()), UNSEEN[labels] / 100),
+        curvature=max(rows.curvature(margins), FLAT * bound / rows.outputs),
         energies=rows.energies,
         least=max(LEAST * rows.spread(), UNSEEN[labels]) / rows.energy,
-        most=MOST * float(held.var(0, correction=0).mean()) / rows.energy,
+        most=MOST * float(margins.var(0, correction=0).mean()) / rows.energy,
     )
 
 
@@ -127,15 +127,15 @@ class _Reduced:
         root = _shrunk(Z) if towards is None else torch.ones(d, dtype=torch.float64)
         scaled = Z @ sp.diags((1 / root).numpy()) if is_sparse(Z) else Z / root
         values, vectors = torch.linalg.eigh(_product(scaled))
-        kept = values > NEVER * max(float(values.max()), NEVER)
-        lengths, left = values[kept].sqrt(), vectors[:, kept]
+        spanned = values > NEVER * max(float(values.max()), NEVER)
+        lengths, left = values[spanned].sqrt(), vectors[:, spanned]
         # w = D^-1/2 V b, with V = (Z D^-1/2)'U / S
         back = rmatmul(scaled, left / lengths) / root[:, None]
         energies = torch.linalg.eigvalsh(_product(Z)).flip(0)[: min(n, d)].clamp(min=0) / n
-        given = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
+        weight = torch.ones(n, dtype=torch.float64) if weights is None else weights.double()
         first = torch.zeros(objective.space.d, dtype=torch.float64) if towards is None else towards.double()
         offset = matmul(Z, first.view(-1, d).T.contiguous())
-        return cls(objective, left * lengths, back, energies, given, first, offset)
+        return cls(objective, left * lengths, back, energies, weight, first, offset)
 
     @property
     def n(self) -> int:
@@ -152,12 +152,12 @@ class _Reduced:
 
     def losses(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """Of the rows whose margins are z beyond those of the first point."""
-        values: Tensor = self.objective.losses(*self._told(z, index))
+        values: Tensor = self.objective.losses(*self._paired(z, index))
         return values * self.weights[index]
 
     def slopes(self, z: Tensor, index: Any = slice(None)) -> Tensor:
         """dl/dz, one column an output."""
-        values: Tensor = self.objective.slopes(*self._told(z, index))
+        values: Tensor = self.objective.slopes(*self._paired(z, index))
         return values.reshape(z.shape) * self.weights[index][:, None]
 
     def curvature(self, z: Tensor) -> float:
@@ -193,7 +193,7 @@ class _Reduced:
         """The point of R^d, flat: one block of columns an output."""
         return self.first + (self.lift @ point).T.reshape(-1)
 
-    def _told(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
+    def _paired(self, z: Tensor, index: Any) -> tuple[Tensor, Tensor]:
         """Margins and targets as the loss takes them: numbers of classes go with one margin for each."""
         y, z = self.objective.y[index], z + self.offset[index]
         return (z[:, 0], y.double()) if y.is_floating_point() else (z, y)
@@ -208,7 +208,7 @@ def _path(rows: _Reduced) -> tuple[float, Tensor]:
     parts = [(np.flatnonzero(folds == k), np.flatnonzero(folds != k)) for k in range(int(folds.max()) + 1)]
     points: list[Tensor | None] = [None] * len(parts)
     least, best, risen = float("inf"), (0.0, torch.zeros(0)), 0
-    for strength in (each * rows.energy for each in STRENGTHS):
+    for strength in (multiple * rows.energy for multiple in STRENGTHS):
         z = torch.zeros(rows.n, rows.outputs, dtype=torch.float64)
         for k, (inside, outside) in enumerate(parts):
             point = rows.fit(strength, outside, points[k], CROSS)  # from the last one, which was shrunk more

@@ -82,7 +82,7 @@ class TopEigenvalue(Query):
         """The same by Lanczos, or from the whole matrix where that is small, of products that were added up.
 
         >>> parts = [TopEigenvalue([[1.0, 0.0]]), TopEigenvalue([[0.6, 0.8]])]
-        >>> [round(top, 9) for top in parts[0].joint(lambda v: sum(each.products(v) for each in parts)).tolist()]
+        >>> [round(top, 9) for top in parts[0].joint(lambda v: sum(part.products(v) for part in parts)).tolist()]
         [1.6]
         """
         d = self.X.shape[1]

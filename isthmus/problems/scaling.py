@@ -198,7 +198,7 @@ class Scaled(View):
                 yield from ((lo + left, lo + right, rows) for left, right, rows in view.chunks())
             return
         # NumPy and one buffer: many small torch operations would wait for each other's threads
-        X, weight, r, U, B = (each.numpy() for each in (self.X, self.weight, self.r, self.U, self.B))
+        X, weight, r, U, B = (tensor.numpy() for tensor in (self.X, self.weight, self.r, self.U, self.B))
         buffer, p = np.zeros((step, self.shape[1])), len(weight)
         for lo in range(0, self.shape[0], step):
             hi = min(lo + step, self.shape[0])
@@ -372,8 +372,8 @@ class RowMap:
         """The constant of the last column before all is divided, for rows that had `before`."""
         if self.bias or not before:
             return self.bias
-        kept = before if self.shift is None else before - float(self.shift[-1])
-        return kept if self.weight is None else kept * float(self.weight[-1])
+        constant = before if self.shift is None else before - float(self.shift[-1])
+        return constant if self.weight is None else constant * float(self.weight[-1])
 
     def _features(self, base: Scaled) -> Scaled:
         """(x - shift) * weight, without the constant column."""
@@ -382,8 +382,8 @@ class RowMap:
         weight = torch.ones(p, dtype=torch.float64) if self.weight is None else self.weight.double()[:p]
         inner, U, B = view.weight * weight[: len(view.weight)], view.U, view.B * weight
         if self.shift is not None:
-            one = torch.ones(n, 1, dtype=torch.float64)
-            U, B = torch.cat([U, one], 1), torch.cat([B, -(self.shift.double()[:p] * weight)[None]])
+            ones = torch.ones(n, 1, dtype=torch.float64)
+            U, B = torch.cat([U, ones], 1), torch.cat([B, -(self.shift.double()[:p] * weight)[None]])
         scaled = Scaled(view.X, inner, view.r, U, B, far=view.far or self._far(weight))
         if bool((endless := ~(scaled.upper < FAR)).any()):
             scaled = Scaled(_without(view.X, endless), inner, view.r, U, B, far=scaled.far)
@@ -391,13 +391,13 @@ class RowMap:
 
     def follow(self, weight: Tensor, offset: Tensor, bias: float) -> tuple[Tensor, Tensor, float]:
         """The affine map of features so far, and the constant beside them, taken through this map (see `RowMaps`)."""
-        kept, columns = self.constant(bias), len(offset)
+        constant, columns = self.constant(bias), len(offset)
         offset = offset if self.shift is None else offset - self.shift.double()[:columns]
         if self.weight is not None:
             weight, offset = weight * self.weight.double()[: len(weight)], offset * self.weight.double()[:columns]
-        whole = math.hypot(self.limit or 1.0, kept)
-        last = torch.tensor([kept / whole] if kept else [], dtype=torch.float64)
-        return weight / whole, torch.cat([offset / whole, last]), kept / whole
+        whole = math.hypot(self.limit or 1.0, constant)
+        last = torch.tensor([constant / whole] if constant else [], dtype=torch.float64)
+        return weight / whole, torch.cat([offset / whole, last]), constant / whole
 
     def _far(self, weight: Tensor) -> bool:
         """Whether what is subtracted is much longer than what is left: a public fact."""
@@ -445,8 +445,8 @@ class RowMaps:
     def __call__(self, X: object) -> Scaled:
         """The rows of X, seen through all of them."""
         view = Scaled.of(as_matrix("X", X))
-        for each in self.maps:
-            view = each(view)
+        for row_map in self.maps:
+            view = row_map(view)
         return view
 
     def affine(self, p: int) -> tuple[Tensor, Tensor]:
@@ -458,8 +458,8 @@ class RowMaps:
         (tensor([1.3416], dtype=torch.float64), tensor([-1.3416,  0.4472], dtype=torch.float64))
         """
         weight, offset, bias = torch.ones(p, dtype=torch.float64), torch.zeros(p, dtype=torch.float64), 0.0
-        for each in self.maps:
-            weight, offset, bias = each.follow(weight, offset[:-1] if bias else offset, bias)
+        for row_map in self.maps:
+            weight, offset, bias = row_map.follow(weight, offset[:-1] if bias else offset, bias)
         return weight, offset
 
 

@@ -177,9 +177,9 @@ class Clients(Aggregator):
         """The sum of the drawn clients' messages."""
         chosen: Sequence[int] = range(len(self.problems))
         if self.per_round is not None:
-            asked = self.per_round(order.t) if callable(self.per_round) else self.per_round
-            validate.positive_int(**{f"per_round({order.t})": asked})
-            chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), asked).tolist()
+            count = self.per_round(order.t) if callable(self.per_round) else self.per_round
+            validate.positive_int(**{f"per_round({order.t})": count})
+            chosen = generator(order.seed, order.t, "clients").integers(0, len(self.problems), count).tolist()
         total, visits = None, Counter[int]()
         whole = None if self.uniform else sum(problem.n for problem in self.problems)
         for number in chosen:

@@ -47,9 +47,11 @@ class Arrivals:
     def message(self, round: Round, key: Hashable, compute: Callable[[], Message]) -> Message:
         """What `compute` makes of the gradients at hand; `key` has whatever else that depends on."""
         maps = [sketch.memory() for sketch in round.sketches.values()]
-        if any(each is None for each in maps):
+        if any(memory is None for memory in maps):
             return compute()
-        inputs = [x for _, _, b, read in self.items for x in (b, *read)] + [x for each in maps for x in each or ()]
+        inputs = [x for _, _, b, reads in self.items for x in (b, *reads)] + [
+            x for memory in maps for x in memory or ()
+        ]
         sizes = tuple((slot, sketch.m, sketch.norm) for slot, sketch in round.sketches.items())
         return self.replay((key, self.layers(), sizes, tuple(sorted(round.bounds.items()))), inputs, compute)
 
@@ -66,7 +68,7 @@ class Arrivals:
 
     def layers(self) -> Hashable:
         """Who has told something, in order."""
-        return tuple((layer, len(read)) for layer, _, _, read in self.items)
+        return tuple((layer, len(reads)) for layer, _, _, reads in self.items)
 
     def idle(self, otherwise: list[str]) -> list[str]:
         """The leaves that took no part, as they were when the same layers told something before."""

@@ -92,8 +92,8 @@ class UniformRandom:
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """Take w_t with probability 1/(t+1)."""
-        taken = generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1
-        return {**memo, "choice": memo["point"].clone() if taken else memo["choice"], "point": w}, w
+        replaces = generator(memo["seed"], t, "reservoir").random() * (t + 1) < 1
+        return {**memo, "choice": memo["point"].clone() if replaces else memo["choice"], "point": w}, w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The chosen iterate."""
@@ -178,11 +178,11 @@ class Restart:
 
     def observe(self, memo: Memo, w: Tensor, eta: float | Tensor, t: int) -> tuple[Memo, Tensor]:
         """The mean of this inner loop; at its end, the iterate."""
-        done = t % self.rounds + 1
-        mean = w.clone() if done == 1 else torch.lerp(memo["mean"], w, 1 / done)
-        counts = 2 * done >= self.rounds or t < self.rounds
+        position = t % self.rounds + 1
+        mean = w.clone() if position == 1 else torch.lerp(memo["mean"], w, 1 / position)
+        counts = 2 * position >= self.rounds or t < self.rounds
         following = {"mean": mean, "output": mean if counts else memo["output"]}
-        return following, mean if done == self.rounds else w
+        return following, mean if position == self.rounds else w
 
     def output(self, memo: Memo, w: Tensor) -> Tensor:
         """The average of the last inner loop that counts."""
@@ -201,6 +201,6 @@ def average_of(output: str) -> Average:
     Suffix(count=10)
     """
     word, _, count = output.partition(" ") if isinstance(output, str) else ("", "", "")
-    known = output in NAMED if not count else word == "last" and count.isdecimal() and int(count) > 0
-    validate.check(known, "output", output, f"choose one of {list(OUTPUTS)}, as in 'last 10'")
+    valid = output in NAMED if not count else word == "last" and count.isdecimal() and int(count) > 0
+    validate.check(valid, "output", output, f"choose one of {list(OUTPUTS)}, as in 'last 10'")
     return Suffix(int(count)) if count else NAMED[output]

@@ -86,13 +86,15 @@ def prepare(
     for item in pipe.before:
         item.check(objective)
     prepared, bought = Prepared(objective), {}
-    holders = [prepared if each is objective else Prepared(each) for each in aggregator.problems]
+    holders = [prepared if problem is objective else Prepared(problem) for problem in aggregator.problems]
     for item in pipe.before:
-        asked = item.stage(prepared.objective)
-        if asked is not None:
-            bought[item.name] = look(asked[0], aggregator, asked[1])
+        purchase = item.stage(prepared.objective)
+        if purchase is not None:
+            bought[item.name] = look(purchase[0], aggregator, purchase[1])
         with aggregator.alike():
             before, prepared = prepared, item.apply(prepared, bought.get(item.name))
-            holders = [prepared if each is before else item.apply(each, bought.get(item.name)) for each in holders]
-        aggregator = aggregator.holding([each.objective for each in holders])
+            holders = [
+                prepared if holder is before else item.apply(holder, bought.get(item.name)) for holder in holders
+            ]
+        aggregator = aggregator.holding([holder.objective for holder in holders])
     return prepared, bought, aggregator

@@ -44,8 +44,8 @@ def plain_copies(module: nn.Module) -> list[PlainCopies]:
 
 def _reducer(layer: nn.Module) -> Callable[[int], Any]:
     def reduce(protocol: int) -> Any:
-        found = type(layer).__reduce_ex__(layer, protocol)
-        return found if isinstance(found, str) else tuple(_cleaned(part) for part in found)
+        reduced = type(layer).__reduce_ex__(layer, protocol)
+        return reduced if isinstance(reduced, str) else tuple(_cleaned(part) for part in reduced)
 
     return reduce
 

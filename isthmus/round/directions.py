@@ -33,7 +33,7 @@ class Taking:
         if code is None or rates is None:
             give(self.layers, rounds)
             return
-        places = [(name, *each) for name, binding in self.layers.bindings.items() for each in binding.places()]
+        places = [(name, *place) for name, binding in self.layers.bindings.items() for place in binding.places()]
         if not all(_in_memory(parameter, matrix) for _, parameter, matrix, _, _ in places):
             give(self.layers, rounds)
             return

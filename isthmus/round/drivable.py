@@ -37,8 +37,8 @@ def batches_of(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int) -> list[
 def least_bound(pipe: Pipeline) -> float:
     """The least bound that rows of a pipeline may be clipped to."""
     clips = [release.clip for _, release, _ in slots(pipe.stages) if release.clip is not None]
-    given = [clip.each(clip.init()) for clip in clips]
-    least = [min(each.values()) if isinstance(each, Mapping) else each for each in given]
+    bounds = [clip.each(clip.init()) for clip in clips]
+    least = [min(bound.values()) if isinstance(bound, Mapping) else bound for bound in bounds]
     return min(least, default=math.inf) / (SPAN if any(clip.moves for clip in clips) else 1.0)
 
 
@@ -61,5 +61,5 @@ def check_drivable(pipe: Pipeline) -> None:
     validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
     validate.check(not pipe.wire.remembers and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)
     validate.check(pipe.stop is None, "pipe.stop", pipe.stop, remedy)
-    validate.check(not pipe.before, "pipe.before", [each.name for each in pipe.before], remedy)
+    validate.check(not pipe.before, "pipe.before", [item.name for item in pipe.before], remedy)
     validate.check(isinstance(pipe.average, Last), "pipe.average", pipe.average, "average the module's own weights")

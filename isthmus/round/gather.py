@@ -56,14 +56,14 @@ class Gathering:
                 keep = True
                 continue
             self._check_open(release, name)
-            held = self.codes.setdefault(release.name, {}).setdefault(name, [])
-            held.append(self._smaller(sketch.leaf(name, rows)))
-            if len(held) == uses and self._early(release, sketch):
+            codes = self.codes.setdefault(release.name, {}).setdefault(name, [])
+            codes.append(self._smaller(sketch.leaf(name, rows)))
+            if len(codes) == uses and self._early(release, sketch):
                 self._close(round, release, slot, name, factor, rounding)
         if keep:
-            kept = self._smaller(rows)
-            assert kept is not None
-            self.rows.setdefault(name, []).append(kept)
+            smaller = self._smaller(rows)
+            assert smaller is not None
+            self.rows.setdefault(name, []).append(smaller)
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """The leaves of these that nothing has come of."""
@@ -73,8 +73,8 @@ class Gathering:
     def size(self, otherwise: int) -> int:
         """The number of examples whose rows are held; `otherwise` where none are."""
         tables: list[Mapping[str, Sequence[Rows | None]]] = [self.rows, *self.codes.values()]
-        held = (piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None)
-        return next(held, otherwise)
+        sizes = (piece.n for table in tables for pieces in table.values() for piece in pieces if piece is not None)
+        return next(sizes, otherwise)
 
     def message(
         self, round: Round, names: Sequence[str], rounding: Rounding, factor: float = 1.0, groups: Tensor | None = None
@@ -98,9 +98,9 @@ class Gathering:
                 sums = [self.sums[release.name][name] for name in names]
                 ready[release.name] = measured_leaves(release.clipped, round.bounds[slot], sums, rounding)
                 continue
-            each = release.clipped.each(round.bounds[slot])
-            kept = self.codes[release.name]
-            pieces = {name: self._joined(name, kept.get(name, []), _of_leaf(each, name)) for name in names}
+            bounds = release.clipped.each(round.bounds[slot])
+            by_leaf = self.codes[release.name]
+            pieces = {name: self._joined(name, by_leaf.get(name, []), _of_leaf(bounds, name)) for name in names}
             codes[release.name] = whole(sketch.join(pieces))
         return fragment(round, self.stage, rows, codes, rounding, ready)
 

@@ -39,8 +39,12 @@ class _Undone(torch.autograd.Function):
         ctx.fired()
         if torch.is_grad_enabled():  # a gradient of this gradient is asked for
             return (gradients[0] * ctx.n).to(ctx.dtype), None, None
-        made = torch.empty_like(gradients[0], dtype=ctx.dtype)
-        return torch.mul(gradients[0], ctx.n, out=made), None, None  # multiplied in float32 and rounded, in one kernel
+        scaled = torch.empty_like(gradients[0], dtype=ctx.dtype)
+        return (
+            torch.mul(gradients[0], ctx.n, out=scaled),
+            None,
+            None,
+        )  # multiplied in float32 and rounded, in one kernel
 
 
 class Undo:
@@ -75,17 +79,17 @@ class Undo:
             if not (x.requires_grad and x.is_floating_point()):
                 return x
             self.on = True
-            made: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
-            return made
+            tap: Tensor = _Undone.apply(x, n, fired)  # type: ignore[no-untyped-call]
+            return tap
 
         return _mapped(tapped, output)
 
     def check_kept(self, found: Mapping[str, object]) -> None:
         """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
-        kept = sorted(name for name, x in found.items() if isinstance(x, Tensor) and x.grad_fn is not None)
-        if self.on and kept:
+        names = sorted(name for name, x in found.items() if isinstance(x, Tensor) and x.grad_fn is not None)
+        if self.on and names:
             raise validate.InvalidInput(
-                f"the module keeps {kept} of its pass with their graph: in less than 32 bits a mean loss must be one "
+                f"the module keeps {names} of its pass with their graph: in less than 32 bits a mean loss must be one "
                 "of what the module returns; return them too, keep them with .detach(), or use a sum, "
                 "loss_reduction='sum'"
             )
@@ -108,11 +112,11 @@ def _mapped(change: Callable[[Tensor], Tensor], output: Any) -> Any:
             return change(leaf)
         if not is_dataclass(leaf) or isinstance(leaf, type):
             return leaf
-        made = copy(leaf)
+        twin = copy(leaf)
         for item in fields(leaf):
             if hasattr(leaf, item.name):
-                object.__setattr__(made, item.name, _mapped(change, getattr(leaf, item.name)))
-        return made
+                object.__setattr__(twin, item.name, _mapped(change, getattr(leaf, item.name)))
+        return twin
 
     return tree_map(changed, output)
 

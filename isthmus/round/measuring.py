@@ -86,7 +86,7 @@ def measured_leaves(clip: Clipping, bound: float, sums: Sequence[Bounded], round
 
     The dtype is that of the rows: in what dtype they were added up depends on how many there are, and must not tell.
     """
-    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda each: each.itemsize)
+    dtype = min((leaf.dtype for leaf in sums if leaf.dtype is not None), key=lambda kind: kind.itemsize)
     extra = kappa(rounding.batch, dtype, encoded=False)
     value = torch.cat([leaf.value for leaf in sums])
     return Bounded(value, clip.ord, clip.total(bound) * (1 + extra), dtype=dtype)
@@ -143,9 +143,9 @@ def fragment(
             assert isinstance(rows, Rows)
             values[release.name] = Bounded(rows.sum(), 2, math.inf)
         else:
-            given = None if codes is None else codes.get(release.name)
+            own_codes = None if codes is None else codes.get(release.name)
             bound = round.bounds.get(slot, math.inf)
-            values[release.name] = measure(release, round.sketches[slot], bound, rows, given, rounding)
+            values[release.name] = measure(release, round.sketches[slot], bound, rows, own_codes, rounding)
     return Message(values, 0.0)
 
 
@@ -181,9 +181,9 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
     for _, release, slot in slots([stage]):
         sketch, bounded = round.sketches[slot], values[release.name]
         value, name = bounded.value, f"{client.name}/{slot}"
-        kept, corrected = memory.get(name), value
+        error, corrected = memory.get(name), value
         if wire.remembers:
-            corrected = wire.corrected(value, kept, message.divisor, round.eta)
+            corrected = wire.corrected(value, error, message.divisor, round.eta)
             value = sketch.forward(corrected)
         dims += value.numel()
         if wire.codec is None:
@@ -196,7 +196,7 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             coded[release.name] = data
             value = wire.codec.decode(data, value)
         if wire.remembers:
-            memory[name] = wire.remembered(corrected, value, sketch, kept, message.divisor, round.eta)
+            memory[name] = wire.remembered(corrected, value, sketch, error, message.divisor, round.eta)
         values[release.name] = replace(bounded, value=value)
     return replace(message, values=values, dims=dims, bytes=size, coded=coded)
 

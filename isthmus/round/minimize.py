@@ -103,19 +103,19 @@ def minimize(
 
     >>> from isthmus import LeastSquares, L1Ball, algorithms
     >>> X = torch.eye(4, dtype=torch.float64)
-    >>> found = minimize(LeastSquares(X, X @ torch.tensor([1.0, 0, 0, 0]).double()),
-    ...                  algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
-    >>> [round(v, 3) for v in found.x.tolist()]
+    >>> result = minimize(LeastSquares(X, X @ torch.tensor([1.0, 0, 0, 0]).double()),
+    ...                   algorithms.gd(step=2.0), L1Ball(0.5), steps=50)
+    >>> [round(v, 3) for v in result.x.tolist()]
     [0.5, 0.0, 0.0, 0.0]
     """
     aggregator = _aggregator(objective, clients)
-    asked = _Asked(steps, epochs, seed, x0, resume, tuple(callbacks), record, progress, physical_batch_size)
+    request = _Request(steps, epochs, seed, x0, resume, tuple(callbacks), record, progress, physical_batch_size)
     with aggregator.joined():
-        return _minimized(objective, recipe, constraint, asked, aggregator, clients, ledger, noise_seed)
+        return _minimized(objective, recipe, constraint, request, aggregator, clients, ledger, noise_seed)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """How long a run is, where it starts and who watches it."""
 
     steps: int | None
@@ -133,7 +133,7 @@ def _minimized(
     objective: Any,
     recipe: Recipe | Pipeline,
     constraint: ConvexSet | None,
-    asked: _Asked,
+    request: _Request,
     aggregator: Aggregator,
     clients: Any,
     ledger: Any,
@@ -141,17 +141,17 @@ def _minimized(
 ) -> Result:
     constraint = Whole() if constraint is None else constraint
     space, penalty = objective.space, getattr(objective, "penalty", None) or NoPenalty()
-    steps, epochs, seed, x0, resume = asked.steps, asked.epochs, asked.seed, asked.x0, asked.resume
-    _check_arguments(constraint, steps, epochs, asked.record, asked.physical, space.d)
+    steps, epochs, seed, x0, resume = request.steps, request.epochs, request.seed, request.x0, request.resume
+    _check_arguments(constraint, steps, epochs, request.record, request.physical, space.d)
     elsewhere = getattr(objective, "elsewhere", False)
     value, slope, mean = objective.loss, _gradient(objective), aggregator.mean
     loss, gradient = _Look(lambda w: mean(value(w))), _Look(lambda w: mean(slope(w)))
-    for each in (objective, *aggregator.problems):
-        getattr(each, "forget", int)()  # rows may have been written to since the last run
+    for problem in (objective, *aggregator.problems):
+        getattr(problem, "forget", int)()  # rows may have been written to since the last run
     n = aggregator.whole(objective.n)
     validate.check(n > 0, "objective.n", n, "give at least one record")
     pipe = _bound(recipe, Binding(constraint, penalty, space, n, steps, epochs, loss, gradient))
-    aggregator = _asked(aggregator, clients, pipe)
+    aggregator = _aggregator_of(aggregator, clients, pipe)
     if claims(pipe):
         loss.close(recipe)
         gradient.close(recipe)
@@ -165,12 +165,9 @@ def _minimized(
         aggregator.lead(lambda: spending.require(pipe, rounds))
     prepared, bought, aggregator = _prepare(pipe, objective, spending, resume, aggregator)
     pipe, objective, space = prepared.fill(pipe), prepared.objective, prepared.objective.space
-    first = prepared.start if x0 is None and prepared.start is not None else _start_point(objective, constraint, x0)
-    terms = _terms(spending, pipe, resume, rounds)
-    begun = start(pipe, first, seed).replace(parts={**bought, **terms}) if resume is None else resume
-    state = _on_terms(begun, terms, space.d)
+    state = _first_state(pipe, prepared, constraint, request, bought, _terms(spending, pipe, resume, rounds))
     spent = None if spending is None else (lambda t: spending.epsilon(pipe, t))
-    watch = _Watch(objective, pipe, rounds, per_epoch, asked, state, spent, aggregator)
+    watch = _Watch(objective, pipe, rounds, per_epoch, request, state, spent, aggregator)
     hold = nullcontext(ledger) if spending is None else spending.open(pipe, state.t, rounds)
     with watch, hold as book:
         setting = Setting(
@@ -179,7 +176,7 @@ def _minimized(
             keys=Keys(seed, None if spending is None else spending.noise),
             public_rows=lambda w, data: _public(objective, data).rows(w),
             per_epoch=per_epoch,
-            physical=asked.physical,
+            physical=request.physical,
             ledger=book,
             whole=n,
         )
@@ -202,6 +199,18 @@ def _minimized(
         target=prepared.target,
         centre=prepared.centre,
     )
+
+
+def _first_state(
+    pipe: Pipeline, prepared: Prepared, constraint: ConvexSet, request: _Request, bought: Any, terms: Any
+) -> State:
+    """Where the loop begins: at the start that was found or given, or where an earlier run was stopped."""
+    begun = request.resume
+    if begun is None:
+        own = prepared.start if request.x0 is None else None
+        first = _start_point(prepared.objective, constraint, request.x0) if own is None else own
+        begun = start(pipe, first, request.seed).replace(parts={**bought, **terms})
+    return _on_terms(begun, terms, prepared.objective.space.d)
 
 
 def _spending(
@@ -284,10 +293,10 @@ class _Look:
 
 def _public(objective: Any, data: Any) -> Any:
     """The objective on public examples, which are never its own."""
-    other = objective.on(data)
+    shown = objective.on(data)
     remedy = "a sketch learns from public examples: give it some"
-    validate.check(other is not objective, "data", type(data).__name__, remedy)
-    return other
+    validate.check(shown is not objective, "data", type(data).__name__, remedy)
+    return shown
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:
@@ -353,15 +362,15 @@ class _Watch:
         pipe: Pipeline,
         rounds: int,
         per_epoch: int,
-        asked: _Asked,
+        request: _Request,
         state: State,
         spent: Callable[[int], float] | None,
         aggregator: Aggregator,
     ) -> None:
-        self.mean, progress = aggregator.mean, asked.progress
+        self.mean, progress = aggregator.mean, request.progress
         self.objective, self.pipe, self.rounds, self.per_epoch = objective, pipe, rounds, per_epoch
-        self.every: Any = per_epoch if asked.record == "epoch" else asked.record
-        self.callbacks, self.aside, self.spent = asked.callbacks, 0.0, spent
+        self.every: Any = per_epoch if request.record == "epoch" else request.record
+        self.callbacks, self.aside, self.spent = request.callbacks, 0.0, spent
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.bar = bar(rounds, progress if aggregator.leads else False, initial=state.t, leave=False, unit="round")
@@ -439,7 +448,7 @@ def _aggregator(objective: Any, clients: Any) -> Aggregator:
     return Clients(list(clients))
 
 
-def _asked(aggregator: Aggregator, clients: Any, pipe: Pipeline) -> Aggregator:
+def _aggregator_of(aggregator: Aggregator, clients: Any, pipe: Pipeline) -> Aggregator:
     """How clients that were given as a list are asked: as the pipeline says, and all of them where it is private."""
     if isinstance(clients, Aggregator) or not isinstance(aggregator, Clients):
         return aggregator

@@ -64,7 +64,7 @@ class RoundContext:
 
     def bind(self, encoder: Encoder) -> Sketch:
         """The map of this round: one for all slots that share an encoder."""
-        slot = next(slot for slot, known in self._slots if known is encoder)
+        slot = next(slot for slot, candidate in self._slots if candidate is encoder)
         if slot not in self._bound:
             self._bound[slot] = self._draw(encoder, slot)
         return self._bound[slot]
@@ -73,24 +73,24 @@ class RoundContext:
         """What the encoder of a slot remembers after it was bound; None where it remembers nothing."""
         return self.changed.get(slot, self._parts.get(slot))
 
-    def _learned(self, encoder: Encoder, held: Any) -> Any:
+    def _learned(self, encoder: Encoder, state: Any) -> Any:
         """What one machine learned, for all of them; sent only in rounds in which it learned something."""
 
         def learn() -> Any:
-            found = encoder.bind(self, held)[1]
-            return None if found is held else found
+            following = encoder.bind(self, state)[1]
+            return None if following is state else following
 
         learned = self._lead(learn)
-        return held if learned is None else learned
+        return state if learned is None else learned
 
     def _draw(self, encoder: Encoder, slot: str) -> Sketch:
         token = encoder.token(self)
         if token is not None and slot in self._kept and self._kept[slot][0] == token:
             return self._kept[slot][1]
-        held = self._parts.get(slot)
+        before = self._parts.get(slot)
         if encoder.public and self._lead is not alone:  # no two machines need learn the same bits: one does
-            held = self._learned(encoder, held)
-        sketch, state = encoder.bind(self, held)
+            before = self._learned(encoder, before)
+        sketch, state = encoder.bind(self, before)
         sketch = sketch if self.place is None else self.place(slot, sketch)
         self._kept[slot] = (token, sketch)
         if state is not None:

@@ -65,7 +65,12 @@ class Order:
 
     def __call__(self, client: Client) -> Message:
         """What a client answers."""
-        validate.check(client.site is not None, "client.site", None, "a client answers where it knows the pipeline")
+        validate.check(
+            client.site is not None,
+            "client.site",
+            None,
+            "give the client its site: without the pipeline it cannot answer",
+        )
         message: Message = client.site.answer(self, client)
         return message
 
@@ -101,12 +106,12 @@ def _check(order: Order) -> None:
     flat = order.w is None or (order.w.ndim == 1 and order.w.is_floating_point())
     validate.check(flat, "w", type(order.w).__name__, "give a vector of real numbers")
     same = order.w is None or order.digest == digest_of(order.w)
-    validate.check(same, "digest", order.digest, "the iterate is another one")
+    validate.check(same, "digest", order.digest, "send the digest of the iterate that is sent: this is another one's")
     tables = [order.parts, order.anchors, order.released]
     tables += list(order.released.values()) if isinstance(order.released, dict) else []
-    known = all(isinstance(table, dict) for table in tables)
-    validate.check(known, "order", type(order.parts).__name__, "give tables by name")
-    tensors = [*order.anchors.values(), *(x for each in order.released.values() for x in each.values())]
+    valid = all(isinstance(table, dict) for table in tables)
+    validate.check(valid, "order", type(order.parts).__name__, "give tables by name")
+    tensors = [*order.anchors.values(), *(x for table in order.released.values() for x in table.values())]
     validate.check(all(x is None or isinstance(x, Tensor) for x in tensors), "order", "tensors", "give tensors")
 
 
@@ -158,7 +163,7 @@ class DataSite:
         if now is None or not here or (order.w is not None and now.w is not order.w):
             now = self._rebuilt(order)
         self.round = now
-        now.released.update({name: dict(each) for name, each in order.released.items() if name not in now.released})
+        now.released.update({name: dict(table) for name, table in order.released.items() if name not in now.released})
         missing = [release for release in stage.releases if f"{stage.name}/{release.name}" not in now.sketches]
         if missing:
             parts = {**order.parts, **{clip_slot(slot): bound for slot, bound in order.bounds.items()}}
@@ -172,11 +177,14 @@ class DataSite:
             assert self.read is not None
             w = self.read()
             validate.check(
-                digest_of(w) == order.digest, "order.digest", order.digest, "the iterate here is another one"
+                digest_of(w) == order.digest,
+                "order.digest",
+                order.digest,
+                "send the iterate with the order: the iterate here is another one",
             )
         validate.shape((self.space.d,), w=w)
-        held = {name: Held(anchor, ()) for name, anchor in order.anchors.items()}
-        state = State(w=w, t=order.t, parts=dict(order.parts), held=held)
+        anchored = {name: Held(anchor, ()) for name, anchor in order.anchors.items()}
+        state = State(w=w, t=order.t, parts=dict(order.parts), held=anchored)
         return open_round(
             self.pipe,
             state,
@@ -204,8 +212,8 @@ def order_of(round: Round, stage: Stage, state: State) -> Order:
         {slot: round.bounds[slot] for slot in names if slot in round.bounds},
         state.w,
         parts=parts,
-        anchors={name: held.w for name, held in round.held.items() if held.w is not None},
-        released={name: dict(each) for name, each in round.released.items()},
+        anchors={name: anchored.w for name, anchored in round.held.items() if anchored.w is not None},
+        released={name: dict(table) for name, table in round.released.items()},
     )
 
 

@@ -135,24 +135,24 @@ def things(module: nn.Module) -> Things:
     return by_name
 
 
-def _collect(layer: nn.Module, dot: str, found: Things, seen: set[int]) -> None:
-    if id(layer) in seen:
+def _collect(layer: nn.Module, dot: str, by_name: Things, visited: set[int]) -> None:
+    if id(layer) in visited:
         return
-    seen.add(id(layer))
+    visited.add(id(layer))
     own = layer.__dict__
     for table in (own["_parameters"], own["_buffers"]):
         for name, x in table.items():
             if x is not None:
-                found[dot + name] = x
+                by_name[dot + name] = x
     for name, value in own.items():
         if name in _OWN or type(value) in _PLAIN:
             continue
         for suffix, item in _inside(value):
             if isinstance(item, (Tensor, torch.Generator)):
-                found[f"{dot}{name}{suffix}"] = item
+                by_name[f"{dot}{name}{suffix}"] = item
     for name, child in own["_modules"].items():
         if child is not None:
-            _collect(child, f"{dot}{name}.", found, seen)
+            _collect(child, f"{dot}{name}.", by_name, visited)
 
 
 _OWN = frozenset(vars(nn.Module()))

@@ -138,7 +138,7 @@ class Ranks:
             dist.all_gather(received, own, group=self.group)
         self.sent["gather"] += len(mine)
         self.received["gather"] += len(mine) * (self.size - 1)
-        return [each.cpu().numpy().tobytes() for each in received]
+        return [tensor.cpu().numpy().tobytes() for tensor in received]
 
     def reduce(self, value: Tensor) -> Tensor:
         """The sum of all ranks' tensors on rank 0; what other ranks get has no meaning."""
@@ -184,7 +184,7 @@ class Ranks:
             value = make()
             data = packed.pack("led", {"error": None, "value": value})
         except BaseException as error:
-            self.broadcast(packed.pack("led", {"error": _told(error), "value": None}))
+            self.broadcast(packed.pack("led", {"error": _as_values(error), "value": None}))
             known_to_all(error)
             raise
         self.broadcast(data)
@@ -195,20 +195,20 @@ class Ranks:
     ) -> list[tuple[int, ...]]:
         """Everybody's header; an error of one rank, and headers that differ where they must not, are errors of all."""
         mine = HEADER.pack(int(error is not None), PLACES[place], *header)
-        headers = [tuple(HEADER.unpack(each)) for each in self.gather(mine)]
-        failed = [rank for rank, each in enumerate(headers) if each[0]]
+        headers = [tuple(HEADER.unpack(line)) for line in self.gather(mine)]
+        failed = [rank for rank, entry in enumerate(headers) if entry[0]]
         if failed:
-            said = None if error is None or failed[0] != self.rank else packed.pack("led", _told(error))
-            data = self.broadcast(said, failed[0])
+            message = None if error is None or failed[0] != self.rank else packed.pack("led", _as_values(error))
+            data = self.broadcast(message, failed[0])
             raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
-        where = [next(name for name, code in PLACES.items() if code == each[1]) for each in headers]
+        where = [next(name for name, code in PLACES.items() if code == entry[1]) for entry in headers]
         remedy = "the ranks are at different places in the program: let all of them make the same calls"
         try:
             validate.check(len(set(where)) == 1, "ranks", where, remedy)
-            headers = [each[2:] for each in headers]
+            headers = [entry[2:] for entry in headers]
             remedy = "the ranks differ: give all of them the same program, arguments and start"
             for at, name in enumerate(names):
-                numbers = [each[at] for each in headers]
+                numbers = [entry[at] for entry in headers]
                 same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare
                 validate.check(same, name, numbers, remedy)
         except validate.InvalidInput as differ:
@@ -221,7 +221,7 @@ class Ranks:
         self.agree("values", [0] * 6)
         data = packed.pack("value", mine)
         sent = [self.broadcast(data if rank == self.rank else None, rank) for rank in range(self.size)]
-        return [packed.unpack(each, "value") for each in sent]
+        return [packed.unpack(part, "value") for part in sent]
 
     @contextmanager
     def joined(self, place: str) -> Iterator[None]:
@@ -355,16 +355,16 @@ class AllReduce(Aggregator):
             public = promise is None or promise.n is not None  # lengths that follow from a private number are not sent
             reach = reach_of(sampler, self.problem.n, client.whole, size) if public else UNKNOWN
             message = for_wire(message, reach, size)
-            asked = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
-            header = checked(message, asked, round, packed.checksum(round.w))
+            question = key(order.stage, order.t, order.seed, order.eta, sorted(order.bounds.items()))  # type: ignore[attr-defined]
+            header = checked(message, question, round, packed.checksum(round.w))
         except Exception as failed:
             error, header = failed, [0] * 6
         names = ("message", "order", "maps", "iterate", "", "")
         headers = self.ranks.agree("round", header, error, names)
         assert message is not None
-        divisor = message.divisor if message.fixed else sum(_float(each[4]) for each in headers)
+        divisor = message.divisor if message.fixed else sum(_float(entry[4]) for entry in headers)
         total = summed(self.ranks, message)
-        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(each[5] for each in headers))
+        return replace(total, divisor=divisor, dims=message.dims * size, bytes=sum(entry[5] for entry in headers))
 
 
 # ---------------------------------------------------------------- what goes over the wire
@@ -390,11 +390,11 @@ def for_wire(message: Message, reach: Reach, size: int) -> Message:
 def summed(ranks: Ranks, message: Message) -> Message:
     """The sums of all ranks, one collective for all values of a dtype."""
     totals: dict[str, Bounded] = {}
-    for dtype in dict.fromkeys(each.value.dtype for each in message.values.values()):
-        names = [name for name, each in message.values.items() if each.value.dtype == dtype]
+    for dtype in dict.fromkeys(bounded.value.dtype for bounded in message.values.values()):
+        names = [name for name, bounded in message.values.items() if bounded.value.dtype == dtype]
         flat = [message.values[name].value.reshape(-1) for name in names]
         total = ranks.reduce(torch.cat(flat))
-        parts = total.split([len(each) for each in flat])
+        parts = total.split([len(vector) for vector in flat])
         totals |= {name: replace(message.values[name], value=part) for name, part in zip(names, parts, strict=True)}
     return replace(message, values={name: totals[name] for name in message.values})
 
@@ -425,20 +425,20 @@ def _float(bits: int) -> float:
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
-def _told(error: BaseException | None) -> dict[str, Any]:
+def _as_values(error: BaseException | None) -> dict[str, Any]:
     """An error as plain values."""
     if isinstance(error, BudgetExceeded):
-        asked = [error.what, error.rounds, error.spent, error.asked, *error.budget]
-        return {"kind": "budget", "text": str(error), "asked": asked}
+        terms = [error.what, error.rounds, error.spent, error.asked, *error.budget]
+        return {"kind": "budget", "text": str(error), "asked": terms}
     kind = "input" if isinstance(error, validate.InvalidInput) else type(error).__name__
     return {"kind": kind, "text": str(error), "asked": []}
 
 
-def _raised(told: dict[str, Any], rank: int) -> Exception:
+def _raised(failure: dict[str, Any], rank: int) -> Exception:
     """The error of another rank, here."""
-    if told["kind"] == "budget":
-        what, rounds, spent, asked, *budget = told["asked"]
-        return known_to_all(BudgetExceeded(what, rounds, spent, asked, (budget[0], budget[1])))
-    if told["kind"] == "input":
-        return known_to_all(validate.InvalidInput(told["text"]))
-    return known_to_all(RankFailed(f"rank {rank} failed with {told['kind']}: {told['text']}"))
+    if failure["kind"] == "budget":
+        what, rounds, spent, total, *budget = failure["asked"]
+        return known_to_all(BudgetExceeded(what, rounds, spent, total, (budget[0], budget[1])))
+    if failure["kind"] == "input":
+        return known_to_all(validate.InvalidInput(failure["text"]))
+    return known_to_all(RankFailed(f"rank {rank} failed with {failure['kind']}: {failure['text']}"))

@@ -155,9 +155,9 @@ def _parts(event: DpEvent) -> list[DpEvent]:
 def _check_blind(slot: str, part: object) -> None:
     """Refuse parts that hold the objective's own loss or gradient, as line searches and certified stops do."""
     for name in ("loss", "gradient"):
-        given = getattr(part, name, None)
+        value = getattr(part, name, None)
         remedy = f"it is {type(part).__name__}'s look at the data itself, without noise: leave it out of a private run"
-        validate.check(given is None, f"{slot}.{name}", given, remedy)
+        validate.check(value is None, f"{slot}.{name}", value, remedy)
 
 
 def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
@@ -195,5 +195,5 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
         f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
     )
     follows = getattr(clip, "release", None)
-    known = [each.name for each in stage.releases]
-    validate.check(follows is None or follows in known, "clip.release", follows, f"{where}: the stage releases {known}")
+    names = [item.name for item in stage.releases]
+    validate.check(follows is None or follows in names, "clip.release", follows, f"{where}: the stage releases {names}")

@@ -53,15 +53,15 @@ class Spending:
         self.seeded = self.noise.seeded
         self.leaks: tuple[str, ...] = ()
         self._before: list[Stage] = []
-        kept = getattr(self.ledger, "adjacency", promise.adjacency)
-        remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {kept.value}"
-        validate.check(kept == promise.adjacency, "ledger", self.ledger, remedy)
+        counted = getattr(self.ledger, "adjacency", promise.adjacency)
+        remedy = f"give a ledger for {promise.adjacency.value}, as this run is: this one counts {counted.value}"
+        validate.check(counted == promise.adjacency, "ledger", self.ledger, remedy)
 
     def warn(self, *objectives: Any) -> None:
         """Warn, before anything is spent, of what the promise does not cover."""
         warn_of_large_delta(self.promise.delta, self.promise.records or self.promise.n)
-        facts = dict.fromkeys(each for objective in objectives for each in getattr(objective, "read_off", ()))
-        self.leaks = tuple(leak(*each) for each in facts)
+        facts = dict.fromkeys(fact for objective in objectives for fact in getattr(objective, "read_off", ()))
+        self.leaks = tuple(leak(*fact) for fact in facts)
 
     def require(self, pipe: Pipeline, rounds: int) -> None:
         """Refuse a run that costs more than it promises, or than its ledger's budget holds, before it looks."""
@@ -141,11 +141,13 @@ class Spending:
             (stage, -(-rounds // stage.every), stage.sampler.describe()) for stage in pipe.stages if stage.private
         ]
         for stage, count, sampler in looks:
-            made, names = (
+            mechanisms, names = (
                 [release.mechanism for release in stage.releases],
                 [release.name for release in stage.releases],
             )
-            account.add(stage.event(promise.adjacency), *made, names=names, count=count, sampler=sampler, noise=noise)
+            account.add(
+                stage.event(promise.adjacency), *mechanisms, names=names, count=count, sampler=sampler, noise=noise
+            )
         return account
 
     def _run(self, events: dict[str, Any], **reserve: Any) -> Any:
@@ -201,8 +203,10 @@ def _near(old: Any, new: Any) -> bool:
 def unspent(terms: str, done: int) -> Any:
     """The event of the rounds that a run on these terms has planned and not made after `done` of them."""
     plan = json.loads(terms)
-    left = {name: -(-plan["planned"] // k) - -(-done // k) for name, k in plan["every"].items()}
-    return event_json.composed((event, left[name]) for name, event in plan["rounds"].items() if left[name] > 0)
+    remaining = {name: -(-plan["planned"] // k) - -(-done // k) for name, k in plan["every"].items()}
+    return event_json.composed(
+        (event, remaining[name]) for name, event in plan["rounds"].items() if remaining[name] > 0
+    )
 
 
 def _reserve(looks: int) -> int:

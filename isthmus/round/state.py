@@ -22,16 +22,16 @@ class Held:
     lifted: tuple[Lifted, ...]
 
 
-def _taken(held: Held) -> tuple[None, storage.Fields]:
-    kept = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
-    return None, {"w": held.w, "lifted": kept}
+def _fields_of(held: Held) -> tuple[None, storage.Fields]:
+    lifted = [{"direction": x.direction, "point": x.point, "stretch": x.stretch} for x in held.lifted]
+    return None, {"w": held.w, "lifted": lifted}
 
 
-def _made(_: str | None, fields: storage.Fields) -> Held:
-    return Held(fields["w"], tuple(Lifted(**each) for each in fields["lifted"]))
+def _held_of(_: str | None, fields: storage.Fields) -> Held:
+    return Held(fields["w"], tuple(Lifted(**item) for item in fields["lifted"]))
 
 
-storage.register("held", Held, _taken, _made)
+storage.register("held", Held, _fields_of, _held_of)
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,19 @@ class State:
 def _checked(tree: storage.Fields) -> State:
     """The state of a tree whose parts are of the kinds that they should be."""
     state = State(**tree)
-    validate.check(isinstance(state.w, Tensor), "path: w", type(state.w).__name__, "an iterate was written here")
+    validate.check(
+        isinstance(state.w, Tensor),
+        "path: w",
+        type(state.w).__name__,
+        "give a file as it was written: an iterate belongs here",
+    )
     validate.non_negative_int(t=state.t, dims=state.dims, bytes=state.bytes)
     for name in ("update", "average", "parts", "memory", "held"):
         part = getattr(state, name)
-        validate.check(isinstance(part, dict), f"path: {name}", type(part).__name__, "a table was written here")
+        validate.check(
+            isinstance(part, dict),
+            f"path: {name}",
+            type(part).__name__,
+            "give a file as it was written: a table belongs here",
+        )
     return state

@@ -89,8 +89,8 @@ def take_stage(round: Round, stage: Stage, released: Mapping[str, Tensor]) -> No
         if remember is None:
             result = release.lift(*inputs)
         else:  # a lift with a memory of codes: post-processing of what was released, kept with the state
-            result, kept = remember(*inputs, round.context.state_of(lift_slot(slot)))
-            round.context.changed[lift_slot(slot)] = kept
+            result, memory = remember(*inputs, round.context.state_of(lift_slot(slot)))
+            round.context.changed[lift_slot(slot)] = memory
         lifted += [] if result is None else [result]
     anchor = round.w if stage.every > 1 else None
     round.held[stage.name], round.released[stage.name] = Held(anchor, tuple(lifted)), dict(released)
@@ -239,11 +239,11 @@ def run(
             return new, state.w, "stopped"  # the point before the step, but the round that told us was released
         state = new
         if observe(state, time.perf_counter() - began):
-            return state, _found(pipe, state), "interrupted"
-    return state, _found(pipe, state), "finished" if pipe.stop is None else "none found"
+            return state, _point_of(pipe, state), "interrupted"
+    return state, _point_of(pipe, state), "finished" if pipe.stop is None else "none found"
 
 
-def _found(pipe: Pipeline, state: State) -> Tensor | None:
+def _point_of(pipe: Pipeline, state: State) -> Tensor | None:
     if pipe.stop is not None:
         return None
     return state.w if pipe.output == "last" else pipe.average.output(state.average, state.w)

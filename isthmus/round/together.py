@@ -116,7 +116,7 @@ class Together:
 
     def some(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
-        return any(each[0] for each in self.ranks.agree("batch", [int(flag), 0, 0, 0, 0, 0]))
+        return any(header[0] for header in self.ranks.agree("batch", [int(flag), 0, 0, 0, 0, 0]))
 
     def meet(self, error: Exception | None = None) -> None:
         """Tell the other ranks, at the place where they wait for this one."""
@@ -133,15 +133,15 @@ class Together:
         size, error, sent, header = self.ranks.size, None, None, [0] * 6
         try:
             sent = for_wire(message, reach_of(stage.sampler, self.own, self.whole, size), size)
-            asked = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
+            question = key(stage.name, round.t, round.seed, round.eta, sorted(round.bounds.items()))
             same = key(*map(packed.checksum, weights)) if round.t % EVERY == 0 else 0
-            header = checked(sent, asked, round, same)
+            header = checked(sent, question, round, same)
             header[0] = 0 if empty else header[0]
         except Exception as failed:
             error = failed
         headers = self.ranks.agree("round", header, error, ("message", "round", "maps", "weights", "", ""))
         assert sent is not None
-        sent = self._of_others(sent, [each[0] == 0 for each in headers])
+        sent = self._of_others(sent, [entry[0] == 0 for entry in headers])
         total = replace(summed(self.ranks, sent), dims=sent.dims * size, bytes=sent.bytes * size)
         released = self.ranks.lead(lambda: close(total), met=True)
         if stage.name not in round.released:
@@ -162,8 +162,8 @@ class Together:
 
     def same_start(self, module: Any) -> None:
         """Every rank begins with the parameters and buffers of rank 0."""
-        state = {name: each for name, each in module.state_dict().items() if isinstance(each, Tensor)}
+        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
         shared = self.ranks.lead(lambda: state)
         with torch.no_grad():
-            for name, each in state.items():
-                each.copy_(shared[name].to(each.device))
+            for name, tensor in state.items():
+                tensor.copy_(shared[name].to(tensor.device))

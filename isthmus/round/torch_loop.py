@@ -264,9 +264,9 @@ class TorchDriver:
         if not module.training:
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
             return
-        found = self._admit(args, kwargs) if torch.is_grad_enabled() else None
+        things = self._admit(args, kwargs) if torch.is_grad_enabled() else None
         if self.pipe.private:
-            self.guard.enter(module, found)
+            self.guard.enter(module, things)
 
     def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
         """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
@@ -293,20 +293,20 @@ class TorchDriver:
             )
         if not self.pipe.private:
             return None
-        found = self.guard.check()
+        things = self.guard.check()
         look(self.layers, args, kwargs, self.layers.batch)  # examples that meet are found before their gradients are
-        return found
+        return things
 
     def _after_forward(self, module: nn.Module, output: Any) -> Any:
         """Listen again after a pass in eval mode; look at what a private pass has left behind."""
         self.layers.listener = self._push
-        found = self.guard.leave(module, output)
+        things = self.guard.leave(module, output)
         first = next(self.layers.parameters())
         if self.reduction != "mean" or not (module.training and torch.is_grad_enabled()):
             return output
         handed = self._undo.outputs(output, self._batch, reduced(module, first.device))
         if self._undo.on:
-            self._undo.check_kept(passes.things(module) if found is None else found)
+            self._undo.check_kept(passes.things(module) if things is None else things)
         return handed
 
     def _takes_part(self, layer: nn.Module) -> bool:
@@ -329,8 +329,10 @@ class TorchDriver:
 
     def _watch_gradients(self) -> list[Any]:
         """Hooks that take a raw gradient away the moment it is written."""
-        asked = [parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad]
-        return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in asked]
+        parameters = [
+            parameter for parameter in self.module.parameters() if self.pipe.private and parameter.requires_grad
+        ]
+        return [parameter.register_post_accumulate_grad_hook(passes.clear_raw) for parameter in parameters]
 
     def _push(self, name: str, rows: Rows) -> None:
         """One layer's rows, inside backward: encoded at once where a release clips codes, else kept."""

@@ -32,8 +32,8 @@ class Update(Protocol):
 def direction_of(lifted: Sequence[Lifted]) -> Tensor:
     """The sum of the directions of all releases (a subspace and its residual, an anchor and a difference)."""
     total = lifted[0].direction
-    for other in lifted[1:]:
-        total = total + other.direction
+    for item in lifted[1:]:
+        total = total + item.direction
     return total
 
 
@@ -77,8 +77,8 @@ class Step:
                 memo = {"velocity": direction}
             point = w - eta * direction
         everywhere = bool(self.momentum) or isinstance(self.penalty, NoPenalty)
-        taken = eta if everywhere else eta * stretch_of(lifted)
-        return memo, self.constraint.project(self.penalty.prox(point, taken))
+        step = eta if everywhere else eta * stretch_of(lifted)
+        return memo, self.constraint.project(self.penalty.prox(point, step))
 
 
 @dataclass(frozen=True)

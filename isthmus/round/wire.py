@@ -45,7 +45,7 @@ class Message:
     ([1.0, 1.0, 1.0], 1.0, 4.0)
     >>> Message.from_bytes(sent.to_bytes()[:-1])
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: wrong is its length
+    isthmus.base.validate.InvalidInput: data=... give what was packed as a message: what does not fit is its length
     """
 
     values: Mapping[str, Bounded]
@@ -84,13 +84,18 @@ class Message:
     def to_bytes(self) -> Raw:
         """The message as bytes, without pickle (`isthmus.base.packed`)."""
         values = {}
-        for name, each in self.values.items():
-            header = {"ord": float(each.ord), "bound": float(each.bound), "dtype": _word(each.dtype)}
+        for name, bounded in self.values.items():
+            header = {"ord": float(bounded.ord), "bound": float(bounded.bound), "dtype": _word(bounded.dtype)}
             if name in self.coded:
                 coded = torch.frombuffer(bytearray(self.coded[name]), dtype=torch.uint8)
-                values[name] = {**header, "coded": coded, "size": each.value.numel(), "kind": _word(each.value.dtype)}
+                values[name] = {
+                    **header,
+                    "coded": coded,
+                    "size": bounded.value.numel(),
+                    "kind": _word(bounded.value.dtype),
+                }
             else:
-                values[name] = {**header, "value": each.value}
+                values[name] = {**header, "value": bounded.value}
         tree = {"values": values, "divisor": float(self.divisor), "dims": self.dims, "bytes": self.bytes}
         tree["fixed"] = self.fixed
         return packed.pack("message", tree)
@@ -114,16 +119,16 @@ class Message:
 def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) -> Message:
     values, coded = {}, {}
     for name, header in tree["values"].items():
-        value, known = header.get("value"), None if sizes is None else sizes[name]
+        value, expected = header.get("value"), None if sizes is None else sizes[name]
         if value is None:
             size, like = header["size"], packed.DTYPES[header["kind"]]
             validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
-            validate.check(type(size) is int and known == size, "sizes", known, f"the message says {size!r}")
+            validate.check(type(size) is int and expected == size, "sizes", expected, f"the message says {size!r}")
             assert codec is not None
             coded[name] = header["coded"].numpy().tobytes()
             value = codec.decode(coded[name], torch.empty(size, dtype=like))
-        flat = value.ndim == 1 and value.is_floating_point() and known in (None, len(value))
-        validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {known or 'some'} real numbers")
+        flat = value.ndim == 1 and value.is_floating_point() and expected in (None, len(value))
+        validate.check(flat, f"values[{name!r}]", tuple(value.shape), f"send {expected or 'some'} real numbers")
         finite = bool(value.isfinite().all())
         validate.check(finite, f"values[{name!r}]", "not finite", "send finite numbers, as a sum of clipped records is")
         order, bound = float(header["ord"]), float(header["bound"])

@@ -64,8 +64,8 @@ def _read(word: str, form: str) -> datetime | None:
 
 def formats_of(words: Iterable[str]) -> list[str]:
     """The formats that read every one of these public words; "" is ISO."""
-    known = list(words)
-    return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in known)]
+    entries = list(words)
+    return [form for form in ("", *FORMATS) if all(np.isfinite(day(word, form)) for word in entries)]
 
 
 def check_format(where: str, form: object) -> str:
@@ -73,10 +73,10 @@ def check_format(where: str, form: object) -> str:
     remedy = "give a format such as %d/%m/%Y (day first) or %m/%d/%Y (month first), with day, month and year"
     there = datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC)
     try:
-        known = isinstance(form, str) and datetime.strptime(there.strftime(form), form).date() == there.date()
+        valid = isinstance(form, str) and datetime.strptime(there.strftime(form), form).date() == there.date()
     except (ValueError, re.error):  # a directive that stands there twice
-        known = False
-    validate.check(known, where, form, remedy)
+        valid = False
+    validate.check(valid, where, form, remedy)
     return str(form)
 
 

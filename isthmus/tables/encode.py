@@ -56,7 +56,7 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
     frame = as_frame(frame, "data")
     missing = [c.name for c in schema.columns if c.features and c.name not in frame.columns]
     have = ", ".join(map(repr, list(frame.columns)[:20]))
-    validate.check(not missing, "columns", missing, f"the table has no such columns; it has {have}")
+    validate.check(not missing, "columns", missing, f"name columns of the table, which has {have}")
     size = 8 * len(frame) * len(schema.features)
     remedy = "the encoded table exceeds the memory: hash into fewer buckets, drop columns, or give sparse rows as npz"
     validate.check(size <= MOST_BYTES, "encoded bytes", size, remedy)
@@ -100,9 +100,9 @@ def _fill(out: np.ndarray, values: Any, column: Column) -> None:
     distinct, codes = _distinct(values)
     place = {word: k for k, word in enumerate(column.categories)}
     last = out.shape[1] - 1
-    known = _labels(distinct, column.categories)
+    labels = _labels(distinct, column.categories)
     hot = np.empty(len(distinct), dtype=np.int64)
-    for k, (word, label) in enumerate(zip(distinct, known, strict=True)):
+    for k, (word, label) in enumerate(zip(distinct, labels, strict=True)):
         if label is not None:
             hot[k] = place[label]
         elif _is_absent(word, column.absent):
@@ -187,7 +187,9 @@ def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
         return [None, *distinct.tolist()], codes + 1
     place: dict[Any, int] = {}
     plain = values.tolist() if hasattr(values, "tolist") else list(values)
-    codes = np.fromiter((place.setdefault((type(each), each), len(place) + 1) for each in plain), np.int64, len(plain))
+    codes = np.fromiter(
+        (place.setdefault((type(entry), entry), len(place) + 1) for entry in plain), np.int64, len(plain)
+    )
     return [None, *(value for _, value in place)], codes
 
 
@@ -257,13 +259,13 @@ def encode_target(values: Any, target: Target, separator: str | None = None) -> 
         unknown = unnamed & ~absent
         remedy = f"some rows have other labels than {list(target.classes)}: name all of them, or remove those rows"
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
-        kept = ~absent[codes]
-        return np.array([label or "" for label in labels])[codes][kept], kept
+        present = ~absent[codes]
+        return np.array([label or "" for label in labels])[codes][present], present
     column = target_column(target, separator)
     numbers = as_numbers(values, column)
-    kept = np.isfinite(numbers)
-    check_readable(values, ~kept, column)
-    return numbers[kept], kept
+    present = np.isfinite(numbers)
+    check_readable(values, ~present, column)
+    return numbers[present], present
 
 
 def target_column(target: Target, separator: str | None = None) -> Column:

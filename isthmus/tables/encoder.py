@@ -82,7 +82,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         frame = as_frame(X)
         declared = self._declared(frame)
         unknown = [name for name in declared if name not in frame.columns and declared[name].features]
-        remedy = f"the table has no such columns; it has {frame.columns[:20]}"
+        remedy = f"name columns of the table, which has {frame.columns[:20]}"
         validate.check(not unknown, "columns", unknown, remedy)
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]
@@ -112,10 +112,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
     def _declared(self, frame: NamedColumns | None = None) -> dict[str, Column]:
         """The declared columns by their names; those of type "category" with the words of the table's types."""
-        given = {} if self.columns is None else self.columns
-        validate.check(isinstance(given, Mapping), "columns", given, "give a dict from names to declarations")
+        declared = {} if self.columns is None else self.columns
+        validate.check(isinstance(declared, Mapping), "columns", declared, "give a dict from names to declarations")
         columns = {}
-        for name, value in given.items():
+        for name, value in declared.items():
             kind = value.get("type") if isinstance(value, Mapping) else value
             if kind == "category" and not (isinstance(value, Mapping) and "categories" in value):
                 declaration = value if isinstance(value, Mapping) else {"type": "category"}

@@ -187,8 +187,8 @@ def check_numbers(table: Table, what: str = "data") -> None:
     """A matrix has no schema that says what stands for a missing number."""
     values = table.x.data if sp.issparse(table.x) else table.x
     validate.check(values.dtype.kind in "iufb", what, str(values.dtype), "give a matrix of numbers")
-    known = bool(np.isfinite(values).all())
-    validate.check(known, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
+    finite = bool(np.isfinite(values).all())
+    validate.check(finite, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
 
 
 def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
@@ -219,7 +219,7 @@ def _kind(file: Path) -> str:
     try:
         is_folder = file.is_dir()
     except OSError as error:  # a name that is too long for any file
-        validate.refuse("data", str(file), f"there is no such file ({error.strerror})")
+        validate.refuse("data", str(file), f"give the path of a file: none can have this name ({error.strerror})")
     plain = name.removesuffix(".gz").removesuffix(".bz2")
     if plain.endswith(TEXT):
         return "text"
@@ -243,7 +243,9 @@ def _unpacked(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        validate.refuse("data", str(file), f"it cannot be read ({error}): it was cut or altered, or is not packed so")
+        validate.refuse(
+            "data", str(file), f"it cannot be read ({error}): it was cut or altered, or its name ends wrongly"
+        )
 
 
 def _header(file: Path, reading: Reading) -> str:

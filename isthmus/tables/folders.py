@@ -48,8 +48,8 @@ class ParquetFrame:
             name = self._names[chosen]
             series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
             return series if self.kept is None else series.iloc[self.kept].reset_index(drop=True)
-        kept = np.flatnonzero(chosen) if self.kept is None else self.kept[np.asarray(chosen)]
-        return ParquetFrame(self.path, self.table, kept)
+        rows = np.flatnonzero(chosen) if self.kept is None else self.kept[np.asarray(chosen)]
+        return ParquetFrame(self.path, self.table, rows)
 
     def encoded(self, schema: Schema) -> Streamed:
         """The rows as numbers, each by itself and by public rules: encoded in slices, kept in a scratch file."""

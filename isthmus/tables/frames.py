@@ -66,8 +66,8 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
     elif isinstance(table, Mapping):
         columns = {str(name): values if hasattr(values, "dtype") else _array(values) for name, values in table.items()}
     else:
-        known = hasattr(table, "iloc") and hasattr(table, "columns")
-        validate.check(known, what, type(table).__name__, f"give {KINDS}")
+        like_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
+        validate.check(like_pandas, what, type(table).__name__, f"give {KINDS}")
         names = [str(name) for name in table.columns]
         validate.check(len(set(names)) == len(names), what, names, "two columns have the same name: rename one of them")
         columns = {name: table.iloc[:, k] for k, name in enumerate(names)}

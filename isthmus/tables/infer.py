@@ -82,27 +82,29 @@ def _kind(name: str, values: Any, signs: Signs) -> Guess:
     """The type alone."""
     dtype = values.dtype
     kind = getattr(dtype, "kind", "O")
-    known = values.dropna()
+    present = values.dropna()
     if kind == "O":
-        known = known[~known.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT).astype(bool)]
-    if not len(known):
+        present = present[
+            ~present.map(lambda value: isinstance(value, str) and value.strip().lower() in ABSENT).astype(bool)
+        ]
+    if not len(present):
         return Guess(Column(name, "drop"), "it is empty")
     if kind == "b" or str(dtype) == "boolean":
         return Guess(Column(name, "bool"))
     if kind == "M" or "date" in str(dtype):
         return Guess(Column(name, "date"))
-    if kind in "iuf" and not _is_id(name, known):
+    if kind in "iuf" and not _is_id(name, present):
         return Guess(Column(name, "number"))
-    if _is_id(name, known):
+    if _is_id(name, present):
         return Guess(Column(name, "drop"), "it looks like an identifier: every row has its own")
-    return _kind_of_text(name, known, signs)
+    return _kind_of_text(name, present, signs)
 
 
-def _kind_of_text(name: str, known: Any, signs: Signs) -> Guess:
-    plain = known.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
+def _kind_of_text(name: str, present: Any, signs: Signs) -> Guess:
+    plain = present.map(lambda value: isinstance(value, (str, int, float, bool, Decimal, date)))
     if not bool(plain.all()):
         return Guess(Column(name, "drop"), "its entries are neither numbers nor words")
-    words = [str(value).strip() for value in known.iloc[:LOOK]]
+    words = [str(value).strip() for value in present.iloc[:LOOK]]
     truths = _share(words, lambda word: word.lower() in BOOLEANS) >= MOSTLY
     if truths and _share(words, lambda word: word in ("0", "1")) < MOSTLY:
         return Guess(Column(name, "bool"))
@@ -125,9 +127,9 @@ def _kind_of_text(name: str, known: Any, signs: Signs) -> Guess:
 def _number_in_text(name: str, words: list[str], signs: Signs) -> Column | None:
     """A number column whose entries were read as text: grouped thousands, currency signs, a few strange entries."""
     column = Column(name, "number", decimal=signs.decimal, thousands=signs.thousands)
-    read = np.isfinite(as_numbers(words, column))
+    readable = np.isfinite(as_numbers(words, column))
     check_decimal(name, words, signs)
-    if np.mean(read) < MOSTLY:
+    if np.mean(readable) < MOSTLY:
         return None
     groupings = Counter(grouping(word, signs.decimal, signs.thousands) for word in words)
     groupings.pop("", None)
@@ -139,13 +141,15 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     if signs.declared or not words:
         return
     ways = ((signs.decimal, signs.thousands), (signs.decimal, None), (OTHER[signs.decimal], None))
-    read, *others = (np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways)
+    readable, *others = (
+        np.isfinite(as_numbers(words, Column(name, "number", decimal=d, thousands=t))) for d, t in ways
+    )
     also = np.logical_or(*others)
     remedy = (
         f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
         "--decimal . where commas are between thousands; declare the column where it holds no numbers"
     )
-    other_sign = np.mean(read | also) >= MOSTLY and bool((also & ~read).any())
+    other_sign = np.mean(readable | also) >= MOSTLY and bool((also & ~readable).any())
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
 
 
@@ -162,7 +166,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
         remedy = f'leave it out (--drop "{name}"), or declare its public range ({declare}){form}'
         validate.refuse(f"columns.{name}", "dates", remedy)
     fitting = [""] if iso else formats_of(set(written))
-    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _which(name, fitting))
+    validate.check(len(fitting) == 1, f"columns.{name}", "dates", _ambiguous(name, fitting))
     days = as_days(values, fitting[0])
     column = Column(name, "date", format=fitting[0], source="public")
     check_readable(values, ~np.isfinite(days), column)
@@ -172,8 +176,8 @@ def _date(name: str, values: Any, public: bool) -> Guess:
     return Guess(replace(column, bounds=bounds, missing=missing))
 
 
-def _which(name: str, fitting: list[str]) -> str:
-    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no one format fits all of them"
+def _ambiguous(name: str, fitting: list[str]) -> str:
+    reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
     return f'{reason}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
 
 
@@ -198,11 +202,11 @@ def _missing(values: Any, column: Column) -> np.ndarray:
     return ~np.isfinite(as_numbers(values, column))
 
 
-def _is_id(name: str, known: Any) -> bool:
+def _is_id(name: str, present: Any) -> bool:
     """Named like an identifier and different in every row (numbers: whole ones)."""
-    if not _ID.search(name.strip()) or not known.is_unique:
+    if not _ID.search(name.strip()) or not present.is_unique:
         return False
-    numbers = as_numbers(known, Column(name, "number"))
+    numbers = as_numbers(present, Column(name, "number"))
     return not bool((np.isfinite(numbers) & (numbers % 1 != 0)).any())
 
 

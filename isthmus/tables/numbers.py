@@ -79,8 +79,8 @@ _NO_DIGIT = re.compile(r"[^0-9]")
 @functools.lru_cache(maxsize=64)
 def _pattern(decimal: str, thousands: str | None) -> re.Pattern[str]:
     """Digits, or groups of three after one to three that do not begin with 0; then a fraction and a power of ten."""
-    other = OTHER.get(decimal, "") if thousands is None else thousands
-    between = f"[{re.escape(_SPACES + other)}]"
+    separator = OTHER.get(decimal, "") if thousands is None else thousands
+    between = f"[{re.escape(_SPACES + separator)}]"
     grouped = rf"[1-9][0-9]{{0,2}}(?P<group>{between})[0-9]{{3}}(?:(?P=group)[0-9]{{3}})*"
     tail = rf"(?:{re.escape(decimal)}(?P<fraction>[0-9]*))?(?P<power>[eE][+-]?[0-9]+)?"
     begun = rf"(?=[0-9]|{re.escape(decimal)}[0-9])"

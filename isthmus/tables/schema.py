@@ -93,7 +93,7 @@ class Column:
         if self.type in ("number", "bool", "date"):
             return [self.name, *flag]
         if self.type == "category":
-            return [f"{self.name}={each}" for each in (*self.categories, "(other)", "(missing)")]
+            return [f"{self.name}={category}" for category in (*self.categories, "(other)", "(missing)")]
         if self.type == "hash":
             return [*(f"{self.name}#{k}" for k in range(self.buckets)), f"{self.name}=(missing)"]
         return []
@@ -117,7 +117,9 @@ class Column:
 
     def to_dict(self) -> dict[str, Any]:
         """Its long form, as `read_column` takes it; where it came from is no part of it."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("name", "source")}
+        values = {
+            member.name: getattr(self, member.name) for member in fields(self) if member.name not in ("name", "source")
+        }
         own = {"type", *_ALLOWED[self.type]} - {name for name in ("format", "absent") if not values[name]}
         return {key: value for key, value in values.items() if key in own and value is not None}
 
@@ -210,13 +212,17 @@ class Schema:
         A decimal sign that is declared for the file stands above what the columns say.
         """
         if decimal is not None:
-            other = OTHER.get(decimal)
-            all_read = (replace(c, decimal=decimal, thousands=other) if c.type == "number" else c for c in self.columns)
+            thousands = OTHER.get(decimal)
+            all_read = (
+                replace(c, decimal=decimal, thousands=thousands) if c.type == "number" else c for c in self.columns
+            )
             return replace(self, columns=tuple(all_read))
         signs = Signs.of(None, separator)
         plain = (c.type == "number" and c.decimal == signs.decimal and c.thousands is None for c in self.columns)
-        read = (replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True))
-        return replace(self, columns=tuple(read))
+        columns = (
+            replace(c, thousands=signs.thousands) if own else c for c, own in zip(self.columns, plain, strict=True)
+        )
+        return replace(self, columns=tuple(columns))
 
     @staticmethod
     def from_toml(text: str, where: str = "schema") -> Schema:
@@ -277,7 +283,7 @@ def known_keys(where: str, data: Mapping[str, Any], allowed: Iterable[str]) -> N
 def read_target(data: Any) -> Target:
     """The table [target]."""
     validate.check(isinstance(data, Mapping), "target", data, 'give a table [target] with name = "..."')
-    known_keys("target", data, [each.name for each in fields(Target)])
+    known_keys("target", data, [member.name for member in fields(Target)])
     name = data.get("name")
     validate.check(isinstance(name, str) and bool(name), "target.name", name, "give the name of a column")
     if data.get("task") is not None:
@@ -301,8 +307,8 @@ def read_column(name: str, value: Any) -> Column:
         validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
-        words = all(isinstance(each, str) for each in value)
-        dates = len(value) == 2 and all(isinstance(each, (date, datetime)) for each in value)
+        words = all(isinstance(item, str) for item in value)
+        dates = len(value) == 2 and all(isinstance(item, (date, datetime)) for item in value)
         kind = "category" if words else "date" if dates else "number"
         value = {"type": kind, "categories" if words else "bounds": value}
     validate.check(isinstance(value, Mapping), where, value, "give a type, a range, a list of words or a table")
@@ -359,10 +365,10 @@ def read_words(where: str, value: Any) -> tuple[str, ...]:
     ok = (
         isinstance(value, (list, tuple))
         and len(value) > 0
-        and not any(isinstance(each, (dict, list)) for each in value)
+        and not any(isinstance(item, (dict, list)) for item in value)
     )
     validate.check(ok, where, value, 'give a list of words such as ["no", "yes"]')
-    words = tuple(str(each).strip() for each in value)
+    words = tuple(str(item).strip() for item in value)
     validate.check(len(set(words)) == len(words), where, value, "give each word once")
     return words
 
@@ -371,7 +377,7 @@ def read_bounds(where: str, value: Any, days: bool = False) -> tuple[float, floa
     """A range low < high; of dates, in days since 1970."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         validate.refuse(where, value, "give a range [low, high]")
-    low, high = (_days(where, each) if days else _number(where, each) for each in value)
+    low, high = (_days(where, item) if days else _number(where, item) for item in value)
     validate.check(low < high, where, value, "give low < high")
     return low, high
 
@@ -401,14 +407,14 @@ def _days(where: str, value: Any) -> float:
 def _pairs(item: Any) -> list[str]:
     """`key = value` of everything that is not left at its default."""
     lines = []
-    for each in fields(item):
-        value = getattr(item, each.name)
-        plain = value == each.default and each.name != "type"
-        if value is None or plain or (each.name == "name" and isinstance(item, Column)):
+    for member in fields(item):
+        value = getattr(item, member.name)
+        plain = value == member.default and member.name != "type"
+        if value is None or plain or (member.name == "name" and isinstance(item, Column)):
             continue
-        if each.name == "bounds" and getattr(item, "type", "") == "date":
+        if member.name == "bounds" and getattr(item, "type", "") == "date":
             value = tuple(from_days(day).isoformat() for day in value)
-        lines.append(f"{each.name} = {toml_value(value)}")
+        lines.append(f"{member.name} = {toml_value(value)}")
     return lines
 
 
@@ -419,7 +425,7 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         return _quoted(value)
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml_value(each) for each in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, int):
         return str(value)
     return "inf" if value == math.inf else repr(float(value))

@@ -53,7 +53,7 @@ def draft(
     for name in names:
         if target is not None and name == target.name:
             continue
-        column = declared.get(name) or _told(name, public, decimal, why) or _typed(name, types)
+        column = declared.get(name) or _from_public(name, public, decimal, why) or _typed(name, types)
         columns[name] = None if column is None else column.settled(bounds, decimal)
     target = target if target is None or public is None else _target_told(target, public)
     return _written(Path(path), columns, why, target, sampled=public is not None)
@@ -66,7 +66,7 @@ def _rows(sample: str | Path, reading: Reading | None) -> Table:
     return table
 
 
-def _told(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
+def _from_public(name: str, public: Table | None, decimal: str | None, why: dict[str, str]) -> Column | None:
     """What public rows tell of a column; where they do not settle it, why."""
     if public is None or name not in public.frame.columns:
         return None
@@ -99,9 +99,9 @@ def _target_told(target: Target, public: Table) -> Target:
 
 
 def _written(
-    path: Path, found: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
+    path: Path, columns: Mapping[str, Column | None], why: Mapping[str, str], target: Target | None, sampled: bool
 ) -> Draft:
-    open_ones = [name for name, column in found.items() if column is None]
+    open_ones = [name for name, column in columns.items() if column is None]
     lines, missing = _target_lines(target)
     if open_ones:
         lines += ["[columns]", f"# {FORMS}"]
@@ -111,7 +111,7 @@ def _written(
                 f"{toml_value(name):{width}} = {toml_value(OPEN)}" + (f"  # {why[name]}" if name in why else "")
             )
         lines.append("")
-    for name, column in found.items():
+    for name, column in columns.items():
         if column is not None:
             note = [f"# {why[name]}"] if name in why else []
             lines += [*note, Schema((column,)).to_toml()]

@@ -91,8 +91,8 @@ def test_the_iterates_are_those_of_the_papers_loop(name: str) -> None:
     encode = pipe.stages[0].releases[0].encode
     drawn = [encode.draw(D, seed=5, t=t).index.tolist() for t in range(steps)]
     coverage = torch.as_tensor(encode.draw(D).coverage).double().expand(D).numpy()
-    found = minimize(objective, pipe, steps=steps, seed=5, record=None).x
-    np.testing.assert_allclose(found.numpy(), papers_loop(objective, drawn, M, coverage, 10), rtol=1e-12, atol=1e-14)
+    point = minimize(objective, pipe, steps=steps, seed=5, record=None).x
+    np.testing.assert_allclose(point.numpy(), papers_loop(objective, drawn, M, coverage, 10), rtol=1e-12, atol=1e-14)
     assert any(set(a) & set(b) and a != b for a, b in itertools.combinations(drawn, 2)) == (
         "overlapping" in name or name == "nice"
     )
@@ -104,15 +104,15 @@ def test_with_a_penalty_it_converges_to_the_minimum_and_its_zeros(name: str) -> 
     objective = problem(L1Penalty(0.02))
     M = np.asarray(objective.X).T @ np.asarray(objective.X) / N
     options = SAMPLINGS[name] | {"smoothness": M, "inner": 1}
-    found = minimize(objective, noiseless(recipe(**options), objective, 400), steps=400, record=None).x.numpy()
+    point = minimize(objective, noiseless(recipe(**options), objective, 400), steps=400, record=None).x.numpy()
     best = np.zeros(D)
     gradient = lambda w: M @ w - np.asarray(objective.X).T @ np.asarray(objective.y) / N  # noqa: E731
     for _ in range(200):
         for j in range(D):
             moved = best[j] - gradient(best)[j] / M[j, j]
             best[j] = np.sign(moved) * max(abs(moved) - 0.02 / M[j, j], 0.0)
-    np.testing.assert_allclose(found, best, atol=1e-12)
-    assert 3 <= (best == 0).sum() < D and ((found == 0) == (best == 0)).all()
+    np.testing.assert_allclose(point, best, atol=1e-12)
+    assert 3 <= (best == 0).sum() < D and ((point == 0) == (best == 0)).all()
 
 
 def test_a_group_that_no_block_cuts_is_kept_whole() -> None:
@@ -120,14 +120,14 @@ def test_a_group_that_no_block_cuts_is_kept_whole() -> None:
     groups, M = [0, 0, 1, 1, 2, 2, 2, 3], np.linspace(0.4, 0.7, D)
     objective = problem(GroupPenalty(groups, 0.05))
     whole = recipe(smoothness=M.tolist(), inner=1, blocks=[[0, 1], [2, 3, 7], [4, 5, 6]])
-    found = minimize(objective, noiseless(whole, objective, 300), steps=300, record=None).x
-    gradient = objective.gradient(found)
+    point = minimize(objective, noiseless(whole, objective, 300), steps=300, record=None).x
+    gradient = objective.gradient(point)
     for own in ([0, 1], [2, 3], [4, 5, 6], [7]):
-        size = float(found[own].norm())
+        size = float(point[own].norm())
         if size:  # grad + lam w_g / ||w_g|| = 0, else ||grad|| <= lam
-            torch.testing.assert_close(gradient[own], -0.05 * found[own] / size, rtol=0, atol=1e-10)
+            torch.testing.assert_close(gradient[own], -0.05 * point[own] / size, rtol=0, atol=1e-10)
         assert size or float(gradient[own].norm()) <= 0.05
-    assert (found[2:4] == 0).all() and found[0] != 0
+    assert (point[2:4] == 0).all() and point[0] != 0
     for refused, law in (
         (GroupPenalty(groups, 0.1), {"blocks": 3}),
         (GroupPenalty(groups, 0.1), {"sampling": "nice", "tau": 2}),
@@ -209,11 +209,11 @@ def test_the_bound_of_a_matrix_holds_on_a_quadratic(name: str, rng: np.random.Ge
             total += w
         gaps.append(total @ M @ total / inner**2 / 2)
     noise = sampling_noise(subsets, L, v, q) ** 0.5
-    told: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
-    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **told)
+    options: dict[str, Any] = {"noise": noise, "radius": weighted_radius(start, v, p), **budget}
+    promised = matrix_block_bound(inner, gap=start @ M @ start / 2, probabilities=p, **options)
     assert np.mean(gaps) < promised < 60 * np.mean(gaps)
     if name == "full":
-        assert promised <= convex_block_bound(inner, **told)
+        assert promised <= convex_block_bound(inner, **options)
 
 
 @pytest.mark.parametrize(

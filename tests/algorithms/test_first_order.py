@@ -46,9 +46,9 @@ def test_a_schedule_fills_step_dimension_rounds_and_stop() -> None:
     mu = objective.smoothness()
     facts = {"smoothness": mu, "diameter": 6.0, "gradient_bound": 3.0}
     schedule = theory.stationary_schedule(2.0, **facts, noise=0.0, gap=2.0, failure=0.5)
-    found = minimize(objective, algorithms.comp_gd(schedule=schedule), ball)
-    assert found.status == "stopped" and found.state.t <= schedule.rounds
-    assert found.certificate["gap"] <= 2.0  # the alpha of the theorem, checked on the full gradient
+    result = minimize(objective, algorithms.comp_gd(schedule=schedule), ball)
+    assert result.status == "stopped" and result.state.t <= schedule.rounds
+    assert result.certificate["gap"] <= 2.0  # the alpha of the theorem, checked on the full gradient
     convex = theory.convex_schedule(6.0, 3.0)
     steps = minimize(objective, algorithms.comp_sgd(schedule=convex, batch_size=10), ball, steps=4, record=1)
     width = float(ball.gaussian_width(40))
@@ -65,9 +65,9 @@ def test_the_rescaled_stationarity_rule_does_not_fire_early() -> None:
     for rescale in (True, False):
         stop = FirstOrderStationary(0.02, ball, rescale=rescale)
         recipe = algorithms.comp_gd(m=20, step=1 / objective.smoothness(), stop=stop)
-        found = minimize(objective, recipe, ball, steps=3000, record=None)
-        assert found.status == "stopped"
-        mappings[rescale] = found.certificate["mapping"]
+        result = minimize(objective, recipe, ball, steps=3000, record=None)
+        assert result.status == "stopped"
+        mappings[rescale] = result.certificate["mapping"]
     assert mappings[True] < mappings[False]
 
 
@@ -86,8 +86,8 @@ def test_outputs() -> None:
 def test_minibatches_are_fresh_subsets_of_a_growing_size() -> None:
     objective = problem()
     recipe = algorithms.comp_minibatch(m=10, step=0.5, batch_size=lambda t: min(60, 2 + t))
-    found = minimize(objective, recipe, L1Ball(2.0), steps=80)
-    assert found.history[-1]["loss"] < found.history[0]["loss"]
+    result = minimize(objective, recipe, L1Ball(2.0), steps=80)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
     with pytest.raises(isthmus.InvalidInput, match="batch_size=61"):
         minimize(objective, algorithms.comp_minibatch(m=10, step=0.5, batch_size=61), steps=1)
 
@@ -126,8 +126,8 @@ def test_the_kappa_of_the_schedule_is_obeyed() -> None:
 
     def sent(**more: Any) -> list[int]:
         recipe = algorithms.comp_dist_sgd(m=10, **{"schedule": plan, **more})
-        found = minimize(objective, recipe, ball, steps=4, clients=shards, record=1)
-        numbers = [record["dims"] for record in found.history]
+        result = minimize(objective, recipe, ball, steps=4, clients=shards, record=1)
+        numbers = [record["dims"] for record in result.history]
         return [(after - before) // 10 for before, after in zip(numbers, numbers[1:], strict=False)]
 
     assert sent() == [4, 4, 4, 4]
@@ -141,15 +141,15 @@ def test_the_kappa_of_the_schedule_is_obeyed() -> None:
 def test_early_stop() -> None:
     objective = problem()
     stop = EarlyStop(patience=3, min_delta=1e-6)
-    found = minimize(objective, algorithms.gd(step=1.0), L1Ball(0.5), steps=2000, record=10, callbacks=[stop])
-    assert found.status == "interrupted" and found.state.t < 2000
+    result = minimize(objective, algorithms.gd(step=1.0), L1Ball(0.5), steps=2000, record=10, callbacks=[stop])
+    assert result.status == "interrupted" and result.state.t < 2000
 
 
 def test_the_family_of_sketches_is_free() -> None:
     objective, ball = problem(), L1Ball(3.0)
     for family in (GaussianSketch, lambda m: GaussianSketch(m, scaling="jl"), isthmus.SRHT, isthmus.SparseJL):
-        found = minimize(objective, algorithms.comp_gd(m=20, step=1.0, sketch=family), ball, steps=60)
-        assert found.history[-1]["loss"] < 0.5 * found.history[0]["loss"]
+        result = minimize(objective, algorithms.comp_gd(m=20, step=1.0, sketch=family), ball, steps=60)
+        assert result.history[-1]["loss"] < 0.5 * result.history[0]["loss"]
 
 
 @pytest.mark.parametrize(

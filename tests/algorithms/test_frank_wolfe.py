@@ -34,8 +34,8 @@ def problem(kind: str) -> tuple[LeastSquares, Any]:
 def best(kind: str) -> float:
     """F* by projected gradient to convergence."""
     objective, constraint = problem(kind)
-    found = minimize(objective, algorithms.gd(step=1 / objective.smoothness()), constraint, steps=3000, record=None)
-    return objective.loss(found.x)
+    result = minimize(objective, algorithms.gd(step=1 / objective.smoothness()), constraint, steps=3000, record=None)
+    return objective.loss(result.x)
 
 
 def facts(objective: LeastSquares, constraint: Any) -> dict[str, float]:
@@ -57,10 +57,10 @@ def test_the_bound_of_theorem_e2(kind: str, compressed: bool) -> None:
     schedule = theory.convex_fw_schedule(**known, noise=0.0)
     recipe = algorithms.comp_fw(schedule=schedule, batch_size=objective.n) if compressed else algorithms.comp_fw()
     for rounds in (20, 100, 300):
-        found = minimize(objective, recipe, constraint, steps=rounds, record=None)
+        result = minimize(objective, recipe, constraint, steps=rounds, record=None)
         bound = theory.convex_fw_rate(rounds, smoothness=known["smoothness"], diameter=known["diameter"])
-        assert objective.loss(found.x) - optimum <= bound
-        assert constraint.contains(found.x)
+        assert objective.loss(result.x) - optimum <= bound
+        assert constraint.contains(result.x)
 
 
 @pytest.mark.parametrize("kind", ["l1", "simplex"])
@@ -83,9 +83,9 @@ def test_away_steps_converge_linearly_where_plain_frank_wolfe_does_not() -> None
     gaps = {}
     for name, options in {"plain": {}, "away": {"away": True}}.items():
         recipe = algorithms.comp_fw(line_search="line", **options)
-        found = minimize(objective, recipe, constraint, steps=250, record=None)
-        gaps[name] = objective.loss(found.x) - optimum
-        assert constraint.contains(found.x)
+        result = minimize(objective, recipe, constraint, steps=250, record=None)
+        gaps[name] = objective.loss(result.x) - optimum
+        assert constraint.contains(result.x)
     assert gaps["away"] < 1e-9 < gaps["plain"]
 
 
@@ -93,8 +93,8 @@ def test_away_steps_converge_linearly_where_plain_frank_wolfe_does_not() -> None
 def test_step_rules(rule: str) -> None:
     objective, constraint = problem("l1")
     recipe = algorithms.comp_fw(line_search=rule, smoothness=objective.smoothness())
-    found = minimize(objective, recipe, constraint, steps=100, record=1)
-    losses = [record["loss"] for record in found.history]
+    result = minimize(objective, recipe, constraint, steps=100, record=1)
+    losses = [record["loss"] for record in result.history]
     assert losses[-1] < 0.2 * losses[0]
     if rule != "open":  # these never go up
         assert all(later <= earlier + 1e-12 for earlier, later in zip(losses, losses[1:], strict=False))
@@ -102,17 +102,17 @@ def test_step_rules(rule: str) -> None:
 
 def test_away_weights_describe_the_iterate() -> None:
     objective, constraint = problem("simplex")
-    found = minimize(objective, algorithms.comp_fw(away=True, line_search="line"), constraint, steps=60, record=None)
-    memo = found.state.update
+    result = minimize(objective, algorithms.comp_fw(away=True, line_search="line"), constraint, steps=60, record=None)
+    memo = result.state.update
     assert float(memo["weights"].sum()) == pytest.approx(1.0)
     assert bool((memo["weights"] > 0).all())
-    torch.testing.assert_close(memo["weights"] @ memo["atoms"], found.x)
+    torch.testing.assert_close(memo["weights"] @ memo["atoms"], result.x)
 
 
 def test_the_gap_stop_returns_a_true_stationary_point_or_none() -> None:
     objective, constraint = problem("l1")
-    found = minimize(objective, algorithms.comp_fw(alpha=0.02), constraint, steps=5000, record=None)
-    assert found.status == "stopped" and found.certificate["gap"] <= 0.02
+    result = minimize(objective, algorithms.comp_fw(alpha=0.02), constraint, steps=5000, record=None)
+    assert result.status == "stopped" and result.certificate["gap"] <= 0.02
     compressed = minimize(objective, algorithms.comp_fw(m=50, alpha=0.05), constraint, steps=3000, record=None)
     if compressed.x is None:
         assert compressed.status == "none found"

@@ -30,7 +30,7 @@ def test_shifts_are_those_of_diana() -> None:
     """g_i - h_i is sent; h_i += alpha Q; the server steps along H + mean Q and H += alpha mean Q; then the prox."""
     whole, parts = shards(L1Penalty(LAMBDA))
     recipe = algorithms.comp_dist_sgd(m=2, step=STEP, shifts=True)
-    found = minimize(whole, recipe, clients=parts, steps=15, seed=3, record=None)
+    result = minimize(whole, recipe, clients=parts, steps=15, seed=3, record=None)
     w, H, h, alpha = torch.zeros(D).double(), torch.zeros(D).double(), torch.zeros(M, D).double(), 2 / D
     for t in range(15):
         sketch = CountSketch(2).draw(D, seed=3, t=t)
@@ -40,8 +40,8 @@ def test_shifts_are_those_of_diana() -> None:
         moved = w - STEP * (H + news.mean(0))
         H = H + alpha * news.mean(0)
         w = moved.sign() * (moved.abs() - STEP * LAMBDA).clamp(min=0)
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-10)
-    torch.testing.assert_close(found.state.update["shift"], h.mean(0), rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.state.update["shift"], h.mean(0), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("codec", [None, "qsgd"])
@@ -72,12 +72,12 @@ def test_what_shifts_cannot_be_combined_with_is_refused() -> None:
 
 def test_mirror_steps_multiply() -> None:
     objective, w = shards()[0], torch.full((D,), 2 / D).double()
-    found = minimize(objective, algorithms.mirror_descent(step=0.7, output="last"), Simplex(2.0), steps=5, record=None)
+    result = minimize(objective, algorithms.mirror_descent(step=0.7, output="last"), Simplex(2.0), steps=5, record=None)
     for _ in range(5):
         w = w * torch.exp(-0.7 * objective.gradient(w))
         w = 2 * w / w.sum()
-    torch.testing.assert_close(found.x, w, rtol=1e-8, atol=0)
-    assert Simplex(2.0).contains(found.x)
+    torch.testing.assert_close(result.x, w, rtol=1e-8, atol=0)
+    assert Simplex(2.0).contains(result.x)
 
 
 def test_mirror_descent_finds_the_best_mixture_compressed_and_private_too() -> None:
@@ -90,8 +90,8 @@ def test_mirror_descent_finds_the_best_mixture_compressed_and_private_too() -> N
     assert objective.loss(minimize(objective, short, Simplex(), steps=250, record=None).x) < 1e-3
     for budget, most in ((1e4, 1e-3), (2.0, 5e-2)):
         private = algorithms.dp_mirror_descent(epsilon=budget, clip=1.0, step=2.0, n="exact", output="last 20")
-        found = minimize(objective, private, Simplex(), steps=100, record=None, noise_seed=0)
-        assert objective.loss(found.x) < most and Simplex().contains(found.x)
+        result = minimize(objective, private, Simplex(), steps=100, record=None, noise_seed=0)
+        assert objective.loss(result.x) < most and Simplex().contains(result.x)
     with pytest.raises(InvalidInput, match="runs over a simplex"):
         minimize(objective, algorithms.mirror_descent(step=1.0), L2Ball(1.0), steps=1)
     with pytest.raises(InvalidInput, match="no proximal map"):

@@ -39,9 +39,9 @@ def run(name: str, objective: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("name", RECIPES)
 def test_records_and_callbacks_hold_public_things_only(name: str) -> None:
     seen: list[dict[str, Any]] = []
-    found = run(name, problem(), callbacks=[lambda record, state: seen.append(record)])
-    assert all(set(record) - STEP == PUBLIC for record in [*found.history, *seen])
-    assert found.certificate == {}
+    result = run(name, problem(), callbacks=[lambda record, state: seen.append(record)])
+    assert all(set(record) - STEP == PUBLIC for record in [*result.history, *seen])
+    assert result.certificate == {}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -69,8 +69,8 @@ def test_bars_and_logs_say_nothing(
 
 def test_a_private_run_cannot_be_stopped_by_its_loss() -> None:
     stop = EarlyStop(patience=1, min_delta=1e9)
-    found = run("dp_gd", problem(), callbacks=[stop])
-    assert found.status == "finished" and math.isinf(stop.best)
+    result = run("dp_gd", problem(), callbacks=[stop])
+    assert result.status == "finished" and math.isinf(stop.best)
 
 
 def test_the_ledger_holds_no_data(tmp_path: Any) -> None:

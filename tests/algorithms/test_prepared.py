@@ -40,15 +40,15 @@ def table(n: int = 8000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_is_bought_is_paid_for(name: str) -> None:
     ledger = Ledger(budget=(1.0, 1e-5))
-    found = minimize(LeastSquares(*table()), algorithms.dp_gd(**COMMON, **OPTIONS[name]), steps=20, ledger=ledger)
+    result = minimize(LeastSquares(*table()), algorithms.dp_gd(**COMMON, **OPTIONS[name]), steps=20, ledger=ledger)
     expected = {
         "auto": {"lambda": 1},
         "moments": {"scale": 1, "lambda": 1},
         "statistics": {"scale": 1, "statistics": 1},
     }
     assert ledger.rounds() == expected[name] | {"main": 20}
-    assert 0.99 < found.privacy.epsilon <= 1.0
-    assert found.privacy.epsilon == pytest.approx(ledger.spent(), rel=1e-9)
+    assert 0.99 < result.privacy.epsilon <= 1.0
+    assert result.privacy.epsilon == pytest.approx(ledger.spent(), rel=1e-9)
 
 
 def test_buying_beats_plain_gradient_descent_on_badly_scaled_columns() -> None:
@@ -57,9 +57,9 @@ def test_buying_beats_plain_gradient_descent_on_badly_scaled_columns() -> None:
     scores = {}
     for name, options in {"plain": {"step": 1.0}, **OPTIONS}.items():
         recipe, steps = algorithms.dp_gd(**COMMON, **options), 20 if "precondition" in options else 60
-        found = minimize(LeastSquares(X, y), recipe, steps=steps, record=None, noise_seed=0)
-        rows = torch.from_numpy(held) if found.transform is None else found.transform(torch.from_numpy(held))
-        rest = truth - matmul(rows, found.x).numpy()
+        result = minimize(LeastSquares(X, y), recipe, steps=steps, record=None, noise_seed=0)
+        rows = torch.from_numpy(held) if result.transform is None else result.transform(torch.from_numpy(held))
+        rest = truth - matmul(rows, result.x).numpy()
         scores[name] = 1 - float((rest**2).mean() / truth.var())
     assert scores["moments"] > scores["plain"] + 0.2
     assert scores["statistics"] > scores["plain"] + 0.2
@@ -73,9 +73,9 @@ def test_sparse_columns_stay_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (sp.csr_matrix, sp.csr_array):
         monkeypatch.setattr(kind, "toarray", lambda self: pytest.fail("densified"))
     recipe = algorithms.dp_gd(**(COMMON | {"clip": 0.5}), step="auto", scale="columns")
-    found = minimize(Logistic(X, y, classes=(-1, 1)), recipe, steps=20, record=None)
-    assert found.privacy.private and found.x.shape == (500,)
-    again = found.transform(X).plain()
+    result = minimize(Logistic(X, y, classes=(-1, 1)), recipe, steps=20, record=None)
+    assert result.privacy.private and result.x.shape == (500,)
+    again = result.transform(X).plain()
     full = np.diff(X.indptr) > 0
     lengths = np.sqrt(np.asarray(again.multiply(again).sum(1))).ravel()
     assert sp.issparse(again) and float(np.abs(lengths - full).max()) < 1e-9
@@ -154,8 +154,8 @@ def test_refusals(options: dict[str, Any], constraint: Any, text: str) -> None:
 def test_long_rows_are_clipped_by_the_public_map_not_refused() -> None:
     """An error that depends on one private row would say something about it."""
     X, y = table(50)
-    found = minimize(LeastSquares(10 * X, y), algorithms.dp_gd(**COMMON, step="auto"), steps=5)
-    assert found.privacy.private and float(found.transform(10 * X).dense().norm(dim=1).max()) <= 1 + 1e-12
+    result = minimize(LeastSquares(10 * X, y), algorithms.dp_gd(**COMMON, step="auto"), steps=5)
+    assert result.privacy.private and float(result.transform(10 * X).dense().norm(dim=1).max()) <= 1 + 1e-12
 
 
 def test_losses_without_curvature_cannot_be_preconditioned() -> None:

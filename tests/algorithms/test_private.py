@@ -30,15 +30,15 @@ RECIPES: dict[str, Any] = {
 @pytest.mark.parametrize("sparse", [False, True])
 def test_every_recipe_runs_and_states_its_guarantee(name: str, sparse: bool) -> None:
     objective, ball = problem(sparse=sparse), L2Ball(5.0)
-    found = minimize(objective, RECIPES[name](), ball, steps=40)
-    statement = found.privacy
+    result = minimize(objective, RECIPES[name](), ball, steps=40)
+    statement = result.privacy
     assert statement.private and statement.delta == 1e-5
     assert 0.99 < statement.epsilon <= 1.0
     assert statement.n == 300
     words = statement.words()
     assert "adding or removing one record" in words.lower() and "one record belongs to one person" in words
-    assert ball.contains(found.x) and torch.isfinite(found.x).all()
-    assert all("loss" not in record for record in found.history)
+    assert ball.contains(result.x) and torch.isfinite(result.x).all()
+    assert all("loss" not in record for record in result.history)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -46,12 +46,12 @@ def test_what_is_accounted_is_what_ran(name: str) -> None:
     """The ledger, the plan and the statement agree; a run that stops early has spent less, and states its plan."""
     objective, ledger = problem(), Ledger(budget=(1.0, 1e-5))
     stop = lambda record, state: state.t == 10  # noqa: E731
-    found = minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, record=1, callbacks=[stop], ledger=ledger)
+    result = minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, record=1, callbacks=[stop], ledger=ledger)
     assert ledger.rounds() == {"main": 10}
-    assert ledger.spent() < 0.7 and 0.999 < found.privacy.epsilon <= 1.0
-    assert "10 of 40 planned rounds" in found.privacy.words()
-    whole = minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, resume=found.state)
-    assert whole.privacy.epsilon == found.privacy.epsilon and "planned" not in whole.privacy.words()
+    assert ledger.spent() < 0.7 and 0.999 < result.privacy.epsilon <= 1.0
+    assert "10 of 40 planned rounds" in result.privacy.words()
+    whole = minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, resume=result.state)
+    assert whole.privacy.epsilon == result.privacy.epsilon and "planned" not in whole.privacy.words()
     with pytest.raises(isthmus.privacy.BudgetExceeded):
         minimize(objective, RECIPES[name](), L2Ball(5.0), steps=40, ledger=ledger)
 
@@ -102,9 +102,9 @@ def test_adjacency_and_sampling_change_the_noise() -> None:
 
 def test_seeded_noise_is_marked_and_reproducible() -> None:
     objective = problem()
-    one, two = (minimize(objective, RECIPES["dp_sgd"](), steps=10, noise_seed=3) for _ in range(2))
-    assert torch.equal(one.x, two.x)
-    assert not one.privacy.private and math.isinf(one.privacy.epsilon) and "not private" in str(one.privacy)
+    first, second = (minimize(objective, RECIPES["dp_sgd"](), steps=10, noise_seed=3) for _ in range(2))
+    assert torch.equal(first.x, second.x)
+    assert not first.privacy.private and math.isinf(first.privacy.epsilon) and "not private" in str(first.privacy)
     free = [minimize(objective, RECIPES["dp_sgd"](), steps=10, seed=0) for _ in range(2)]
     assert not torch.equal(free[0].x, free[1].x)  # the public seed does not seed the noise
 
@@ -112,8 +112,8 @@ def test_seeded_noise_is_marked_and_reproducible() -> None:
 def test_a_private_number_of_records() -> None:
     """With an estimate of n the divisor and the rate are its own, and the true number is not stated."""
     objective = problem(n=300)
-    found = minimize(objective, RECIPES["dp_sgd"](n=250), steps=5)
-    assert found.privacy.n is None and "300" not in found.privacy.words()
+    result = minimize(objective, RECIPES["dp_sgd"](n=250), steps=5)
+    assert result.privacy.n is None and "300" not in result.privacy.words()
     pipe = build(RECIPES["dp_gd"](n=250), objective, isthmus.Whole(), 5)
     assert pipe.stages[0].sampler.divisor(300) == 250.0
 
@@ -158,9 +158,9 @@ def test_the_published_map_is_different_and_promises_nothing() -> None:
         moved[name] = float((values[0] - values[1]).norm())
     assert moved["published"] > 900 * 2.0  # 2L/n on the mean is 2L on the sum
     assert moved["default"] <= 2.0 * (1 + 1e-12)
-    found = minimize(pairs[0], recipe, steps=1)
-    assert not found.privacy.private and math.isinf(found.privacy.epsilon)
-    assert "moves by up to 2L" in found.privacy.words()
+    result = minimize(pairs[0], recipe, steps=1)
+    assert not result.privacy.private and math.isinf(result.privacy.epsilon)
+    assert "moves by up to 2L" in result.privacy.words()
 
 
 def isthmus_no_penalty() -> Any:
@@ -214,15 +214,15 @@ def test_an_adaptive_clip_is_paid_for_and_moves_to_its_quantile(name: str) -> No
     objective = problem(n=4000)
     clip = isthmus.privacy.AdaptiveClip(8.0, quantile=0.5, rate=0.5)
     options = {"clip": clip, "step": 1e-6, "epsilon": 4.0}
-    found = minimize(objective, RECIPES[name](**options), isthmus.Whole(), steps=40)
-    assert 3.9 < found.privacy.epsilon <= 4.0
+    result = minimize(objective, RECIPES[name](**options), isthmus.Whole(), steps=40)
+    assert 3.9 < result.privacy.epsilon <= 4.0
     pipe = build(RECIPES[name](**options), objective, isthmus.Whole(), 40)
     assert [release.name for release in pipe.stages[0].releases] == ["gradient", "below"]
     sketch = isthmus.CountSketch(10).draw(30)
     rows = objective.rows(torch.zeros(30, dtype=torch.float64))
     median = float((sketch.encode(rows) if name == "priv_sgd" else rows).norms().median())
-    assert 0.6 * median < found.state.parts["main/gradient/clip"] < 1.7 * median
-    assert found.x.norm() < 1e-2  # the step was tiny, so the norms stayed those of the start
+    assert 0.6 * median < result.state.parts["main/gradient/clip"] < 1.7 * median
+    assert result.x.norm() < 1e-2  # the step was tiny, so the norms stayed those of the start
 
 
 @pytest.mark.parametrize("penalty", ["l1", "l2", "elastic", "group", "largest"])
@@ -238,12 +238,12 @@ def test_regularisers_enter_after_the_noise_and_cost_nothing(penalty: str) -> No
     }
     plain = problem()
     objective = Logistic(plain.X, np.asarray(plain.y), classes=(-1, 1), penalty=kinds[penalty])
-    found = minimize(objective, RECIPES["dp_gd"](), steps=20, noise_seed=2)
+    result = minimize(objective, RECIPES["dp_gd"](), steps=20, noise_seed=2)
     free = minimize(plain, RECIPES["dp_gd"](), steps=20, noise_seed=2)
-    assert found.privacy.nominal == free.privacy.nominal
-    assert float(found.x.norm()) < float(free.x.norm())
+    assert result.privacy.nominal == free.privacy.nominal
+    assert float(result.x.norm()) < float(free.x.norm())
     if penalty in ("l1", "group", "elastic"):
-        assert int((found.x == 0).sum()) >= int((free.x == 0).sum())
+        assert int((result.x == 0).sum()) >= int((free.x == 0).sum())
 
 
 def test_the_default_step_is_the_theorems() -> None:
@@ -260,8 +260,8 @@ def test_the_default_step_is_the_theorems() -> None:
     pipe = build(compressive, objective, ball, 20)
     noise = math.sqrt(15) * pipe.stages[0].releases[0].mechanism.multiplier * 0.5 / 300
     assert pipe.step(0) == pytest.approx(6.0 / (math.sqrt(2) * math.hypot(0.5, noise)))
-    found = minimize(problem(n=20_000), RECIPES["dp_sgd"](step=None, epsilon=8.0), ball, steps=60, noise_seed=0)
-    assert problem(n=20_000).loss(found.x) < math.log(2) - 0.005
+    result = minimize(problem(n=20_000), RECIPES["dp_sgd"](step=None, epsilon=8.0), ball, steps=60, noise_seed=0)
+    assert problem(n=20_000).loss(result.x) < math.log(2) - 0.005
 
 
 def test_a_private_run_resumes_on_its_own_terms_only() -> None:

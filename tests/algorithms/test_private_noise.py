@@ -66,12 +66,12 @@ def test_the_values_after_a_private_selection() -> None:
     noise = []
     gradient = objective.rows(torch.zeros(30, dtype=torch.float64)).dense()
     for seed in range(400):  # 1600 numbers
-        found = minimize(objective, recipe, steps=1, record=None, noise_seed=seed)
-        chosen = found.x.nonzero().reshape(-1)
+        result = minimize(objective, recipe, steps=1, record=None, noise_seed=seed)
+        chosen = result.x.nonzero().reshape(-1)
         assert len(chosen) == 4
         part = gradient[:, chosen]
         clipped = (part * (0.2 / part.norm(dim=1)).clamp(max=1)[:, None]).sum(0) / objective.n
-        noise.append((-found.x[chosen] - clipped) / scale)
+        noise.append((-result.x[chosen] - clipped) / scale)
     assert_scale(torch.cat(noise).numpy())
 
 
@@ -88,8 +88,8 @@ def test_end_to_end_through_a_linear_lift(name: str) -> None:
     sketch = release.encode.draw(30, seed=0, t=0)
     noise = []
     for seed in range(100 if name == "dp_gd" else 300):
-        found = minimize(objective, recipe, steps=1, record=None, noise_seed=seed)
-        noise.append((sketch.forward(-found.state.w / 0.7) - mean) / scale)
+        result = minimize(objective, recipe, steps=1, record=None, noise_seed=seed)
+        noise.append((sketch.forward(-result.state.w / 0.7) - mean) / scale)
     assert_scale(torch.cat(noise).numpy())
 
 

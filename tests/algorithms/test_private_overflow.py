@@ -34,6 +34,6 @@ def test_a_record_that_overflows_is_left_out(objective: Any, dtype: torch.dtype,
     nobody[at] = 0.0
     if objective is LeastSquares:
         y[at] = LARGE[dtype]
-    found = fitted(objective, X, y, physical)
-    assert bool(torch.isfinite(found).all())
-    assert torch.equal(found, fitted(objective, nobody, y, physical))
+    point = fitted(objective, X, y, physical)
+    assert bool(torch.isfinite(point).all())
+    assert torch.equal(point, fitted(objective, nobody, y, physical))

@@ -59,10 +59,10 @@ def skgd(**options: Any) -> Any:
 def test_every_variant_runs_within_its_budget(name: str, sparse: bool) -> None:
     make, constraint = VARIANTS[name]
     objective = problem(sparse=sparse)
-    found = minimize(objective, make(), constraint, steps=24)
-    assert found.privacy.private and 0.9 < found.privacy.epsilon <= 1.0
-    assert constraint.contains(found.x)
-    assert all("loss" not in record for record in found.history)
+    result = minimize(objective, make(), constraint, steps=24)
+    assert result.privacy.private and 0.9 < result.privacy.epsilon <= 1.0
+    assert constraint.contains(result.x)
+    assert all("loss" not in record for record in result.history)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -70,9 +70,9 @@ def test_more_budget_learns(name: str) -> None:
     """With much budget and many records every variant improves on its start, on data it never prints."""
     make, constraint = VARIANTS[name]
     objective = problem(n=20_000, d=30)
-    found = minimize(objective, make(epsilon=8.0), constraint, steps=60, noise_seed=1)
+    result = minimize(objective, make(epsilon=8.0), constraint, steps=60, noise_seed=1)
     start = constraint.project(torch.zeros(30, dtype=torch.float64))
-    assert objective.loss(found.x) < objective.loss(start) - 0.005
+    assert objective.loss(result.x) < objective.loss(start) - 0.005
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -145,16 +145,16 @@ def test_the_compressive_mechanism_as_published() -> None:
     published = algorithms.compressive_dp_sgd(p=15, kappa=kappa, as_published=True, **options)
     pipe = build(published, Records(first), isthmus.Whole(), 5)
     release, sketch = pipe.stages[0].releases[0], isthmus.RademacherSketch(15, scaling="jl").draw(d)
-    kept = []
+    collected = []
     for rows in (first, second):
         bounded = one_release(pipe, Records(rows), SeededSource(0))[0].values["gradient"]
-        kept.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
-    moved = float((kept[0][0] - kept[1][0]).abs().sum())
-    assert kept[0][1] == 1 == release.encode.settled_ord(bounded.ord)
-    assert moved == pytest.approx(2 * kept[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
+        collected.append(release.encode.change(bounded.value, bounded.ord, bounded.bound, sketch))
+    moved = float((collected[0][0] - collected[1][0]).abs().sum())
+    assert collected[0][1] == 1 == release.encode.settled_ord(bounded.ord)
+    assert moved == pytest.approx(2 * collected[0][2], rel=1e-2)  # replace-one: twice a record's bound, and tight
     assert moved > 0.99 * 2 * n * kappa
-    found = minimize(Records(first), published, steps=5)
-    assert found.privacy.epsilon <= 1.0 and "does not fall with n" in found.privacy.words()
+    result = minimize(Records(first), published, steps=5)
+    assert result.privacy.epsilon <= 1.0 and "does not fall with n" in result.privacy.words()
 
 
 @pytest.mark.parametrize(
@@ -193,16 +193,16 @@ def test_skgd_as_published_is_sound_and_noisier() -> None:
     noise = [build(one, objective, BALL, 24).stages[0].releases[0].mechanism.number for one in (
         printed, skgd(adjacency="replace-one"))]  # fmt: skip
     assert noise[0] / noise[1] == pytest.approx(1.575, abs=2e-3)
-    found = minimize(objective, printed, BALL, steps=24)
-    assert found.privacy.private and found.privacy.epsilon == pytest.approx(0.60810, abs=1e-4)
-    assert "0.6081" in found.privacy.words()
+    result = minimize(objective, printed, BALL, steps=24)
+    assert result.privacy.private and result.privacy.epsilon == pytest.approx(0.60810, abs=1e-4)
+    assert "0.6081" in result.privacy.words()
 
 
 def test_the_minibatch_as_published_promises_nothing_and_knows_its_condition() -> None:
     objective = problem(n=1000)
     recipe = algorithms.dp_comp_minibatch(m=10, batch_size=100, as_published=True, **COMMON)
-    found = minimize(objective, recipe, BALL, steps=100, record=None)
-    assert not found.privacy.private and "moves by up to 2L" in found.privacy.words()
+    result = minimize(objective, recipe, BALL, steps=100, record=None)
+    assert not result.privacy.private and "moves by up to 2L" in result.privacy.words()
     with pytest.raises(isthmus.InvalidInput):
         minimize(objective, recipe, BALL, steps=2)  # epsilon_0 > 1: the paper's own amplification does not hold
 

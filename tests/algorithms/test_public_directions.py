@@ -42,7 +42,7 @@ def test_rpdp_projects_from_its_start_epoch_on(clipped: str) -> None:
     objective, rounds = problem(), 4
     recipe = algorithms.rpdp_sgd(k=5, refresh=1, start_epoch=2, batch_size=None, clipped=clipped, **COMMON)
     pipe = noiseless(build(recipe, objective, isthmus.Whole(), rounds))
-    found = minimize(objective, pipe, steps=rounds, seed=3, record=None).x
+    point = minimize(objective, pipe, steps=rounds, seed=3, record=None).x
     (_, _), (_, directions) = pipe.stages[0].releases[0].encode.schedule
     w = torch.zeros(30, dtype=torch.float64)
     for t in range(rounds):
@@ -53,7 +53,7 @@ def test_rpdp_projects_from_its_start_epoch_on(clipped: str) -> None:
         cut = (COMMON["clip"] / codes.norm(dim=1)).clamp(max=1)
         mean = (rows * cut[:, None]).mean(0)
         w = w - COMMON["step"] * (mean if t < 2 else V @ (V.T @ mean))
-    torch.testing.assert_close(found, w, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(point, w, rtol=1e-9, atol=1e-12)
 
 
 # ---------------------------------------------------------------- Lanczos
@@ -79,9 +79,9 @@ def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: p
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]
     for method in ("gram", "lanczos"):
-        found = top_directions(rows, 6, method=method)
-        assert found.shape == V.shape
-        np.testing.assert_allclose(found @ found.T, V @ V.T, atol=1e-7)
+        directions = top_directions(rows, 6, method=method)
+        assert directions.shape == V.shape
+        np.testing.assert_allclose(directions @ directions.T, V @ V.T, atol=1e-7)
         sketch = map_of(Space.flat(G.shape[1]), learned(Space.flat(G.shape[1]), rows, 6, method=method))
         assert isinstance(sketch, SubspaceMap) and 1 <= sketch.norm < 1 + 1e-9
 
@@ -93,9 +93,9 @@ def test_lanczos_holds_factors_of_large_layers_too() -> None:
         Space.of({"w": (200, 300)}),
     )
     sketches = [map_of(space, learned(space, rows, 8, torch.float32, method)) for method in ("gram", "lanczos")]
-    one, other = (sketch.dense(torch.float64) for sketch in sketches)
+    first, second = (sketch.dense(torch.float64) for sketch in sketches)
     assert type(sketches[1]).__name__ == type(sketches[0]).__name__ != "SubspaceMap"
-    assert float(torch.linalg.svdvals(one @ other.T).min()) > 1 - 1e-5
+    assert float(torch.linalg.svdvals(first @ second.T).min()) > 1 - 1e-5
     with pytest.raises(isthmus.InvalidInput, match="method='power'"):
         PublicSubspace(3, method="power")
 
@@ -126,8 +126,8 @@ def released(pipe: Any, objective: Any, seed: int = 7) -> Any:
 
 
 def micro(adjacency: str, n: int, d: int, **options: Any) -> Any:
-    told = {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "step": 0.1, "n": n, "batch_size": None, "micro_batch": 4}
-    recipe = algorithms.dp_sgd(**(told | {"adjacency": adjacency} | options))
+    facts = {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "step": 0.1, "n": n, "batch_size": None, "micro_batch": 4}
+    recipe = algorithms.dp_sgd(**(facts | {"adjacency": adjacency} | options))
     return recipe.bind(Binding(isthmus.Whole(), NoPenalty(), Space.flat(d), n, 10, None))
 
 
@@ -169,8 +169,8 @@ def test_one_record_moves_one_mean_by_what_is_noised_for(adjacency: str, batch: 
         other = rows.clone()
         other[-1] = torch.tensor(last)
         pair = (rows, other) if relation is Adjacency.REPLACE_ONE else (rows[:-1], other)
-        one, two = (released(pipe, Vectors(x)) for x in pair)
-        worst, bounds = max(worst, float((one.value - two.value).norm())), bounds | {one.bound}
+        first, second = (released(pipe, Vectors(x)) for x in pair)
+        worst, bounds = max(worst, float((first.value - second.value).norm())), bounds | {first.bound}
     stated = relation.sensitivity(bounds.pop())
     assert 0.999 * stated < worst <= stated
 
@@ -183,8 +183,8 @@ def test_micro_batches_run_and_state_their_budget() -> None:
         algorithms.priv_sgd(m=10, micro_batch=5, clipped="before", **COMMON),
         algorithms.dp_comp_minibatch(m=10, batch_size=60, micro_batch=5, **COMMON),
     ):
-        found = minimize(objective, recipe, L2Ball(5.0), steps=6)
-        assert found.privacy.private and 0.9 < found.privacy.epsilon <= 1.0
+        result = minimize(objective, recipe, L2Ball(5.0), steps=6)
+        assert result.privacy.private and 0.9 < result.privacy.epsilon <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -164,16 +164,16 @@ def test_nothing_more_is_spent_and_the_statement_tells() -> None:
     public = table(100, seed=7)
     stated = PrivateClassifier(epsilon=0.5, bounds=(-3, 3), classes=[0, 1], public=public).fit(X, y).privacy_
     assert stated.private and stated.epsilon <= 0.5
-    assert any("labels of the public rows were used" in each for each in stated.assumptions)
+    assert any("labels of the public rows were used" in assumption for assumption in stated.assumptions)
     unlabelled = PrivateClassifier(epsilon=0.5, bounds=(-3, 3), classes=[0, 1], public=public[0]).fit(X, y).privacy_
-    assert not any("labels of the public rows" in each for each in unlabelled.assumptions)
+    assert not any("labels of the public rows" in assumption for assumption in unlabelled.assumptions)
 
 
 def test_an_algorithm_without_a_place_for_a_start_says_nothing_of_one() -> None:
     X, y = table(1000)
     options: dict[str, Any] = {"epsilon": 1.0, "bounds": (-3, 3), "classes": [0, 1], "algorithm": "priv_sgd"}
     model = PrivateClassifier(public=table(50, seed=7), **options).fit(X, y)
-    assert not any("labels of the public rows" in each for each in model.privacy_.assumptions)
+    assert not any("labels of the public rows" in assumption for assumption in model.privacy_.assumptions)
 
 
 # ---------------------------------------------------------------- what is refused, what is weighted

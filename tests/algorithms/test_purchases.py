@@ -197,13 +197,13 @@ def test_everything_bought_is_charged_with_the_event_of_its_noise() -> None:
     X, y = table(200)
     ledger = Ledger(budget=(1.0, 1e-5), adjacency=Adjacency.ADD_REMOVE)
     recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step="auto", scale="moments", n="exact")
-    found = minimize(
+    result = minimize(
         Logistic(X, y, classes=(0, 1)), buying(recipe, [Ranges(), ClassCounts()]), steps=5, ledger=ledger, noise_seed=0
     )
     assert ledger.rounds() == {"ranges": 1, "classes": 1, "scale": 1, "lambda": 1, "main": 5}
-    assert set(found.state.parts["prepare"]) == {"ranges", "classes", "scale", "lambda"}
+    assert set(result.state.parts["prepare"]) == {"ranges", "classes", "scale", "lambda"}
     assert ledger.spent() == pytest.approx(1.0, rel=1e-3) and ledger.spent() <= 1.0
-    assert found.privacy.nominal == pytest.approx(ledger.spent(), rel=1e-9)
+    assert result.privacy.nominal == pytest.approx(ledger.spent(), rel=1e-9)
     wide = [record["event"]["noise_multiplier"] for record in ledger.records() if record["kind"] == "charge"]
     share = [wide[-1] ** 2 / 5 / z**2 for z in wide[:2]]
     assert share[0] / share[1] == pytest.approx(Ranges().share / ClassCounts().share, rel=1e-6)
@@ -257,10 +257,10 @@ def test_known_ranges_are_kept_and_only_the_others_are_bought() -> None:
 def test_targets_are_mapped_to_the_bought_range() -> None:
     X = table(1000)[0]
     y = np.random.default_rng(1).uniform(3, 30, 1000)
-    found = prepared(TargetRange(), LeastSquares(X, y))
-    assert found.target == (2, 32)
-    shift, width = target_map(*found.target, False)
-    torch.testing.assert_close(found.objective.y, torch.from_numpy((y - shift) / width))
+    begun = prepared(TargetRange(), LeastSquares(X, y))
+    assert begun.target == (2, 32)
+    shift, width = target_map(*begun.target, False)
+    torch.testing.assert_close(begun.objective.y, torch.from_numpy((y - shift) / width))
     counts = prepared(TargetRange(), Poisson(X, np.floor(y)))
     assert counts.target == (2, 32) and float(counts.objective.y.max()) <= 1
     torch.testing.assert_close(counts.objective.y, torch.from_numpy(np.floor(y) / 32))
@@ -302,11 +302,11 @@ def test_statistics_start_at_the_ridge_solution() -> None:
     X, y = table(5000)
     X = X / np.linalg.norm(X, axis=1).max()
     truth = np.array([0.3, -0.5, 0.2, 0.1])
-    found = prepared(Statistics(), LeastSquares(X, X @ truth))
-    torch.testing.assert_close(found.start, torch.from_numpy(truth), rtol=1e-4, atol=1e-4)
-    rows = to_dense(found.objective.X)
+    begun = prepared(Statistics(), LeastSquares(X, X @ truth))
+    torch.testing.assert_close(begun.start, torch.from_numpy(truth), rtol=1e-4, atol=1e-4)
+    rows = to_dense(begun.objective.X)
     step = torch.linalg.solve(rows.T @ rows / 5000, torch.ones(D).double())
-    torch.testing.assert_close(found.update.matrix @ torch.ones(D).double(), step, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(begun.update.matrix @ torch.ones(D).double(), step, rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------- refusals

@@ -39,10 +39,10 @@ def bound(recipe: Any, constraint: Any, d: int = 10, n: int = 200, steps: int | 
 def path_of(recipe: Any, constraint: Any = None, **run: Any) -> tuple[np.ndarray, Any]:
     """w_1, ..., w_{T+1} and the result."""
     points: list[np.ndarray] = []
-    found = minimize(
+    result = minimize(
         problem(), recipe, constraint, record=1, callbacks=[lambda record, state: points.append(state.w.numpy())], **run
     )
-    return np.stack([np.zeros(10), *points]), found
+    return np.stack([np.zeros(10), *points]), result
 
 
 # ---------------------------------------------------------------- 001: the lift of least gauge
@@ -102,8 +102,8 @@ def test_theorem_2_4_may_draw_more_often_than_there_are_records() -> None:
     facts = {"smoothness": objective.smoothness(), "diameter": 2.0, "gradient_bound": 3.0}
     schedule = theory.stationary_schedule(0.5, **facts, noise=1.0, gap=1.0, failure=0.1)
     assert schedule.batch_size() > 1000 * objective.n
-    found = minimize(objective, algorithms.comp_minibatch(schedule=schedule), L2Ball(1.0), record=None)
-    assert found.status == "stopped" and found.certificate["gap"] <= 0.5
+    result = minimize(objective, algorithms.comp_minibatch(schedule=schedule), L2Ball(1.0), record=None)
+    assert result.status == "stopped" and result.certificate["gap"] <= 0.5
 
 
 @pytest.mark.parametrize("batch", [7, 500])
@@ -124,8 +124,8 @@ def test_copies_of_a_record_are_clipped_one_by_one() -> None:
     objective = LeastSquares(np.eye(2), np.full(2, 100.0))
     for draws in (2, 3, 64):
         pipe = Pipeline([Stage(Uniform(draws), [Release(clip=Clip(1.0))])], lambda t: 1.0)
-        found = minimize(objective, pipe, steps=1, record=None)
-        assert float(found.x.sum()) == pytest.approx(1.0, abs=1e-3)  # a mean of unit vectors with entries >= 0
+        result = minimize(objective, pipe, steps=1, record=None)
+        assert float(result.x.sum()) == pytest.approx(1.0, abs=1e-3)  # a mean of unit vectors with entries >= 0
 
 
 # ---------------------------------------------------------------- outputs
@@ -159,11 +159,11 @@ def test_corollary_c_2_returns_the_first_such_point_or_none() -> None:
     schedule = theory.private_stationary_schedule(0.5, **facts, gap=0.05)
     assert schedule.rounds is not None and schedule.threshold is not None
     quiet = algorithms.priv_sgd(epsilon=1e4, clip=1.0, schedule=schedule, n="exact")
-    found = minimize(objective, quiet, L2Ball(1.0), record=None)
-    assert found.status == "stopped" and found.state.t < schedule.rounds
-    assert found.privacy is not None and f"of {schedule.rounds} planned rounds" in found.privacy.words()
+    result = minimize(objective, quiet, L2Ball(1.0), record=None)
+    assert result.status == "stopped" and result.state.t < schedule.rounds
+    assert result.privacy is not None and f"of {schedule.rounds} planned rounds" in result.privacy.words()
     again = minimize(objective, quiet, L2Ball(1.0), steps=schedule.rounds, record=None, noise_seed=0)
-    assert again.privacy is not None and again.privacy.nominal == pytest.approx(found.privacy.nominal)
+    assert again.privacy is not None and again.privacy.nominal == pytest.approx(result.privacy.nominal)
     loud = algorithms.priv_sgd(epsilon=0.01, clip=1.0, schedule=schedule, n="exact")
     none = minimize(objective, loud, L2Ball(1.0), record=None)
     assert none.status == "none found" and none.x is None
@@ -291,8 +291,8 @@ def test_arguments_that_would_be_dropped_are_refused() -> None:
 
 def test_stops_of_others_are_named_and_misplaced_ones_refused() -> None:
     budget: dict[str, Any] = {"epsilon": 1.0, "clip": 1.0, "step": 0.1, "n": "exact"}
-    found = minimize(problem(), algorithms.dp_gd(**budget, stop=lambda round, old, new: False), steps=2, record=None)
-    assert found.privacy is not None and "which is not of this library, reads released" in found.privacy.words()
+    result = minimize(problem(), algorithms.dp_gd(**budget, stop=lambda round, old, new: False), steps=2, record=None)
+    assert result.privacy is not None and "which is not of this library, reads released" in result.privacy.words()
     with pytest.raises(InvalidInput, match="stop='GapBelow'.*Frank-Wolfe"):
         bound(algorithms.dp_gd(**budget, stop=GapBelow(0.1, L2Ball(1.0))), L2Ball(1.0))
     with pytest.raises(InvalidInput, match="single point"):

@@ -37,14 +37,14 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'numpy', 'scipy', 'sklearn', 'pandas', 'pyarrow', 'matplotlib', 'dp_accounting', 'jinja2'}"
     run = "from isthmus.app.cli import main; main(['--help'], standalone_mode=False)"
     code = f"import sys; {run}; assert not {heavy} & set(sys.modules); assert len(sys.modules) < 300"
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert all(name in found.stdout for name in COMMANDS)
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert all(name in process.stdout for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_its_help(name: str) -> None:
-    found = invoke(name, "--help").output
-    assert f"isthmus {name}" in found.replace("main", "isthmus") and "Options:" in found
+    output = invoke(name, "--help").output
+    assert f"isthmus {name}" in output.replace("main", "isthmus") and "Options:" in output
 
 
 def test_the_commands_are_all_there_and_in_order() -> None:
@@ -53,13 +53,11 @@ def test_the_commands_are_all_there_and_in_order() -> None:
 
 
 def test_python_minus_m() -> None:
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "isthmus.app.cli", "--version"], check=True, capture_output=True, text=True
     )
     declared = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
-    assert (
-        found.stdout == f"isthmus, version {declared['project']['version']}\n"
-    )  # known where nothing is installed too
+    assert process.stdout == f"isthmus, version {declared['project']['version']}\n"
 
 
 def test_unknown_commands_and_options_are_refused() -> None:
@@ -98,8 +96,8 @@ def test_errors_are_one_line_and_json_where_asked() -> None:
     plain = invoke("train", "nowhere.csv", "--target", "y", code=2)
     assert plain.stderr.startswith("error: File not found: nowhere.csv (check the name and the folder, ")
     assert plain.stderr.count("\n") == 1 and plain.stdout == ""
-    found = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
-    assert found["exit_code"] == 2 and "File not found" in found["error"]
+    data = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
+    assert data["exit_code"] == 2 and "File not found" in data["error"]
 
 
 def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +160,11 @@ def test_an_accident_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_from_public_facts() -> None:
     arguments = ["plan", "--rows", "30000", "--columns", "50", "--epsilon", "1", "--delta", "1e-5"]
-    found = json.loads(invoke(*arguments, "--json").stdout)
-    assert found["facts"]["n"] == 30000 and found["choices"][0]["algorithm"] == "dp_gd"
-    shown = invoke(*arguments).output
-    assert "dp_gd" in shown and "noise" in shown
-    assert len(invoke(*arguments, "--quiet").output) < len(shown)
+    data = json.loads(invoke(*arguments, "--json").stdout)
+    assert data["facts"]["n"] == 30000 and data["choices"][0]["algorithm"] == "dp_gd"
+    output = invoke(*arguments).output
+    assert "dp_gd" in output and "noise" in output
+    assert len(invoke(*arguments, "--quiet").output) < len(output)
     assert "epsilon=-1.0" in invoke("plan", "-n", "10", "-d", "5", "--epsilon", "-1", code=2).output
     assert "give l1:RADIUS" in invoke(*arguments, "--constraint", "cube", code=2).output
     assert gc.isenabled() and gc.get_freeze_count()
@@ -176,8 +174,8 @@ def test_a_plan_from_public_facts() -> None:
 def test_a_plan_learns_from_public_rows_of_numbers(tmp_path: Path) -> None:
     common = ["plan", "-n", "3000", "-d", "4", "--epsilon", "inf", "--json", "--public"]
     np.savez(tmp_path / "p.npz", X=np.random.default_rng(0).uniform(-1, 1, (40, 4)))
-    found = json.loads(invoke(*common, str(tmp_path / "p.npz")).stdout)
-    assert found["facts"]["public"]["rows"] == 40
+    data = json.loads(invoke(*common, str(tmp_path / "p.npz")).stdout)
+    assert data["facts"]["public"]["rows"] == 40
     (tmp_path / "p.csv").write_text("a,b,c,d\n1,2,3,4\n")
     assert "give numbers: an npz or libsvm file" in invoke(*common, str(tmp_path / "p.csv"), code=2).output
 
@@ -186,11 +184,11 @@ def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "census.budget")
     assert "make it first" in invoke("budget", path, code=2).output and not Path(path).exists()
     assert "give both --epsilon and --delta" in invoke("budget", path, "--epsilon", "1", code=2).output
-    made = json.loads(
+    data = json.loads(
         invoke("budget", path, "--epsilon", "2", "--delta", "1e-6", "--dataset", "census", "--json").stdout
     )
-    assert (made["epsilon"], made["delta"], made["spent"], made["left"]) == (2.0, 1e-6, 0.0, 2.0)
-    assert made["dataset"] == "census" and made["runs"] == [] and made["adjacency"] == "add-remove"
+    assert (data["epsilon"], data["delta"], data["spent"], data["left"]) == (2.0, 1e-6, 0.0, 2.0)
+    assert data["dataset"] == "census" and data["runs"] == [] and data["adjacency"] == "add-remove"
     assert "no run has used this budget yet" in invoke("budget", path).output
     assert (
         "give (2.0, 1e-06), with which this ledger was opened"
@@ -211,10 +209,10 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
         "words": "",
     }
     (tmp_path / "run.json").write_text(json.dumps(record))
-    found = json.loads(invoke("report", str(tmp_path), "--json").stdout)
-    assert found["report"] == str(tmp_path / "report.html") and "Income" in Path(found["report"]).read_text()
+    data = json.loads(invoke("report", str(tmp_path), "--json").stdout)
+    assert data["report"] == str(tmp_path / "report.html") and "Income" in Path(data["report"]).read_text()
     invoke("report", str(tmp_path / "run.json"), "-o", str(tmp_path / "other.html"))
-    assert (tmp_path / "other.html").stat().st_size == found["bytes"]
+    assert (tmp_path / "other.html").stat().st_size == data["bytes"]
 
 
 # ---------------------------------------------------------------- bench, completion
@@ -230,14 +228,14 @@ def test_bench_lists_and_names_what_is_missing(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(
         evidence, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "evidence.py")
     )
-    told = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
-    assert "this needs a checkout of the project" in told
+    text = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
+    assert "this needs a checkout of the project" in text
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str) -> None:
-    found = invoke("completion", shell).output
-    assert f"_ISTHMUS_COMPLETE={shell}_complete" in found and "isthmus" in found
+    output = invoke("completion", shell).output
+    assert f"_ISTHMUS_COMPLETE={shell}_complete" in output and "isthmus" in output
 
 
 def test_completion_completes() -> None:
@@ -265,8 +263,8 @@ def test_the_audit_prints_json_and_its_exit_code(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(suite, "broken_pipelines", lambda: {"an eighth of the noise": broken})
     monkeypatch.setattr(suite, "canary_runs", dict)
     result = invoke("audit", "--draws", "20000", "--json")
-    found = json.loads(result.stdout)
-    assert found["pipelines by hand"]["full batch"]["verdict"] == "consistent"
-    assert found["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
+    data = json.loads(result.stdout)
+    assert data["pipelines by hand"]["full batch"]["verdict"] == "consistent"
+    assert data["broken on purpose"]["an eighth of the noise"]["verdict"] == "violation"
     monkeypatch.setattr(suite, "private_pipelines", lambda: {"bad": replace(broken, sound=True)})
     invoke("audit", "--draws", "20000", "--json", code=1)

@@ -39,20 +39,22 @@ def environment(**more: str) -> dict[str, str]:
 
 def test_torchrun_trains_in_one_folder(table: Path) -> None:
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "isthmus"]
-    asked = ["people.csv", "--target", "income", *DECLARED, "--max-iter", "5", "--epsilon", "20"]
-    given = ["--test-fraction", "0.25", "--out", "run", "--json"]
-    made = subprocess.run([*run, "train", *asked, *given], cwd=table, env=environment(), capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    told = json.loads(made.stdout)
-    assert told["rounds"] == 5 and told["epsilon"] <= 20 and not told["leaks"]
+    entries = ["people.csv", "--target", "income", *DECLARED, "--max-iter", "5", "--epsilon", "20"]
+    cases = ["--test-fraction", "0.25", "--out", "run", "--json"]
+    process = subprocess.run(
+        [*run, "train", *entries, *cases], cwd=table, env=environment(), capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    data = json.loads(process.stdout)
+    assert data["rounds"] == 5 and data["epsilon"] <= 20 and not data["leaks"]
     record = json.loads((table / "run" / "run.json").read_text())
     assert record["data"]["n"] + record["data"]["test_rows"] == N and record["data"]["test_rows"] > N / 8
-    assert next(each["value"] for each in told["metrics"] if each["name"] == "accuracy") > 0.7
+    assert next(metric["value"] for metric in data["metrics"] if metric["name"] == "accuracy") > 0.7
     assert Ledger.open(table / "run" / "ledger").rounds()["main"] == 5
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         main, ["predict", str(table / "run"), str(table / "people.csv"), "-o", str(table / "p.csv")]
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     assert CliRunner().invoke(main, ["train", "--resume", str(table / "run")]).exit_code == 0  # it is done
     (table / "run" / "run.json").unlink()
     refused = CliRunner().invoke(main, ["train", "--resume", str(table / "run")])
@@ -64,9 +66,11 @@ def test_an_error_ends_all_ranks(table: Path) -> None:
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
     place["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store is here
-    asked = [sys.executable, "-m", "isthmus", "train", "people.csv", "--target", "income", "--out", "run"]
+    entries = [sys.executable, "-m", "isthmus", "train", "people.csv", "--target", "income", "--out", "run"]
     both = [
-        subprocess.Popen(asked, cwd=table, env=environment(RANK=str(rank), **place), stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            entries, cwd=table, env=environment(RANK=str(rank), **place), stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     words = [each.communicate(timeout=300)[1] for each in both]

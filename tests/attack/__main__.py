@@ -22,24 +22,24 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("attack.json"))
     parser.add_argument("--replay", default="", help="seed:most:number[:step...] of a case that was reported")
     parser.add_argument("--device", default="cpu", help="another device attacks modules only")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.device != "cpu":
-        modules.DEVICE, cases.FAMILIES[:] = asked.device, [0.0, 1.0, 0.0]
-    if asked.replay:
-        seed, most, number, *path = (int(part) for part in asked.replay.split(":"))
+    if arguments.device != "cpu":
+        modules.DEVICE, cases.FAMILIES[:] = arguments.device, [0.0, 1.0, 0.0]
+    if arguments.replay:
+        seed, most, number, *path = (int(part) for part in arguments.replay.split(":"))
         case = replay(seed, number, most, tuple(path))
         moved = case.moved()
         print(case.label if moved is None else result(case, moved, seed, number, most, tuple(path)))
         return int(moved is not None and moved.ratio > LIMIT)
-    search = Search(asked.seed, asked.most)
+    search = Search(arguments.seed, arguments.most)
     try:
-        search.run(seconds=60 * asked.minutes)
+        search.run(seconds=60 * arguments.minutes)
     except KeyboardInterrupt:
         pass
     print(search.table)
-    search.table.write(asked.json)
-    print(f"written to {asked.json}")
+    search.table.write(arguments.json)
+    print(f"written to {arguments.json}")
     return int(bool(search.table.broken()))
 
 

@@ -39,11 +39,11 @@ class Case:
         here, gone = Membership(self.seed, self.at, self.share), Membership(self.seed, None, self.share)
         if self.other is not None:
             rows = {name: _with(values, self.at, self.other[name]) for name, values in self.arrays.items()}
-            one = observe(self.train, self.arrays, here)
-            return compare(one, observe(self.train, rows, here, one.released), 2.0)
-        one = observe(self.train, self.arrays, here)
+            observed = observe(self.train, self.arrays, here)
+            return compare(observed, observe(self.train, rows, here, observed.released), 2.0)
+        observed = observe(self.train, self.arrays, here)
         rest = {name: np.delete(values, self.at, 0) for name, values in self.arrays.items()}
-        return compare(one, observe(self.train, rest, gone, one.released))
+        return compare(observed, observe(self.train, rest, gone, observed.released))
 
     def mutated(self, rng: Rng) -> Case:
         """The same attack with other data or another place."""

@@ -220,9 +220,9 @@ def draw(rng: Rng, most: int) -> Case:
         options = {"steps": 1, "noise_seed": 7, "ledger": Ledger(), "physical_batch_size": physical}
         minimize(Problem(make, given, space), pipe, record=None, progress=False, **options)
 
-    told = {"n": n, "T": T, "dtype": dtype, "data": name, "clip": clip, "encode": encode, "spoilt": bad}
-    told |= {"groups": groups, "physical": physical}
-    label = f"{kind}: " + ", ".join(f"{k}={v}" for k, v in told.items())
+    facts = {"n": n, "T": T, "dtype": dtype, "data": name, "clip": clip, "encode": encode, "spoilt": bad}
+    facts |= {"groups": groups, "physical": physical}
+    label = f"{kind}: " + ", ".join(f"{k}={v}" for k, v in facts.items())
     return Case(f"rows {kind}", label, arrays, series.at, train, ("a", "b"), fork)
 
 

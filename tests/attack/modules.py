@@ -152,9 +152,9 @@ def draw(rng: Rng, most: int) -> Case:
         module = _module(name, DTYPES[dtype], weights)
         _loop(module, name, given, rounds, reduction, {**options, "sketch": SKETCHES[sketch]()}, min(n, 64))
 
-    told = {"n": n, "dtype": dtype, "data": kind, "spoilt": bad, "loss": reduction, "weights": weights}
-    told |= {"sketch": sketch, "rounds": rounds, **options}
-    label = f"{name}: " + ", ".join(f"{k}={v}" for k, v in told.items())
+    facts = {"n": n, "dtype": dtype, "data": kind, "spoilt": bad, "loss": reduction, "weights": weights}
+    facts |= {"sketch": sketch, "rounds": rounds, **options}
+    label = f"{name}: " + ", ".join(f"{k}={v}" for k, v in facts.items())
     free = () if ZOO[name][1] is None else ("x", "y") if name == "linear" else ("x",)
     share = float(rng.choice([1.0, 0.9]))
     other = None

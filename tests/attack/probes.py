@@ -50,13 +50,13 @@ class Membership:
 
 @contextmanager
 def _patched(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
-    held = {name: getattr(owner, name) for name in methods}
+    by_name = {name: getattr(owner, name) for name in methods}
     for name, method in methods.items():
         setattr(owner, name, method)
     try:
         yield
     finally:
-        for name, method in held.items():
+        for name, method in by_name.items():
             setattr(owner, name, method)
 
 
@@ -100,13 +100,13 @@ def recorded(seen: Seen, transcript: list[torch.Tensor] | None) -> Iterator[None
 
         return wrapper
 
-    held = {kind: kind.release for kind in MECHANISMS}
-    for kind, release in held.items():
+    table = {kind: kind.release for kind in MECHANISMS}
+    for kind, release in table.items():
         kind.release = recording(kind, release)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for kind, release in held.items():
+        for kind, release in table.items():
             kind.release = release  # type: ignore[method-assign]
 
 
@@ -148,11 +148,11 @@ def compare(one: Seen, two: Seen, factor: float = 1.0) -> Movement | None:
         raise RuntimeError("a training that released nothing tests nothing")
     if one.bounds != two.bounds:
         return Movement(math.inf, why=f"what is released depends on one record: {one.bounds} against {two.bounds}")
-    found = [
+    values = [
         Movement(_ratio(a, b, ord, bound * factor), i, kind, bound)
         for i, (a, b, (kind, ord, bound)) in enumerate(zip(one.values, two.values, one.bounds, strict=True))
     ]
-    return max(found, key=lambda each: each.ratio)
+    return max(values, key=lambda each: each.ratio)
 
 
 def _ratio(a: np.ndarray, b: np.ndarray, ord: float, bound: float) -> float:

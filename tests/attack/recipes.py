@@ -71,8 +71,8 @@ def _vertices(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> 
 
 
 def _public(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> Any:
-    given = {"k": 2, "data": public, "batch_size": max(1, n // 2), "as_published": bool(rng.random() < 0.5)}
-    return algorithms.pdp_sgd(**common, **given, step=1.0)
+    options = {"k": 2, "data": public, "batch_size": max(1, n // 2), "as_published": bool(rng.random() < 0.5)}
+    return algorithms.pdp_sgd(**common, **options, step=1.0)
 
 
 def _random(rng: Rng, common: dict[str, Any], d: int, n: int, public: Any) -> Any:
@@ -152,9 +152,9 @@ def draw(rng: Rng, most: int) -> Case:
 
     arrays = {"X": X, "y": y}
     other = {"X": -X[series.at], "y": y[series.at]} if replaced else None
-    told = {"n": n, "d": d, "storage": storage, "data": kind, "clip": clip, "rounds": rounds, "exact": exact}
-    told |= {"x0": x0 is not None, "physical": physical, "options": fork}
-    label = f"{recipe} on {objective} " + ", ".join(f"{k}={v}" for k, v in told.items())
+    facts = {"n": n, "d": d, "storage": storage, "data": kind, "clip": clip, "rounds": rounds, "exact": exact}
+    facts |= {"x0": x0 is not None, "physical": physical, "options": fork}
+    label = f"{recipe} on {objective} " + ", ".join(f"{k}={v}" for k, v in facts.items())
     free = ("X", "y") if objective in NUMBERS else ("X",)
     free = () if storage == "counts" else free
     share = 1.0 if pure else float(rng.choice([1.0, 0.9]))

@@ -78,9 +78,9 @@ class Table:
 
     def write(self, path: Path) -> None:
         """As JSON."""
-        told = {"cases": self.cases, "refused": self.refused, "counts": self.counts, "violations": self.violations}
-        told |= {"worst": {name: [asdict(each) for each in found] for name, found in sorted(self.worst.items())}}
-        path.write_text(json.dumps(told, indent=1, default=str))
+        facts = {"cases": self.cases, "refused": self.refused, "counts": self.counts, "violations": self.violations}
+        facts |= {"worst": {name: [asdict(each) for each in found] for name, found in sorted(self.worst.items())}}
+        path.write_text(json.dumps(facts, indent=1, default=str))
 
 
 @dataclass

@@ -76,8 +76,8 @@ def test_what_cannot_be_hidden_by_noise_counts_as_infinite(one: Seen, two: Seen,
 
 def test_norms_are_those_of_the_mechanism() -> None:
     def ratio(ord: float) -> float:
-        told = [("any", ord, 2.0)]
-        moved = compare(Seen([np.array([3.0, -4.0])], told), Seen([np.zeros(2)], told))
+        entries = [("any", ord, 2.0)]
+        moved = compare(Seen([np.array([3.0, -4.0])], entries), Seen([np.zeros(2)], entries))
         assert moved is not None
         return moved.ratio
 
@@ -91,8 +91,8 @@ def test_the_second_training_is_given_what_the_first_released() -> None:
         value = torch.from_numpy(arrays["x"]).sum()[None]
         seen.append(Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(0)))
 
-    one = observe(train, {"x": np.ones(3)}, Membership(0, 1))
-    observe(train, {"x": np.ones(2)}, Membership(0, None), one.released)
+    observed = observe(train, {"x": np.ones(3)}, Membership(0, 1))
+    observe(train, {"x": np.ones(2)}, Membership(0, None), observed.released)
     assert torch.equal(seen[0], seen[1])
 
 
@@ -116,7 +116,7 @@ def test_the_others_do_not_notice_the_record_in_secret_draws() -> None:
 
 def test_a_case_is_what_its_number_and_path_say() -> None:
     for number in range(6):
-        one, two = (replay(5, number, 64, (3, 8)) for _ in range(2))
-        assert one.label == two.label == draw(5, number, 64).label and one.at == two.at
-        assert all(np.array_equal(one.arrays[name], two.arrays[name], equal_nan=True) for name in one.arrays)
-        assert one.moved() == two.moved()
+        first, second = (replay(5, number, 64, (3, 8)) for _ in range(2))
+        assert first.label == second.label == draw(5, number, 64).label and first.at == second.at
+        assert all(np.array_equal(first.arrays[name], second.arrays[name], equal_nan=True) for name in first.arrays)
+        assert first.moved() == second.moved()

@@ -123,9 +123,9 @@ def test_two_releases_are_attacked_jointly() -> None:
     z = noise_multiplier(epsilon=1.0, delta=DELTA)
     both = [Release(name, clip=Clip(c), mechanism=Gaussian(z)) for name, c in (("in", 1.0), ("out", 2.0))]
     pipe = Pipeline([Stage(FullBatch(), both)], lambda t: 0.1, promise=Promise(1.0, DELTA))
-    one = Pipeline([Stage(FullBatch(), both[:1])], lambda t: 0.1, promise=Promise(1.0, DELTA))
+    pipeline = Pipeline([Stage(FullBatch(), both[:1])], lambda t: 0.1, promise=Promise(1.0, DELTA))
     pair = worst_pair(pipe, 6, 10)
-    joint, alone = (attack(p, pair, 100_000, noise=SeededSource(2)).gaussian for p in (pipe, one))
+    joint, alone = (attack(p, pair, 100_000, noise=SeededSource(2)).gaussian for p in (pipe, pipeline))
     assert joint > 1.2 * alone and alone <= 1  # two full prices: sqrt(2) in mu
 
 
@@ -214,9 +214,9 @@ def test_the_epsilon_of_counts_is_rarely_above_the_true_one() -> None:
     rng, threshold, mu = np.random.default_rng(3), 1.0, 0.5
     tpr, fpr = norm.sf(threshold - mu), norm.sf(threshold)
     hits, alarms = rng.binomial(2000, tpr, 4000), rng.binomial(2000, fpr, 4000)
-    found = epsilon_from_counts(hits, alarms, 2000, 0.0, 0.9)
-    assert (found > math.log(tpr / fpr)).mean() < 0.1
-    assert np.median(found) > 0.7 * math.log(tpr / fpr)
+    bounds = epsilon_from_counts(hits, alarms, 2000, 0.0, 0.9)
+    assert (bounds > math.log(tpr / fpr)).mean() < 0.1
+    assert np.median(bounds) > 0.7 * math.log(tpr / fpr)
     assert epsilon_from_counts(10, 900, 1000, 0.0, 0.9) == 0
 
 
@@ -249,10 +249,10 @@ def test_the_one_run_bound_holds_for_simulated_randomised_response(delta: float)
         share = (correct >= v).mean()
         assert share <= one_run_p_value(m, m, v, epsilon, delta) + 4 * math.sqrt(0.25 / runs)
     bounds = {v: one_run_epsilon(m, m, int(v), delta) for v in np.unique(correct)}
-    found = np.array([bounds[v] for v in correct])
-    assert (found > epsilon).mean() <= 0.05 + 4 * math.sqrt(0.05 / runs)
+    values = np.array([bounds[v] for v in correct])
+    assert (values > epsilon).mean() <= 0.05 + 4 * math.sqrt(0.05 / runs)
     if delta == 0:
-        assert np.median(found) > 0.6 * epsilon
+        assert np.median(values) > 0.6 * epsilon
 
 
 def test_the_one_run_epsilon_is_monotone() -> None:
@@ -271,8 +271,8 @@ def test_one_run_of_randomised_response() -> None:
         flip = noise.mask(len(bits), 1 / (1 + math.exp(epsilon)))
         return torch.where(flip, 1 - bits, bits)
 
-    found = one_run(train, canaries, guesses=1000, noise=SeededSource(4))
-    assert 0.8 * epsilon < found.lower <= epsilon and "1000 guesses" in str(found)
+    report = one_run(train, canaries, guesses=1000, noise=SeededSource(4))
+    assert 0.8 * epsilon < report.lower <= epsilon and "1000 guesses" in str(report)
 
 
 def test_one_run_of_a_pipeline() -> None:

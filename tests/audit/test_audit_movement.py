@@ -72,29 +72,29 @@ def test_no_pair_moves_a_sum_beyond_its_bound(name: str, before: bool, adjacency
     space = LAYERS if name in ("kronecker", "per-leaf") else Space.flat(120)
     for ord in MECHANISMS:
         pipe = private(ENCODERS[name], Clip(1.5, ord, before), adjacency)
-        found = movements(pipe, space, 30, seed=4)
-        names = {each.pair.name for each in found}
+        moves = movements(pipe, space, 30, seed=4)
+        names = {move.pair.name for move in moves}
         assert {"random", "generic", "top singular", "outlier", "axis", "tie"} <= names
         assert ("kernel" in names) == (name != "identity")
-        assert all(each.ratio <= 1 for each in found), [str(each) for each in found]
+        assert all(move.ratio <= 1 for move in moves), [str(move) for move in moves]
         if not before:  # the bound of a clip after the map is attained
-            assert max(each.ratio for each in found) > REACHED - 1e-6
+            assert max(move.ratio for move in moves) > REACHED - 1e-6
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("encode", [GaussianSketch(50, scaling="jl"), CountSketch(50)], ids=["gaussian-jl", "count"])
 def test_wide_maps(encode, adjacency: Adjacency) -> None:
-    found = movements(private(encode, Clip(1.0), adjacency), 10_000, 1000)
-    assert {"generic", "top singular", "kernel"} <= {each.pair.name for each in found}
-    assert all(each.ratio <= 1 for each in found)
+    moves = movements(private(encode, Clip(1.0), adjacency), 10_000, 1000)
+    assert {"generic", "top singular", "kernel"} <= {move.pair.name for move in moves}
+    assert all(move.ratio <= 1 for move in moves)
 
 
 def test_the_published_map_breaks_its_bound_by_the_number_of_records() -> None:
     pipe = known_bad.published_privsgd(1000, 50)
-    found = {each.pair.name: each for each in movements(pipe, 10_000, 1000)}
-    assert found["kernel"].ratio == pytest.approx(999 * REACHED, rel=1e-4)
-    assert 10 < found["top singular"].ratio < 20  # about sqrt(d / m)
-    assert found["generic"].ratio < 1
+    by_name = {each.pair.name: each for each in movements(pipe, 10_000, 1000)}
+    assert by_name["kernel"].ratio == pytest.approx(999 * REACHED, rel=1e-4)
+    assert 10 < by_name["top singular"].ratio < 20  # about sqrt(d / m)
+    assert by_name["generic"].ratio < 1
     assert worst_pair(pipe, 10_000, 1000).pair.name == "kernel"
 
 
@@ -108,9 +108,9 @@ def test_a_clip_before_the_map_is_bounded_by_the_gain_and_no_less(ord: float) ->
 
 def test_a_layerwise_clip() -> None:
     pipe = private(Identity(), PerLeafClip({"a": 1.0, "b": 2.0}))
-    found = movements(pipe, LAYERS, 20)
-    assert all(each.ratio <= 1 for each in found)
-    assert max(each.ratio for each in found) == pytest.approx(REACHED)
+    moves = movements(pipe, LAYERS, 20)
+    assert all(move.ratio <= 1 for move in moves)
+    assert max(move.ratio for move in moves) == pytest.approx(REACHED)
 
 
 def test_ties_are_the_worst_neighbours_of_a_selection() -> None:

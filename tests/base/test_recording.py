@@ -107,9 +107,9 @@ def test_what_cannot_be_recorded_is_computed(kind: str):
         return x + torch.ones(8).cuda()
 
     replay = Replay(Tensor.clone, near)
-    found = [replay("key", [x], compute) for _ in range(8)]
+    values = [replay("key", [x], compute) for _ in range(8)]
     assert replay.runs == 0 and replay.why
-    assert all(torch.equal(each, found[0]) for each in found)
+    assert all(torch.equal(value, values[0]) for value in values)
 
 
 @gpu

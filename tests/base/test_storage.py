@@ -62,8 +62,8 @@ def through(value: Any, path: Path) -> Any:
     ids=repr,
 )
 def test_values_come_back_as_they_were(value: Any, tmp_path: Path) -> None:
-    found = through(value, tmp_path / "a")
-    assert (repr(found), type(found)) == (repr(value), type(value))
+    restored = through(value, tmp_path / "a")
+    assert (repr(restored), type(restored)) == (repr(value), type(value))
 
 
 def test_scalars_and_names_come_back_plain(tmp_path: Path) -> None:
@@ -80,9 +80,9 @@ def test_scalars_and_names_come_back_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_tensors_keep_their_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
     given = (torch.randn(shape) * 9).to(dtype)
-    found = through({"a/b": given, "a": {"b": given + given}}, tmp_path / "a")
-    for one, two in ((found["a/b"], given), (found["a"]["b"], given + given)):
-        assert one.dtype == dtype and one.shape == shape and torch.equal(one, two)
+    restored = through({"a/b": given, "a": {"b": given + given}}, tmp_path / "a")
+    for first, second in ((restored["a/b"], given), (restored["a"]["b"], given + given)):
+        assert first.dtype == dtype and first.shape == shape and torch.equal(first, second)
     assert torch.equal(through(torch.ones(3, 4).T, tmp_path / "a"), torch.ones(4, 3))
 
 
@@ -90,8 +90,8 @@ def test_tensors_keep_their_dtype_and_shape(dtype: torch.dtype, shape: tuple[int
     "array", [np.arange(6).reshape(2, 3)[:, ::-1], np.array(["a", "bc"]), np.array([1, "x"], object)]
 )
 def test_arrays_stay_arrays(array: np.ndarray, tmp_path: Path) -> None:
-    found = through(array, tmp_path / "a")
-    assert isinstance(found, np.ndarray) and found.dtype == array.dtype and (found == array).all()
+    restored = through(array, tmp_path / "a")
+    assert isinstance(restored, np.ndarray) and restored.dtype == array.dtype and (restored == array).all()
 
 
 @pytest.mark.parametrize("value", [print, {1, 2}, object(), np.array([print]), np.ones(1, complex), [b"x"]])
@@ -164,9 +164,9 @@ def test_states_of_the_first_format_are_read(tmp_path: Path) -> None:
     }
     tensors = {"w": torch.ones(2), "d": torch.zeros(2)}
     save_file(tensors, tmp_path / "a", metadata={"format": "isthmus-state-1", "tree": json.dumps(tree)})
-    found = State.load(tmp_path / "a")
-    assert (found.t, found.update, found.w.tolist()) == (4, {"v": [1]}, [1.0, 1.0])
-    assert torch.equal(found.held["a"].lifted[0].direction, tensors["d"])
+    state = State.load(tmp_path / "a")
+    assert (state.t, state.update, state.w.tolist()) == (4, {"v": [1]}, [1.0, 1.0])
+    assert torch.equal(state.held["a"].lifted[0].direction, tensors["d"])
     again = State(w=torch.ones(1), held={"b": Held(torch.ones(1), (Lifted(torch.ones(1), torch.zeros(1)),))})
     again.save(tmp_path / "b")
     read = State.load(tmp_path / "b").held["b"]
@@ -184,7 +184,7 @@ def test_texts_are_read_as_they_are_or_not_at_all(dtype: str) -> None:
 
 def test_a_bottomless_file_is_refused(tmp_path: Path) -> None:
     text, tensors = '{"a":' + "[" * 20_000 + "]" * 20_000 + "}", {"w": torch.zeros(1)}
-    told = {"format": "notes-1", "tree": text, "seal": storage._seal(text, tensors)}
-    save_file(tensors, tmp_path / "deep", metadata=told)
+    facts = {"format": "notes-1", "tree": text, "seal": storage._seal(text, tensors)}
+    save_file(tensors, tmp_path / "deep", metadata=facts)
     with pytest.raises(InvalidInput):
         storage.Format("notes-1", "the test").read(tmp_path / "deep", dict)

@@ -118,14 +118,14 @@ def test_maps_of_a_file_are_those_of_its_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["memmap", "parquet"])
 def test_estimators_take_files(kind: str, tmp_path: Path) -> None:
     X, y = numbers()
-    given: dict[str, Any] = {"epsilon": 2.0, "noise_seed": 5, "max_iter": 5, "bounds": (-5, 5)}
+    options: dict[str, Any] = {"epsilon": 2.0, "noise_seed": 5, "max_iter": 5, "bounds": (-5, 5)}
     table, target = on_disk(kind, X, y, tmp_path)
-    there = PrivateClassifier(classes=[0, 1], **given).fit(table, target)
-    here = PrivateClassifier(classes=[0, 1], **given).fit(X, y)
+    there = PrivateClassifier(classes=[0, 1], **options).fit(table, target)
+    here = PrivateClassifier(classes=[0, 1], **options).fit(X, y)
     np.testing.assert_allclose(there.coef_, here.coef_, rtol=1e-7, atol=1e-9)
     rows = opened(table, target)[0]
     np.testing.assert_allclose(there.decision_function(rows), here.decision_function(X), rtol=1e-6, atol=1e-7)
-    number = PrivateRegressor(target_bounds=(-4, 4), **given).fit(rows, X[:, 1])
+    number = PrivateRegressor(target_bounds=(-4, 4), **options).fit(rows, X[:, 1])
     assert number.predict(rows).shape == (N,)
     free = PrivateClassifier(epsilon=float("inf"), max_iter=20).fit(rows, y)
     assert free.score(rows, y) > 0.9

@@ -19,14 +19,14 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=4, help="of each training in each scenario")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--scenario", action="append", help="only this one; may be given several times")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    moments = random.Random(asked.seed)
-    known: dict[str, Any] = scenarios(asked.runs, moments) | {
-        "interrupts": lambda: interrupted(100 * asked.runs, moments)
+    moments = random.Random(arguments.seed)
+    known: dict[str, Any] = scenarios(arguments.runs, moments) | {
+        "interrupts": lambda: interrupted(100 * arguments.runs, moments)
     }
     results: list[Result] = []
-    for name in asked.scenario or known:
+    for name in arguments.scenario or known:
         found = known[name]()
         if found is None:
             print(f"{name}: left out, it cannot be made here", flush=True)

@@ -41,16 +41,16 @@ def charged(place: Path) -> int:
 
 def corrupt(place: Path, killed: bool) -> list[str]:
     """The files that cannot be read as what they are; a kill alone may leave an unfinished `.part` behind."""
-    found = []
-    for file in sorted(each for each in place.rglob("*") if each.is_file()):
+    collected = []
+    for file in sorted(path for path in place.rglob("*") if path.is_file()):
         if file.name.endswith(".part"):
-            found += [] if killed else [f"{file.name} was left behind"]
+            collected += [] if killed else [f"{file.name} was left behind"]
             continue
         try:
             _read(file)
         except Exception as error:
-            found.append(f"{file.name}: {type(error).__name__}: {error}"[:200])
-    return found
+            collected.append(f"{file.name}: {type(error).__name__}: {error}"[:200])
+    return collected
 
 
 def _read(file: Path) -> None:

@@ -64,12 +64,12 @@ def look(result: Result, label: str, place: Path, released: int, ended: Ended, *
     """Judge one training after its fault."""
     result.runs += 1
     try:
-        held = charged(place)
+        charges = charged(place)
     except Exception as error:
         result.corrupt.append(f"{label}: {type(error).__name__}: {error}"[:200])
         return
-    if held < released:
-        result.lost.append(f"{label}: {released} values were released, {held} rounds are charged")
+    if charges < released:
+        result.lost.append(f"{label}: {released} values were released, {charges} rounds are charged")
     result.corrupt += [f"{label}: {each}" for each in corrupt(place, ended.code == -signal.SIGKILL)]
     words = unclear(ended, memory)
     result.unclear += [f"{label}: {words}"] if words else []
@@ -250,7 +250,7 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
             child = Child(work, whole)
             child.stop(signal.SIGKILL, 0.7 * _length(work))
             released = child.wait().released
-            files = [each for each in whole.rglob("*") if each.is_file() and each.name not in ("data.npz", ".lock")]
+            files = [path for path in whole.rglob("*") if path.is_file() and path.name not in ("data.npz", ".lock")]
             for file in moments.sample(files, min(runs, len(files))):
                 with folders() as place:
                     shutil.copytree(whole, place, dirs_exist_ok=True)
@@ -262,11 +262,11 @@ def truncated(works: list[str], runs: int, moments: random.Random) -> Result:
                     result.unclear += [f"{work} {file.name}: {words}"] if words else []
                     result.said = result.said or ended.words.replace(str(place), "...")
                     try:
-                        held: float = charged(place)
+                        charges: float = charged(place)
                     except LedgerCorrupt:
-                        held = math.inf  # the loss is shown to whoever looks
-                    if held < released + ended.released and (ended.released or not ended.kind):
-                        result.lost.append(f"{work}: {file.name} was cut: {held} < {released} + {ended.released}")
+                        charges = math.inf  # the loss is shown to whoever looks
+                    if charges < released + ended.released and (ended.released or not ended.kind):
+                        result.lost.append(f"{work}: {file.name} was cut: {charges} < {released} + {ended.released}")
     return result
 
 
@@ -287,9 +287,9 @@ def neighbours(works: list[str], runs: int, moments: random.Random) -> Result:
                 ended = [child.wait() for child in children]
                 released = sum(each.released for each in ended)
                 result.runs += 1
-                held = sum(Ledger.open(shared).rounds().values())
-                if held < released:
-                    result.lost.append(f"{work} {run}: {released} released, {held} charged")
+                total = sum(Ledger.open(shared).rounds().values())
+                if total < released:
+                    result.lost.append(f"{work} {run}: {released} released, {total} charged")
                 if Ledger.open(shared).spent() > BUDGET[0]:
                     result.lost.append(f"{work} {run}: the budget was exceeded")
                 for each in ended:

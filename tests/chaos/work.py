@@ -60,7 +60,7 @@ def engine(place: Path, spoil: Callable[[int], None]) -> None:
             done += 1
             if done % 2 == 0:
                 private.save_checkpoint(path=path, module=module, optimizer=optimizer, checkpoint_dict={"done": done})
-    if not all(bool(each.isfinite().all()) for each in module.parameters()):
+    if not all(bool(parameter.isfinite().all()) for parameter in module.parameters()):
         raise ArithmeticError("the module holds NaN")
 
 
@@ -75,7 +75,7 @@ def minimize(place: Path, spoil: Callable[[int], None]) -> None:
         state.save(path)
 
     recipe = algorithms.dp_gd(epsilon=5.0, delta=1e-5, clip=0.5, step=1.0, n="exact")
-    found = isthmus.minimize(
+    result = isthmus.minimize(
         problem,
         recipe,
         steps=ROUNDS,
@@ -85,7 +85,7 @@ def minimize(place: Path, spoil: Callable[[int], None]) -> None:
         record=1,
         progress=False,
     )
-    if found.x is None or not bool(found.x.isfinite().all()):
+    if result.x is None or not bool(result.x.isfinite().all()):
         raise ArithmeticError("the model holds NaN")
 
 
@@ -132,11 +132,11 @@ class Exited(Exception):
 
 def invoke(arguments: list[str]) -> None:
     """`isthmus` with these arguments."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         code = command_line(arguments, standalone_mode=False)
     if code:
-        raise Exited(code, said.getvalue())
+        raise Exited(code, output.getvalue())
 
 
 def prepare(work: str, place: Path) -> None:

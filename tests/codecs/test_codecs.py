@@ -73,8 +73,8 @@ def vectors(m: int = 200) -> dict[str, Tensor]:
 @pytest.mark.parametrize("codec", ALL, ids=str)
 def test_bytes_come_back_as_what_was_drawn(codec: Codec) -> None:
     for m in (1, 2, 9, 200, 70_001):
-        given = vectors(m)
-        for name, v in given.items() if m < 1000 else [("float32", given["float32"])]:
+        points = vectors(m)
+        for name, v in points.items() if m < 1000 else [("float32", points["float32"])]:
             data = codec.encode(v, seed=m)
             back = codec.decode(data, v)
             assert back.dtype == v.dtype and torch.equal(back, codec.contract(v, seed=m)), (name, m)
@@ -176,8 +176,14 @@ def test_lengths_are_as_stated(codec: Codec) -> None:
 def test_three_bits_a_number_at_the_square_root_whatever_the_vector() -> None:
     """3.0 m + 64 bits, the header included."""
     m = 40_000
-    given = vectors(m)
-    for v in [given["normal"], given["heavy"], given["equal"], given["spike"], given["equal"] + 0.1 * given["normal"]]:
+    points = vectors(m)
+    for v in [
+        points["normal"],
+        points["heavy"],
+        points["equal"],
+        points["spike"],
+        points["equal"] + 0.1 * points["normal"],
+    ]:
         assert 8 * len(QSGD().encode(v, seed=3)) <= 3 * m + 64
 
 

@@ -24,12 +24,12 @@ def test_mutated_payloads_are_refused_or_finite(codec: Codec) -> None:
         whole = codec.encode(v, seed)
         for _ in range(60):
             try:
-                found = codec.decode(mutated(whole, rng), like)
+                decoded = codec.decode(mutated(whole, rng), like)
             except CodecError as error:
                 refused += 1
                 assert "refused: " in str(error)
             else:
-                assert found.shape == like.shape and bool(found.isfinite().all())
+                assert decoded.shape == like.shape and bool(decoded.isfinite().all())
     assert refused > 100  # most of them: other lengths and headers always are
 
 
@@ -131,8 +131,8 @@ def test_properties_of_any_vector() -> None:
     )
     def holds(array: np.ndarray, codec: Codec, seed: int) -> None:
         v = torch.from_numpy(array.copy())
-        found = codec.decode(codec.encode(v, seed), v)
-        assert torch.equal(found, codec.contract(v, seed)) and bool(found.isfinite().all())
+        decoded = codec.decode(codec.encode(v, seed), v)
+        assert torch.equal(decoded, codec.contract(v, seed)) and bool(decoded.isfinite().all())
 
     holds()
 

@@ -88,10 +88,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_bytes", [1 << 26, 600])
 def test_products_are_dense_products(kind: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_products, "BLOCK_BYTES", block_bytes)
-    one, two = KINDS[kind](9, 0), KINDS[kind](7, 10)
-    expected = one.dense() @ two.dense().T
-    torch.testing.assert_close(_products.products(one, two), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(_products.squares(one), one.dense().square().sum(1), rtol=1e-12, atol=1e-12)
+    first, second = KINDS[kind](9, 0), KINDS[kind](7, 10)
+    expected = first.dense() @ second.dense().T
+    torch.testing.assert_close(_products.products(first, second), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(_products.squares(first), first.dense().square().sum(1), rtol=1e-12, atol=1e-12)
 
 
 def test_factored_rows_are_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_factored_rows_are_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_products_of_different_kinds() -> None:
     dense, outer, lean = Dense(normal(4, 20)), KINDS["outer"](5, 0), KINDS["sparse glm"](3, 0)
-    shown = [(KINDS["outer, ones"](3, 0), Outer(normal(4, 6), normal(4, 4)))]  # ones left out on one side only
-    for one, two in [(dense, outer), (outer, dense), (lean, outer), (lean, KINDS["glm"](4, 9)), *shown]:
-        torch.testing.assert_close(_products.products(one, two), one.dense() @ two.dense().T)
+    entries = [(KINDS["outer, ones"](3, 0), Outer(normal(4, 6), normal(4, 4)))]  # ones left out on one side only
+    for first, second in [(dense, outer), (outer, dense), (lean, outer), (lean, KINDS["glm"](4, 9)), *entries]:
+        torch.testing.assert_close(_products.products(first, second), first.dense() @ second.dense().T)
     flat = Dense(mlp(4, 0).dense())  # leaves against one piece
     torch.testing.assert_close(_products.products(mlp(5, 1), flat), mlp(5, 1).dense() @ flat.dense().T)
 
@@ -170,7 +170,7 @@ def test_spectra_collect_in_order() -> None:
     for step, each in zip((0, 5, 9), rows, strict=True):
         seen = seen.add(step, spectrum(each))
     assert seen.steps == (0, 5, 9)
-    assert seen.gaps(2) == [eigen_gap(each, 2) for each in rows]
+    assert seen.gaps(2) == [eigen_gap(row, 2) for row in rows]
     table = seen.table()
     assert table["step"] == [0] * 4 + [5] * 4 + [9] * 4
     assert table["eigenvalue"][4:8] == spectrum(rows[1]).values.tolist()

@@ -53,9 +53,9 @@ def test_dask() -> None:
     with distributed.LocalCluster(**here) as cluster, distributed.Client(cluster) as client:
         check(ours.fit(estimator(), dask.array.from_array(X, 100), dask.array.from_array(y, 100), client=client))
         frame = dask.dataframe.from_pandas(table(), npartitions=3)
-        found = ours.fit(estimator(), frame.drop(columns="label"), frame["label"], client=client)
-        check(found)
-        assert list(found.feature_names_in_) == [f"x{j}" for j in range(D)]
+        model = ours.fit(estimator(), frame.drop(columns="label"), frame["label"], client=client)
+        check(model)
+        assert list(model.feature_names_in_) == [f"x{j}" for j in range(D)]
         with pytest.raises(InvalidInput, match="same number of partitions"):
             ours.fit(estimator(), dask.array.from_array(X, 100), dask.array.from_array(y, 50), client=client)
 

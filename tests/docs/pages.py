@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TEXTS = {
-    path: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-}
+FIRST = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*FIRST, *sorted((ROOT / "docs").rglob("*.md"))]}
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.M | re.S)
 NOTE = re.compile(r"<!-- (slow|needs): ?([^>]*?) ?-->\s*\Z")
 
@@ -51,11 +50,11 @@ def prose(text: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as the site and code hosts make them."""
-    found: set[str] = set()
+    distinct: set[str] = set()
     for heading in re.findall(r"^#+ +(.+?) *#*$", FENCE.sub("", text), re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         plain = unicodedata.normalize("NFKD", plain).encode("ascii", "ignore").decode("ascii")
         slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
-        count = sum(re.fullmatch(rf"{re.escape(slug)}(_\d+)?", each) is not None for each in found)
-        found.add(f"{slug}_{count}" if count else slug)
-    return found | set(re.findall(r'id="([\w-]+)"', text)) | set(re.findall(r"\{ ?#([\w-]+) ?\}", text))
+        count = sum(re.fullmatch(rf"{re.escape(slug)}(_\d+)?", each) is not None for each in distinct)
+        distinct.add(f"{slug}_{count}" if count else slug)
+    return distinct | set(re.findall(r'id="([\w-]+)"', text)) | set(re.findall(r"\{ ?#([\w-]+) ?\}", text))

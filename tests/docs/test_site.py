@@ -39,8 +39,8 @@ def test_the_site(site: Path) -> None:
     assert not {str(path) for path, text in pages.items() if loaded.search(text)}
     assert not {str(path) for path, text in pages.items() if "arithmatex" in text}  # every formula has become MathML
     reference = "".join(text for path, text in pages.items() if path.parts[0] == "reference")
-    shown = {name.rsplit(".", 1)[-1] for name in re.findall(r'id="isthmus\.([\w.]+)"', reference)}
-    assert set(isthmus._HOME_OF) <= shown
+    distinct = {name.rsplit(".", 1)[-1] for name in re.findall(r'id="isthmus\.([\w.]+)"', reference)}
+    assert set(isthmus._HOME_OF) <= distinct
 
 
 def test_docstrings_become_markdown() -> None:

@@ -79,23 +79,23 @@ def private(module: nn.Module, dataset: Dataset, **options: Any) -> Trained:
     make = options.pop("optimizer", lambda p: torch.optim.SGD(p, lr=0.5))
     engine = options.pop("engine", None) or PrivacyEngine(seed=3)
     batch, loading = options.pop("batch", BATCH), options.pop("loading", {})
-    given: dict[str, Any] = {"noise_multiplier": Z, "max_grad_norm": C} | seeded | options
-    if "target_epsilon" in given:
-        del given["noise_multiplier"]
-    call = engine.make_private_with_epsilon if "target_epsilon" in given else engine.make_private
+    arguments: dict[str, Any] = {"noise_multiplier": Z, "max_grad_norm": C} | seeded | options
+    if "target_epsilon" in arguments:
+        del arguments["noise_multiplier"]
+    call = engine.make_private_with_epsilon if "target_epsilon" in arguments else engine.make_private
     optimizer = make([p for p in module.parameters() if p.requires_grad])
-    found = Trained(
-        engine, *call(module=module, optimizer=optimizer, data_loader=loader(dataset, batch, **loading), **given)
+    trained = Trained(
+        engine, *call(module=module, optimizer=optimizer, data_loader=loader(dataset, batch, **loading), **arguments)
     )
 
     def observe(round: Any) -> None:
-        found.rounds.append(round)
+        trained.rounds.append(round)
         linear = {slot: x for slot, x in round.sketches.items() if not slot.endswith("below")}
-        found.maps.append({slot: x.dense() for slot, x in linear.items()})
+        trained.maps.append({slot: x.dense() for slot, x in linear.items()})
 
     assert engine.driver is not None
     engine.driver.observers.append(observe)
-    return found
+    return trained
 
 
 def train(run: Trained, epochs: int = 2, loss: Callable[..., Tensor] = F.cross_entropy) -> Trained:

@@ -58,9 +58,9 @@ def clipped_sum(module: nn.Module, engine: PrivacyEngine, x: Tensor, y: Tensor, 
     loss(module(x), y, reduction="sum").backward()
     driver._finish_backward()
     assert driver._sum is not None
-    found = driver._sum.values["gradient"].value.double().clone()
+    value = driver._sum.values["gradient"].value.double().clone()
     driver.forget()
-    return found
+    return value
 
 
 def movement(module: nn.Module, x: Tensor, y: Tensor) -> float:

@@ -31,9 +31,9 @@ def prepared(when: str, make: Any = lambda p: SGD(p, lr=0.5), **options: Any) ->
     parts: tuple[Any, ...] = (module, make(module.parameters()), loader(data()))
     if when == "before":
         parts = accelerator.prepare(*parts)
-    given = {"noise_multiplier": Z, "max_grad_norm": C, "noise_generator": torch.Generator().manual_seed(SEED)}
+    facts = {"noise_multiplier": Z, "max_grad_norm": C, "noise_generator": torch.Generator().manual_seed(SEED)}
     made = engine.make_private(
-        module=parts[0], optimizer=parts[1], data_loader=parts[2], criterion=F.cross_entropy, **(given | options)
+        module=parts[0], optimizer=parts[1], data_loader=parts[2], criterion=F.cross_entropy, **(facts | options)
     )
     return accelerator, engine, *(made if when == "before" else accelerator.prepare(*made))
 
@@ -83,17 +83,17 @@ def test_schedulers_and_clips_of_released_gradients(when: str) -> None:
 def test_no_batch_is_read_ahead_and_all_come_on_the_device_of_the_module(when: str, monkeypatch: Any) -> None:
     """Its own loaders read a batch ahead: tickets and batches would be out of step."""
     accelerator, _, module, _, batches = prepared(when)
-    asked: list[tuple[int, torch.device]] = []
+    collected: list[tuple[int, torch.device]] = []
     place = private_loader.moved
 
     def seen(batch: Any, device: torch.device) -> Any:
         if isinstance(batch, list):
-            asked.append((len(batch[0]), device))
+            collected.append((len(batch[0]), device))
         return place(batch, device)
 
     monkeypatch.setattr(private_loader, "moved", seen)
     for number, (i, _, _) in enumerate(batches, 1):
-        assert asked[-1] == (len(i), accelerator.device) and len(asked) == number
+        assert collected[-1] == (len(i), accelerator.device) and len(collected) == number
         break
     assert type(batches).__name__ == "PrivateLoader" and batches.sample_rate == 0.25
 
@@ -124,8 +124,8 @@ def test_mixed_precision(when: str) -> None:
     parts: tuple[Any, ...] = (module, SGD(module.parameters(), lr=0.01), loader(records))
     if when == "before":
         parts = accelerator.prepare(*parts)
-    given = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "loss_reduction": "sum", "poisson_sampling": False}
-    made = engine.make_private(module=parts[0], optimizer=parts[1], data_loader=parts[2], **given)
+    options = {"noise_multiplier": 0.0, "max_grad_norm": 1.0, "loss_reduction": "sum", "poisson_sampling": False}
+    made = engine.make_private(module=parts[0], optimizer=parts[1], data_loader=parts[2], **options)
     net, optimizer, batches = made if when == "before" else accelerator.prepare(*made)
     for _ in range(20):
         for _, x, y in batches:

@@ -54,8 +54,8 @@ def adam(parameters: Any) -> torch.optim.Adam:
 
 
 def begin(name: str, seed: int = 11, **more: Any) -> Any:
-    given = {"noise_multiplier": QUIET, "public": public("mlp"), "optimizer": adam} | CASES[name] | more
-    return private(mlp(), data(), noise_generator=torch.Generator().manual_seed(seed), **given)
+    options = {"noise_multiplier": QUIET, "public": public("mlp"), "optimizer": adam} | CASES[name] | more
+    return private(mlp(), data(), noise_generator=torch.Generator().manual_seed(seed), **options)
 
 
 def steps(run: Any, indices: list[list[int]]) -> None:
@@ -253,10 +253,10 @@ def test_checkpoints_of_the_first_format_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_other_terms_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
-    given = {"sketch": Kronecker(4, 2)}
-    path, run = tmp_path / "a", train(private(mlp(), data(), **given), 1)
+    options = {"sketch": Kronecker(4, 2)}
+    path, run = tmp_path / "a", train(private(mlp(), data(), **options), 1)
     run.engine.save_checkpoint(path=path, module=run.module)
-    fresh = private(mlp(), data(), **(given | other))
+    fresh = private(mlp(), data(), **(options | other))
     with pytest.raises(InvalidInput, match="the settings of this checkpoint"):
         fresh.engine.load_checkpoint(path=path, module=fresh.module)
     assert_same(fresh.module, mlp(), 0.0)

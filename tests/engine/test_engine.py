@@ -99,16 +99,16 @@ def test_a_shared_budget_ends_a_run_before_its_own_target() -> None:
 def test_epsilon_grows_and_renyi_is_looser() -> None:
     tight, loose = PrivacyEngine(), PrivacyEngine(accountant="rdp")
     assert tight.get_epsilon(DELTA) == loose.get_epsilon(DELTA) == 0.0
-    found = []
+    collected = []
     for engine in (tight, loose, PrivacyEngine(accountant="prv")):
         run, seen = private(mlp(), data(), engine=engine), []
         for _ in range(2):
             train(run, 1)
             seen.append(engine.get_epsilon(DELTA))
         assert 0 < seen[0] < seen[1]
-        found.append(seen[1])
-    assert found[0] <= found[1]
-    assert found[0] == found[2]
+        collected.append(seen[1])
+    assert collected[0] <= collected[1]
+    assert collected[0] == collected[2]
     assert tight.accountant.history == [(Z, BATCH / N, 8)]
     assert len(tight.accountant) == 8
 
@@ -123,27 +123,27 @@ def test_the_central_limit_accountant_is_refused() -> None:
 def test_the_statement_says_what_holds(poisson: bool, secure: bool) -> None:
     engine = PrivacyEngine(secure_mode=secure)
     train(private(mlp(), data(), engine=engine, noise_generator=None, poisson_sampling=poisson), 1)
-    found = engine.statement(DELTA)
-    assert found.private
-    assert found.epsilon == pytest.approx(engine.get_epsilon(DELTA))
-    assert (found.delta, found.n) == (DELTA, N)
-    assert found.adjacency.value == ("add-remove" if poisson else "replace-one")
-    assert ("Poisson" if poisson else "without replacement") in found.sampler
-    assert ("cryptographic" in found.noise) != secure
-    assert any("one record belongs to one person" in each for each in found.assumptions)
-    assert "0.25" in found.sampler or f"{BATCH} of {N}" in found.sampler
-    words = found.words()
-    assert 1 <= float(words.split("epsilon = ")[1].split()[0]) / found.epsilon < 1.001
+    statement = engine.statement(DELTA)
+    assert statement.private
+    assert statement.epsilon == pytest.approx(engine.get_epsilon(DELTA))
+    assert (statement.delta, statement.n) == (DELTA, N)
+    assert statement.adjacency.value == ("add-remove" if poisson else "replace-one")
+    assert ("Poisson" if poisson else "without replacement") in statement.sampler
+    assert ("cryptographic" in statement.noise) != secure
+    assert any("one record belongs to one person" in assumption for assumption in statement.assumptions)
+    assert "0.25" in statement.sampler or f"{BATCH} of {N}" in statement.sampler
+    words = statement.words()
+    assert 1 <= float(words.split("epsilon = ")[1].split()[0]) / statement.epsilon < 1.001
     assert "1e-05" in words
 
 
 def test_seeded_noise_is_not_private() -> None:
     run = train(private(mlp(), data()), 1)
-    found = run.engine.statement(DELTA)
-    assert not found.private
-    assert found.epsilon == math.inf
-    assert found.nominal == pytest.approx(run.engine.get_epsilon(DELTA))
-    assert "not private" in str(found)
+    statement = run.engine.statement(DELTA)
+    assert not statement.private
+    assert statement.epsilon == math.inf
+    assert statement.nominal == pytest.approx(run.engine.get_epsilon(DELTA))
+    assert "not private" in str(statement)
 
 
 def test_the_objects_are_the_users_own() -> None:

@@ -84,43 +84,43 @@ def _caught(make: Callable[[], Any]) -> str:
 
 
 def scenario(rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, way in WAYS.items():  # every record in every batch and no noise: the same sums
         engine = PrivacyEngine()
         triple = made(engine, mlp(rank, torch.float64), N, group=True, noise_multiplier=0, **way)
-        found[name] = train(triple, 3, torch.float64)
+        by_name[name] = train(triple, 3, torch.float64)
     engine = PrivacyEngine()
     triple = made(engine, mlp(rank), 4, group=True, sketch=Kronecker(3, 3, refresh=4), optimizer=_adam)
-    found["secret"], found["epsilon"] = train(triple, 12), engine.get_epsilon(1e-5)
-    found["sent"] = dict(engine.driver.company.ranks.sent)
-    found["said"], found["steps"] = engine.statement(1e-5).assumptions, engine.ledger.rounds()
+    by_name["secret"], by_name["epsilon"] = train(triple, 12), engine.get_epsilon(1e-5)
+    by_name["sent"] = dict(engine.driver.company.ranks.sent)
+    by_name["said"], by_name["steps"] = engine.statement(1e-5).assumptions, engine.ledger.rounds()
 
-    found["noise"] = _noise()
+    by_name["noise"] = _noise()
     shared = Ledger()
     engine = PrivacyEngine(ledger=shared)
     triple = made(engine, mlp(rank), 10, group=True, target_epsilon=2.0, target_delta=1e-5, epochs=1)
     train(triple, 4)
-    found["over"] = _caught(lambda: train(triple, 1))
-    found["charged"] = sum(shared.rounds().values())
+    by_name["over"] = _caught(lambda: train(triple, 1))
+    by_name["charged"] = sum(shared.rounds().values())
 
     engine, module = PrivacyEngine(), mlp(0)
     triple = made(engine, module, N, group=True)
     for _ in triple[2]:
         if rank == 0:
             nn.functional.cross_entropy(module(records()[:N:2][0]), records()[:N:2][1]).backward()
-        found["silent"] = _caught(triple[1].step)
+        by_name["silent"] = _caught(triple[1].step)
         break
     engine, module = PrivacyEngine(), mlp(0)
-    found["clip"] = _caught(lambda: made(engine, module, N, group=True, max_grad_norm=1.0 + rank))
-    found["one fails"] = _caught(lambda: made(engine, module, N, group=True, clipping="flat" if rank == 0 else "no"))
-    found["free"] = _caught(lambda: made(engine, module, N))
-    found["fixed"] = _caught(lambda: made(PrivacyEngine(), mlp(), N, group=True, poisson_sampling=False))
-    found["kept"] = _saved(rank)
+    by_name["clip"] = _caught(lambda: made(engine, module, N, group=True, max_grad_norm=1.0 + rank))
+    by_name["one fails"] = _caught(lambda: made(engine, module, N, group=True, clipping="flat" if rank == 0 else "no"))
+    by_name["free"] = _caught(lambda: made(engine, module, N))
+    by_name["fixed"] = _caught(lambda: made(PrivacyEngine(), mlp(), N, group=True, poisson_sampling=False))
+    by_name["kept"] = _saved(rank)
     wrapped = nn.parallel.DistributedDataParallel(mlp())
-    found["wrapped"] = _caught(lambda: made(PrivacyEngine(), wrapped, N, group=True))
-    found["threads"] = _threads()
-    found["sharded"] = _caught(lambda: made(PrivacyEngine(), _sharded(), N, group=True))
-    return found
+    by_name["wrapped"] = _caught(lambda: made(PrivacyEngine(), wrapped, N, group=True))
+    by_name["threads"] = _threads()
+    by_name["sharded"] = _caught(lambda: made(PrivacyEngine(), _sharded(), N, group=True))
+    return by_name
 
 
 def _threads() -> tuple[int, list[int]]:
@@ -177,9 +177,9 @@ def _saved(rank: int) -> dict[str, Any]:
 
 def _token() -> str:
     """A name that all ranks share."""
-    told = [torch.randint(0, 1 << 62, (1,))]
-    torch.distributed.broadcast(told[0], 0)
-    return str(int(told[0]))
+    entries = [torch.randint(0, 1 << 62, (1,))]
+    torch.distributed.broadcast(entries[0], 0)
+    return str(int(entries[0]))
 
 
 @pytest.fixture(scope="module")
@@ -200,37 +200,37 @@ def test_secret_coins_and_noise(ranks: list[dict[str, Any]]) -> None:
     assert torch.equal(ranks[0]["secret"], ranks[1]["secret"])
     engine = PrivacyEngine()
     train(made(engine, mlp(), 4, sketch=Kronecker(3, 3, refresh=4)), 12)
-    assert [each["epsilon"] for each in ranks] == [engine.get_epsilon(1e-5)] * SIZE
-    assert all(SHARED in each["said"] and each["steps"] == {"main": 12} for each in ranks)
+    assert [rank["epsilon"] for rank in ranks] == [engine.get_epsilon(1e-5)] * SIZE
+    assert all(SHARED in rank["said"] and rank["steps"] == {"main": 12} for rank in ranks)
     assert ranks[1]["sent"]["reduce"] == 12 * 4 * 18 and "reduce" not in ranks[0]["sent"]  # float32 codes of 3x3
 
 
 def test_noise_is_added_once(ranks: list[dict[str, Any]]) -> None:
     """Records without gradients leave the noise alone: 0.8 times the clip bound over the batch size, and no more."""
     told = 0.8 * 0.7 / 10
-    for each in ranks:
-        assert abs(float(each["noise"].std()) / told - 1) < 0.03
+    for rank in ranks:
+        assert abs(float(rank["noise"].std()) / told - 1) < 0.03
     assert torch.equal(ranks[0]["noise"], ranks[1]["noise"])
 
 
 def test_the_budget_is_rank_0s(ranks: list[dict[str, Any]]) -> None:
-    assert all(each["over"].startswith("BudgetExceeded") for each in ranks)
-    assert [each["charged"] for each in ranks] == [4, 0]
+    assert all(rank["over"].startswith("BudgetExceeded") for rank in ranks)
+    assert [rank["charged"] for rank in ranks] == [4, 0]
 
 
 def test_errors_of_one_rank(ranks: list[dict[str, Any]]) -> None:
     assert ranks[1]["silent"].startswith("RuntimeError: optimizer.step() was called and no gradient")
     assert ranks[0]["silent"].startswith("RankFailed: rank 1 failed with RuntimeError: optimizer.step()")
-    assert all("the ranks differ" in each["clip"] for each in ranks)
-    assert all("clipping='no'" in each["one fails"] for each in ranks)
-    assert [each["free"] for each in ranks] == ["", ""]  # what had been made private was taken apart
+    assert all("the ranks differ" in rank["clip"] for rank in ranks)
+    assert all("clipping='no'" in rank["one fails"] for rank in ranks)
+    assert [rank["free"] for rank in ranks] == ["", ""]  # what had been made private was taken apart
 
 
 def test_refused(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert "poisson_sampling=False" in each["fixed"]
-        assert "wrapped in DistributedDataParallel" in each["wrapped"] and "group=" in each["wrapped"]
-        assert "wrapped in FSDP" in each["sharded"] and "raw gradients" in each["sharded"]
+    for rank in ranks:
+        assert "poisson_sampling=False" in rank["fixed"]
+        assert "wrapped in DistributedDataParallel" in rank["wrapped"] and "group=" in rank["wrapped"]
+        assert "wrapped in FSDP" in rank["sharded"] and "raw gradients" in rank["sharded"]
     with pytest.raises(InvalidInput, match="init_process_group"):
         made(PrivacyEngine(), mlp(), N, group=True)
     with pytest.raises(InvalidInput, match="group='nccl'"):
@@ -238,21 +238,21 @@ def test_refused(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_a_checkpoint_of_rank_0_goes_on_everywhere(ranks: list[dict[str, Any]]) -> None:
-    for each in ranks:
-        assert torch.equal(each["kept"]["back"], ranks[0]["kept"]["back"])
+    for rank in ranks:
+        assert torch.equal(rank["kept"]["back"], ranks[0]["kept"]["back"])
     torch.testing.assert_close(ranks[0]["kept"]["back"], ranks[0]["kept"]["going"], rtol=0, atol=1e-12)
     assert ranks[0]["kept"]["rounds"] == [4, 4]
 
 
 def test_every_record_is_one_ranks() -> None:
     drawn = [
-        torch.cat([torch.tensor(each) for each in Draws(Poisson(1.0), N, SeededSource(0), None, shard=(rank, 3))])
+        torch.cat([torch.tensor(draw) for draw in Draws(Poisson(1.0), N, SeededSource(0), None, shard=(rank, 3))])
         for rank in range(3)
     ]
     assert torch.cat(drawn).sort().values.tolist() == list(range(N))
-    some = [i for each in Draws(Poisson(0.3), N, SeededSource(0), None, shard=(1, 3)) for i in each]
+    some = [i for draw in Draws(Poisson(0.3), N, SeededSource(0), None, shard=(1, 3)) for i in draw]
     assert some and all(i % 3 == 1 for i in some)
 
 
 def test_what_must_be_equal_is_computed_on_one_thread(ranks: list[dict[str, Any]]) -> None:
-    assert [each["threads"] for each in ranks] == [(1, [1]), (2, [1])]
+    assert [rank["threads"] for rank in ranks] == [(1, [1]), (2, [1])]

@@ -84,17 +84,17 @@ def test_a_micro_batch_can_turn_round_by_twice_the_bound_and_no_more(sketch: Any
     run = private(torch.nn.Linear(6, 1).double(), data(), sketch=sketch, micro_batch_size=5)
     x, y = torch.ones(3, 6, dtype=torch.float64), torch.full((3, 1), 1e3, dtype=torch.float64)
     x[2], y[2] = 1e3, sign * 1e6
-    found = []
+    collected = []
     for keep in (torch.tensor([0, 1, 2]), torch.tensor([0, 1])):
         driver = run.engine.driver
         driver.rest()
         driver.begin(Ticket(len(keep), groups=torch.zeros(len(keep), dtype=torch.long)))
         F.mse_loss(run.module(x[keep]), y[keep]).backward()
         driver._finish_backward()
-        found.append(driver._sum.values["gradient"])
+        collected.append(driver._sum.values["gradient"])
         driver._sum = None
-    moved = float((found[0].value - found[1].value).norm())
-    assert found[0].bound == 2 * C * (1 + KAPPA)
+    moved = float((collected[0].value - collected[1].value).norm())
+    assert collected[0].bound == 2 * C * (1 + KAPPA)
     assert moved <= 2 * C * (1 + 1e-9)
     assert sign > 0 or moved >= 1.9 * C
 
@@ -133,9 +133,9 @@ DIVISORS = {"micro": BATCH / 5, "normaliser": 25.0}
 
 @pytest.mark.parametrize("name", list(NOISY))
 def test_the_noise_has_the_stated_scale_and_no_other(name: str) -> None:
-    given = {"noise_generator": None} | NOISY[name]
-    engine = given.pop("engine", PrivacyEngine)()
-    run, noise = private(MODELS["mlp"](), data(), engine=engine, public=public("mlp"), **given), {}
+    arguments = {"noise_generator": None} | NOISY[name]
+    engine = arguments.pop("engine", PrivacyEngine)()
+    run, noise = private(MODELS["mlp"](), data(), engine=engine, public=public("mlp"), **arguments), {}
     driver = engine.driver
     divisor = DIVISORS.get(name, BATCH)
     for _ in range(40 if name == "adaptive" else 6):

@@ -45,8 +45,8 @@ def lit(run: Trained, **more: Any) -> Any:
 
 def fit(module: Any, batches: Any, tmp_path: Any, **options: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    given = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": tmp_path, "num_sanity_val_steps": 0}
-    trainer = lightning.Trainer(**(quiet | given | options))
+    facts = {"max_epochs": 2, "enable_checkpointing": False, "default_root_dir": tmp_path, "num_sanity_val_steps": 0}
+    trainer = lightning.Trainer(**(quiet | facts | options))
     trainer.fit(module, batches, loader(data(seed=6)))
     return trainer
 
@@ -112,9 +112,9 @@ def test_checkpoints_of_the_trainer_hold_plain_weights(tmp_path: Any) -> None:
     run = private(mlp(), data(), optimizer=adam)
     trainer = fit(lit(run), run.loader, tmp_path, enable_checkpointing=True)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    held = torch.load(tmp_path / "last.ckpt", weights_only=False)
-    assert sorted(held["state_dict"]) == sorted(f"net.{name}" for name in mlp().state_dict())
-    assert len(held["optimizer_states"][0]["state"]) == 4
+    loaded = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert sorted(loaded["state_dict"]) == sorted(f"net.{name}" for name in mlp().state_dict())
+    assert len(loaded["optimizer_states"][0]["state"]) == 4
 
 
 def test_a_scaler_of_the_trainer(tmp_path: Any) -> None:

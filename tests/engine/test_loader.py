@@ -225,11 +225,11 @@ def test_a_batch_cut_short_is_forgotten_unreleased() -> None:
         run.optimizer.step()
         if not run.engine.driver._ticket.last:
             break
-    done = len(run.rounds)
+    count = len(run.rounds)
     again = iter(run.loader)
     next(again)
     assert run.engine.driver._sum is None
-    assert len(run.rounds) == done
+    assert len(run.rounds) == count
 
 
 def test_only_the_latest_of_two_epochs_at_once_hands_out_batches() -> None:
@@ -264,15 +264,15 @@ def test_examples_in_the_second_dimension(sketch: Any) -> None:
         i, x, y = torch.utils.data.default_collate(records)
         return i, x.T.contiguous(), y
 
-    found = []
+    collected = []
     for first in (False, True):
         torch.manual_seed(3)
         loading = {} if first else {"collate_fn": turned}
         run = private(Sequences(first), Pairs(tokens), batch_first=first, loading=loading, sketch=sketch, batch=2)
-        found.append(train(run, 1))
+        collected.append(train(run, 1))
     assert min(len(batch) for batch in run.batches) == 0
-    assert found[0].batches == found[1].batches
-    assert_same(found[0].module, found[1].module, 1e-5)
+    assert collected[0].batches == collected[1].batches
+    assert_same(collected[0].module, collected[1].module, 1e-5)
 
 
 def test_bf16_autocast() -> None:

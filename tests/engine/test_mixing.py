@@ -179,8 +179,8 @@ def test_weights_that_the_module_reads_outside_their_layer_have_the_rows_of_all_
     rows = objective.rows(objective.start()).dense()
     for i in range(8):
         grads = torch.autograd.grad(F.cross_entropy(module(x[i : i + 1]), y[i : i + 1]), list(module.parameters()))
-        found = {id(p): g for p, g in zip(module.parameters(), grads, strict=True)}
-        expected = torch.cat([b.packed(found) for b in Layers(module).bindings.values()])
+        table = {id(p): g for p, g in zip(module.parameters(), grads, strict=True)}
+        expected = torch.cat([b.packed(table) for b in Layers(module).bindings.values()])
         torch.testing.assert_close(rows[i], expected, rtol=1e-10, atol=1e-12)
 
 

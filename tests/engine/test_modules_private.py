@@ -150,7 +150,7 @@ def test_trained_parameters_move_as_in_the_plain_loop_and_others_stay(name: str,
 @pytest.mark.parametrize("kind", ["mlp", "attention"])
 def test_raw_gradients_never_reach_the_optimiser(kind: str) -> None:
     """Whether or not someone asks for the gradients of all parameters again: `.grad` holds released values only."""
-    found = []
+    collected = []
     for again in (False, True):
         torch.manual_seed(6)
         block = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).double()
@@ -162,8 +162,8 @@ def test_raw_gradients_never_reach_the_optimiser(kind: str) -> None:
             F.cross_entropy(module(x), y).backward()
             assert all(parameter.grad is None for parameter in module.parameters())
             run.optimizer.step()
-        found.append(module)
-    for a, b in zip(found[0].parameters(), found[1].parameters(), strict=True):
+        collected.append(module)
+    for a, b in zip(collected[0].parameters(), collected[1].parameters(), strict=True):
         torch.testing.assert_close(a.detach(), b.detach(), rtol=0, atol=1e-12)
 
 

@@ -160,14 +160,14 @@ def copied(module: Words) -> nn.Module:
 
 def test_a_gradient_that_does_not_pass_the_output_is_refused_under_autocast():
     engine, module, _ = private(Words())
-    kept = []
-    module.norm.register_forward_hook(lambda layer, args, output: kept.append(output))
+    collected = []
+    module.norm.register_forward_hook(lambda layer, args, output: collected.append(output))
     x, _ = data()
     engine.driver.begin(Ticket(N))
     with torch.autocast("cpu", torch.bfloat16):
         module(x)
     with pytest.raises(InvalidInput, match="without passing the module's own output"):
-        kept[-1].float().square().mean().backward()
+        collected[-1].float().square().mean().backward()
 
 
 def test_layers_clipped_by_themselves_keep_nothing_and_take_one_backward_pass():
@@ -219,12 +219,12 @@ def test_layers_clipped_by_themselves_keep_one_bound_over_many_physical_batches(
 
 def test_the_bound_of_a_layer_does_not_tell_how_many_records_there_are():
     clip, rounding = PerLeafClip({"a": 1.0}), Rounding(64)
-    found = []
+    collected = []
     for n in (64, 20_000):
         leaf = measure_leaf(clip, 1.0, "a", Dense(torch.ones(n, 3)), rounding)
         whole = measured_leaves(clip, 1.0, [leaf], rounding)
-        found.append((whole.bound, whole.dtype))
-    assert found[0] == found[1] == (1 + kappa(64, torch.float32, False), torch.float32)
+        collected.append((whole.bound, whole.dtype))
+    assert collected[0] == collected[1] == (1 + kappa(64, torch.float32, False), torch.float32)
 
 
 @dataclass

@@ -132,8 +132,8 @@ def test_module_and_optimiser_in_one_file_go_on_without_privacy() -> None:
     run = train(private(mlp(), data(), optimizer=lambda p: Adam(p, lr=0.05)), 1)
     module, optimizer = saved((run.module, run.optimizer))
     assert type(optimizer) is Adam and len(optimizer.state) == 4
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert held == {id(p) for p in module.parameters()}
+    distinct = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert distinct == {id(p) for p in module.parameters()}
     before = [p.clone() for p in run.module.parameters()]
     F.cross_entropy(module(data().x), data().y).backward()
     optimizer.step()

@@ -57,8 +57,8 @@ def records() -> Indexed:
 
 
 def made(module: nn.Module, **options: Any) -> Any:
-    given = {"noise_generator": None, "batch": N, "loss_reduction": "sum"} | options
-    return private(module, records(), **given)
+    arguments = {"noise_generator": None, "batch": N, "loss_reduction": "sum"} | options
+    return private(module, records(), **arguments)
 
 
 def seed(value: int = 0) -> None:

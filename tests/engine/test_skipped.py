@@ -123,7 +123,7 @@ def test_pieces_of_a_batch_leave_out_the_same_layers(alike: bool) -> None:
         with pytest.raises(InvalidInput, match="some physical batches of one logical batch"):
             loop()
         assert run.engine.ledger.rounds() == {}
-    assert any("physical batch that it is in" in each for each in run.engine.statement(1e-5).assumptions)
+    assert any("physical batch that it is in" in assumption for assumption in run.engine.statement(1e-5).assumptions)
 
 
 def test_it_is_said_once_and_names_the_layer() -> None:
@@ -135,8 +135,8 @@ def test_it_is_said_once_and_names_the_layer() -> None:
         for _, x, y in run.loader:
             F.cross_entropy(module(x), y).backward()
             run.optimizer.step()
-    found = [str(each.message) for each in seen if "took no part" in str(each.message)]
-    assert len(found) == 1 and "['block']" in found[0]
+    values = [str(each.message) for each in seen if "took no part" in str(each.message)]
+    assert len(values) == 1 and "['block']" in values[0]
 
 
 def test_a_weight_that_is_used_elsewhere_does_not_count_as_idle() -> None:

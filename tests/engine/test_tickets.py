@@ -54,16 +54,16 @@ def skipping(run: Any) -> None:
 
 
 def paired(run: Any) -> None:
-    for one, two in zip(run.loader, run.loader, strict=True):
-        step(run, one)
-        step(run, two)
+    for first, second in zip(run.loader, run.loader, strict=True):
+        step(run, first)
+        step(run, second)
 
 
 def turns(run: Any) -> None:
-    one, two = iter(run.loader), iter(run.loader)
+    first, second = iter(run.loader), iter(run.loader)
     for _ in range(8):
-        step(run, next(one))
-        step(run, next(two))
+        step(run, next(first))
+        step(run, next(second))
 
 
 def half(run: Any) -> None:

@@ -73,8 +73,8 @@ def mapped_by_hand(each: RowMap, row: np.ndarray, bias: float) -> tuple[np.ndarr
 def smooth_by_hand(each: SmoothMap, row: np.ndarray) -> tuple[np.ndarray, float]:
     """The functions of every column, one number at a time, linear between the knots."""
     columns = [min(max(x / each.reach, float(each.knots[0])), float(each.knots[-1])) for x in row]
-    found = [np.interp(columns[j], each.knots, each.values[i]) for i, j in enumerate(each.columns.tolist())]
-    return shortened(np.array(found), each.limit, each.bias)
+    values = [np.interp(columns[j], each.knots, each.values[i]) for i, j in enumerate(each.columns.tolist())]
+    return shortened(np.array(values), each.limit, each.bias)
 
 
 def shortened(v: np.ndarray, limit: float | None, bias: float) -> tuple[np.ndarray, float]:

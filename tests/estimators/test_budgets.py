@@ -34,8 +34,8 @@ def test_partial_fits_share_one_budget(made: Any, bounds: Any) -> None:
     assert 0.699 < stated[0] == stated[1] == stated[2] <= 0.7  # whether to go on may depend on what was released
     assert model.n_iter_ == 3 * 4
     for later in maps[1:]:  # what the first call bought is what the others go on with
-        for one, other in zip(maps[0].maps, later.maps, strict=True):
-            assert one.limit == other.limit and (one.weight is None or bool((one.weight == other.weight).all()))
+        for first, second in zip(maps[0].maps, later.maps, strict=True):
+            assert first.limit == second.limit and (first.weight is None or bool((first.weight == second.weight).all()))
     with pytest.raises(InvalidInput, match="all of them were made"):
         model.partial_fit(X[:10], y[:10])
 
@@ -84,9 +84,9 @@ def test_a_record_of_weight_zero_has_no_influence(made: Any) -> None:
     weight[[3, 77]] = 0
     other, labels = X.copy(), y.copy()
     other[[3, 77]], labels[[3, 77]] = 1.9, 1 - labels[[3, 77]]
-    one, two = (made().fit(rows, targets, sample_weight=weight) for rows, targets in ((X, y), (other, labels)))
-    np.testing.assert_array_equal(one.coef_, two.coef_)
-    assert not np.array_equal(one.coef_, made().fit(other, labels).coef_)
+    first, second = (made().fit(rows, targets, sample_weight=weight) for rows, targets in ((X, y), (other, labels)))
+    np.testing.assert_array_equal(first.coef_, second.coef_)
+    assert not np.array_equal(first.coef_, made().fit(other, labels).coef_)
 
 
 def test_weights_multiply_the_losses_and_are_bounded() -> None:
@@ -102,8 +102,8 @@ def test_weights_multiply_the_losses_and_are_bounded() -> None:
 
 def test_weights_cost_nothing() -> None:
     X, y = labelled()
-    one, two = (regressor().fit(X, y, sample_weight=w) for w in (None, np.linspace(0, 9, 400)))
-    assert one.privacy_ == two.privacy_
+    first, second = (regressor().fit(X, y, sample_weight=w) for w in (None, np.linspace(0, 9, 400)))
+    assert first.privacy_ == second.privacy_
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -149,10 +149,10 @@ def test_calls_go_on_with_the_ledger_that_counts_them(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="earlier calls were charged to another ledger"):
             copy.copy(model).set_params(ledger=other).partial_fit(X, Y)
     late = half()
-    one, two = (copy.copy(late).set_params(ledger=Ledger()) for _ in range(2))
-    one.partial_fit(X, Y)
+    first, second = (copy.copy(late).set_params(ledger=Ledger()) for _ in range(2))
+    first.partial_fit(X, Y)
     with pytest.raises(InvalidInput, match="begun before"):
-        two.partial_fit(X, Y)
+        second.partial_fit(X, Y)
 
 
 def test_a_clone_is_another_model() -> None:

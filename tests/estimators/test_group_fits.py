@@ -68,21 +68,21 @@ def fitted(model: Any, y: np.ndarray, rows: Any, **more: Any) -> dict[str, Any]:
 
 def scenario(rank: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {name: fitted(model, y, mine(rank)) for name, (model, y) in MODELS.items()}
+    by_name: dict[str, Any] = {name: fitted(model, y, mine(rank)) for name, (model, y) in MODELS.items()}
     known, cheap = MODELS["planned"][0], {"algorithm": "dp_gd", "max_iter": 3}
-    found |= {cut: fitted(known, Y, mine(rank, cut)) for cut in ("few", "none")}
+    by_name |= {cut: fitted(known, Y, mine(rank, cut)) for cut in ("few", "none")}
     book = Ledger()
     secret = fresh(known, noise_seed=None, random_state=None, algorithm="dp_sgd", batch_size=50, max_iter=4)
-    found["secret"] = fitted(secret, Y, mine(rank), ledger=book) | {"rounds": book.rounds()}
+    by_name["secret"] = fitted(secret, Y, mine(rank), ledger=book) | {"rounds": book.rounds()}
     model = fit_part(fresh(known, **cheap), (X[mine(rank)], Y[mine(rank)], np.full(N // SIZE, 0.5)))
     scores = private_score(model, X[mine(rank)], Y[mine(rank)], epsilon=3.0, noise_seed=1, group=True)
-    found["scores"] = scores.words(), scores.privacy.epsilon
+    by_name["scores"] = scores.words(), scores.privacy.epsilon
     half = fresh(known, **HALF)
     for _ in range(2):
         half.partial_fit(X[mine(rank)], Y[mine(rank)], group=True)
-    found["partial"] = half.coef_, half.privacy_.nominal
-    found["refused"] = refused(rank, known, cheap)
-    return found
+    by_name["partial"] = half.coef_, half.privacy_.nominal
+    by_name["refused"] = refused(rank, known, cheap)
+    return by_name
 
 
 def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -101,7 +101,7 @@ def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str
     empty = X[:0]
     good = {"y": Y[rows]}
     piped = make_pipeline(StandardScaler(), fresh(known))
-    asked = {
+    facts = {
         "label": fit(),
         "columns": fit(X[rows, : 4 - rank], **good),
         "kind": fit(X[rows].astype("f4" if rank else "f8"), **good),
@@ -113,7 +113,7 @@ def refused(rank: int, known: Any, cheap: dict[str, Any]) -> dict[str, tuple[str
         "empty": fit(empty, Y[:0]),
         "step": lambda: fit_part(piped, (X[rows], Y[rows])),
     }
-    return {name: caught(make) for name, make in asked.items()}
+    return {name: caught(make) for name, make in facts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def same(ranks: list[dict[str, Any]], name: str, model: Any, y: np.ndarray) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole = fresh(model).fit(X, y)
-    first, *others = (each[name] for each in ranks)
+    first, *others = (rank[name] for rank in ranks)
     np.testing.assert_allclose(first["coef"], whole.coef_, rtol=0, atol=1e-9)
     np.testing.assert_allclose(first["intercept"], whole.intercept_, rtol=0, atol=1e-9)
     assert first["statement"] == (None if whole.privacy_ is None else whole.privacy_.to_json())
@@ -146,7 +146,7 @@ def test_parts_of_any_size(ranks: list[dict[str, Any]], cut: str) -> None:
 
 
 def test_one_ledger_and_equal_models_under_secret_noise(ranks: list[dict[str, Any]]) -> None:
-    first, second = (each["secret"] for each in ranks)
+    first, second = (rank["secret"] for rank in ranks)
     assert first["rounds"] == {"main": 4} and second["rounds"] == {}
     assert np.array_equal(first["coef"], second["coef"]) and first["statement"] == second["statement"]
 
@@ -154,14 +154,14 @@ def test_one_ledger_and_equal_models_under_secret_noise(ranks: list[dict[str, An
 def test_scores_of_all_ranks_rows(ranks: list[dict[str, Any]]) -> None:
     model = fresh(MODELS["planned"][0], algorithm="dp_gd", max_iter=3).fit(X, Y, np.full(N, 0.5))
     whole = private_score(model, X, Y, epsilon=3.0, noise_seed=1)
-    assert [each["scores"] for each in ranks] == [(whole.words(), whole.privacy.epsilon)] * SIZE
+    assert [rank["scores"] for rank in ranks] == [(whole.words(), whole.privacy.epsilon)] * SIZE
 
 
 def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
     whole = fresh(MODELS["planned"][0], **HALF)
     for _ in range(2):
         whole.partial_fit(X, Y)
-    first, second = (each["partial"] for each in ranks)
+    first, second = (rank["partial"] for rank in ranks)
     assert np.array_equal(first[0], second[0]) and first[1] == second[1] == whole.privacy_.nominal
     np.testing.assert_allclose(first[0], whole.coef_, rtol=0, atol=0.02)
 
@@ -183,8 +183,8 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
 def test_what_is_wrong_on_one_rank_is_refused_on_all(
     ranks: list[dict[str, Any]], name: str, kind: str, told: str
 ) -> None:
-    for each in ranks:
-        assert each["refused"][name][0] == kind and told in each["refused"][name][1]
+    for rank in ranks:
+        assert rank["refused"][name][0] == kind and told in rank["refused"][name][1]
 
 
 def test_rows_that_cannot_be_read(ranks: list[dict[str, Any]]) -> None:
@@ -199,7 +199,7 @@ def stopped(rank: int, folder: str) -> dict[str, Any]:
     """A fit whose rank 1 fails in a round, and one that goes on from rank 0's checkpoint; other ranks have no disk."""
     warnings.simplefilter("ignore")
     path = Path(folder, "run") if rank == 0 else Path("/nowhere/run")
-    made = PrivateClassifier(**KNOWN, algorithm="dp_gd", max_iter=6, checkpoint=path)
+    classifier = PrivateClassifier(**KNOWN, algorithm="dp_gd", max_iter=6, checkpoint=path)
     watch = Watcher.__call__
 
     def failing(self: Any, record: Any, state: Any) -> bool:
@@ -208,10 +208,10 @@ def stopped(rank: int, folder: str) -> dict[str, Any]:
         return watch(self, record, state)
 
     Watcher.__call__ = failing  # type: ignore[method-assign]
-    told = caught(lambda: made.fit(X[mine(rank)], Y[mine(rank)], group=True))
+    told = caught(lambda: classifier.fit(X[mine(rank)], Y[mine(rank)], group=True))
     Watcher.__call__ = watch  # type: ignore[method-assign]
-    made.fit(X[mine(rank)], Y[mine(rank)], group=True)
-    return {"told": told, "coef": made.coef_, "statement": made.privacy_.to_json(), "files": path.exists()}
+    classifier.fit(X[mine(rank)], Y[mine(rank)], group=True)
+    return {"told": told, "coef": classifier.coef_, "statement": classifier.privacy_.to_json(), "files": path.exists()}
 
 
 class Stopped:
@@ -260,5 +260,5 @@ def test_what_needs_a_group_says_so() -> None:
 def test_a_group_of_one(tmp_path: Path) -> None:
     model = make_pipeline(Normalizer(), PrivateClassifier(**KNOWN, algorithm="dp_gd", max_iter=2))
     with joined(f"file://{tmp_path}/store", 0, 1):
-        found = fit_part(model, (X, Y))[-1].coef_
-    np.testing.assert_allclose(found, model.fit(X, Y)[-1].coef_, rtol=0, atol=1e-12)
+        coef = fit_part(model, (X, Y))[-1].coef_
+    np.testing.assert_allclose(coef, model.fit(X, Y)[-1].coef_, rtol=0, atol=1e-12)

@@ -105,7 +105,7 @@ def test_a_step_that_is_not_known_to_be_harmless_is_warned_of_and_stated(name: s
     with pytest.warns(PrivacyLeakWarning, match="the step 'prepared'") as caught:
         model = Pipeline([("prepared", step), ("model", classifier(bounds=None))]).fit(*labelled())[-1]
     assert len(caught) == 1
-    assert [each for each in model.privacy_.leaks if "'prepared'" in each] == list(model.privacy_.leaks) != []
+    assert [leak for leak in model.privacy_.leaks if "'prepared'" in leak] == list(model.privacy_.leaks) != []
     assert "Epsilon does NOT cover the following" in model.privacy_.words()
 
 
@@ -165,5 +165,5 @@ class Around(ClassifierMixin, BaseEstimator):
 
 def test_an_unknown_estimator_around_the_model_is_warned_of() -> None:
     with pytest.warns(PrivacyLeakWarning, match="Around around the model"):
-        found = Around(classifier()).fit(*labelled())
-    assert any("Around" in each for each in found.inner_.privacy_.leaks)
+        model = Around(classifier()).fit(*labelled())
+    assert any("Around" in leak for leak in model.inner_.privacy_.leaks)

@@ -27,16 +27,16 @@ def rows(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 def regressor(seed: int, epsilon: float, n: int = 20_000, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
     X, signal = rows(rng, n)
-    given = LINEAR | {"target_bounds": (-8, 9), "noise_seed": seed} | more
-    return PrivateRegressor(epsilon=epsilon, **given).fit(X, signal + rng.normal(size=n))
+    options = LINEAR | {"target_bounds": (-8, 9), "noise_seed": seed} | more
+    return PrivateRegressor(epsilon=epsilon, **options).fit(X, signal + rng.normal(size=n))
 
 
 def classifier(seed: int, epsilon: float, n: int = 20_000, **more: Any) -> Any:
     rng = np.random.default_rng(seed)
     X, signal = rows(rng, n)
     y = (rng.random(n) < 1 / (1 + np.exp(-signal))).astype(int)
-    given = LINEAR | {"classes": [0, 1], "noise_seed": seed} | more
-    return PrivateClassifier(epsilon=epsilon, **given).fit(X, y)
+    options = LINEAR | {"classes": [0, 1], "noise_seed": seed} | more
+    return PrivateClassifier(epsilon=epsilon, **options).fit(X, y)
 
 
 @pytest.mark.parametrize(("kind", "epsilon"), [("numbers", 1.0), ("labels", 5.0)])
@@ -44,26 +44,26 @@ def test_they_hold_the_truth_as_often_as_they_say(kind: str, epsilon: float) -> 
     held, errors, said = [], [], []
     for seed in range(25):
         model = regressor(seed, epsilon) if kind == "numbers" else classifier(seed, epsilon)
-        found = model.coefficient_intervals(0.8, **{"residual_sd": 1.0} if kind == "numbers" else {})
-        held.append((found.low <= TRUTH) & (found.high >= TRUTH))
-        errors.append(found.values - TRUTH)
-        said.append(np.hypot(found.noise, found.sampling))
+        intervals = model.coefficient_intervals(0.8, **{"residual_sd": 1.0} if kind == "numbers" else {})
+        held.append((intervals.low <= TRUTH) & (intervals.high >= TRUTH))
+        errors.append(intervals.values - TRUTH)
+        said.append(np.hypot(intervals.noise, intervals.sampling))
     # 125 intervals: .8 +- .036, and a little for the bias of a small sample
     assert 0.7 < np.mean(held) < 0.9
     assert 0.85 < np.sqrt(np.mean(np.square(errors))) / np.sqrt(np.mean(np.square(said))) < 1.2
-    assert 0.2 < np.mean(found.noise / found.sampling) < 5  # both parts matter
+    assert 0.2 < np.mean(intervals.noise / intervals.sampling) < 5  # both parts matter
 
 
 def test_estimates_are_those_of_the_model_and_wider_levels_are_wider() -> None:
     model = regressor(0, 3.0)
-    found = model.coefficient_intervals(0.95, residual_sd=1.0)
-    assert np.allclose(found.values, [*model.coef_, model.intercept_])
+    intervals = model.coefficient_intervals(0.95, residual_sd=1.0)
+    assert np.allclose(intervals.values, [*model.coef_, model.intercept_])
     wide = model.coefficient_intervals(0.99, residual_sd=1.0)
-    assert np.all(wide.low < found.low) and np.all(wide.high > found.high)
+    assert np.all(wide.low < intervals.low) and np.all(wide.high > intervals.high)
     noisy = model.coefficient_intervals(0.95, residual_sd=1.05)
-    assert np.allclose(noisy.sampling, 1.05 * found.sampling) and np.allclose(noisy.noise, found.noise)
-    assert found.names == ("x0", "x1", "x2", "x3", "(intercept)")
-    assert "95% interval" in found.words() and "few rows were shortened" in found.words()
+    assert np.allclose(noisy.sampling, 1.05 * intervals.sampling) and np.allclose(noisy.noise, intervals.noise)
+    assert intervals.names == ("x0", "x1", "x2", "x3", "(intercept)")
+    assert "95% interval" in intervals.words() and "few rows were shortened" in intervals.words()
     labels = classifier(0, 3.0)
     assert np.allclose(labels.coefficient_intervals().values, [*labels.coef_[0], labels.intercept_[0]])
 
@@ -81,13 +81,13 @@ def signs(kind: Any = PrivateRegressor, **given: Any) -> Any:
     rng = np.random.default_rng(0)
     X = rng.choice([-1.0, 1.0], (8000, 4))
     y = X @ TRUTH[:4] + rng.normal(size=8000)
-    told = (
+    options = (
         LINEAR | {"bounds": (-3, 3), "noise_seed": 0, "scale": "moments", "clip": 0.6, "target_bounds": (-6, 6)} | given
     )
     if kind is PrivateClassifier:
-        told.pop("target_bounds")
+        options.pop("target_bounds")
         y = (y > 0).astype(int)
-    return kind(epsilon=3.0, **told).fit(X, y)
+    return kind(epsilon=3.0, **options).fit(X, y)
 
 
 def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:

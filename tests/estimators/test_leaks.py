@@ -39,8 +39,8 @@ def test_what_is_read_off_the_data_is_warned_of_and_stated(name: str) -> None:
     assert len(caught) == 1, "one leak, one warning"
     assert what in str(caught[0].message) and remedy in str(caught[0].message)
     assert caught[0].filename == __file__, "it points at the caller's line"
-    told = [each for each in model.privacy_.leaks if what in each]
-    assert len(told) == 1 and remedy in told[0] and told[0] in model.privacy_.words()
+    leaks = [leak for leak in model.privacy_.leaks if what in leak]
+    assert len(leaks) == 1 and remedy in leaks[0] and leaks[0] in model.privacy_.words()
 
 
 SILENT: dict[str, Any] = {
@@ -66,8 +66,8 @@ def test_nothing_is_warned_of_where_nothing_is_read(name: str) -> None:
 
 
 def test_public_rows_are_an_assumption() -> None:
-    told = SILENT["public"]().privacy_.assumptions
-    assert any("public rows" in each or "given as public" in each for each in told)
+    assumptions = SILENT["public"]().privacy_.assumptions
+    assert any("public rows" in assumption or "given as public" in assumption for assumption in assumptions)
 
 
 # ---------------------------------------------------------------- neighbours
@@ -141,15 +141,15 @@ def test_one_record_moves_a_step_by_at_most_its_clipped_gradient(made: Any, stra
 
 def test_what_is_public_does_not_depend_on_the_records() -> None:
     """All that is shown of two fits to quite different records of one size is the same, but for what was released."""
-    shown = []
+    collected = []
     for seed in (0, 1):
         X, y = numbered(seed=seed)
         ledger = Ledger()
         model = regressor(bounds=None, target_bounds=None, ledger=ledger).fit(X * 10**seed, 7 * y * 10**seed)
         records = [{k: r[k] for k in ("kind", "what", "event", "rounds") if k in r} for r in ledger.records()]
         notes = [{k: v for k, v in note.items() if k != "moved"} for note in model.history_]
-        shown.append(json.dumps([records, notes, model.privacy_.to_json(), model.plan_.to_dict(), model.n_iter_]))
-    assert shown[0] == shown[1]
+        collected.append(json.dumps([records, notes, model.privacy_.to_json(), model.plan_.to_dict(), model.n_iter_]))
+    assert collected[0] == collected[1]
 
 
 def test_private_history_holds_no_loss() -> None:

@@ -97,8 +97,8 @@ def test_coefficients_tend_to_those_without_noise() -> None:
     np.testing.assert_allclose(model.coef_, plain.coef_, rtol=0.03)
     assert model.intercept_ == pytest.approx(plain.intercept_, abs=0.05)
     labels = (y + rng.logistic(size=20_000) > 10).astype(int)
-    found = PrivateClassifier(epsilon=1000.0, bounds=bounds, classes=[0, 1], features="linear").fit(X, labels)
-    np.testing.assert_allclose(found.coef_, LogisticRegression(C=1e6).fit(X, labels).coef_, rtol=0.08)
+    fitted = PrivateClassifier(epsilon=1000.0, bounds=bounds, classes=[0, 1], features="linear").fit(X, labels)
+    np.testing.assert_allclose(fitted.coef_, LogisticRegression(C=1e6).fit(X, labels).coef_, rtol=0.08)
 
 
 def test_smooth_features_learn_what_no_line_does() -> None:

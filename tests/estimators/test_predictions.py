@@ -156,10 +156,10 @@ def test_labels_of_any_kind_and_order(labels: list[Any], declared: list[Any]) ->
     names = np.array(labels)[y]
     model = classifier(classes=declared, max_iter=20).fit(X, names)
     assert model.classes_.tolist() == sorted(labels)
-    found = model.predict(X)
-    assert found.dtype == names.dtype and (found == names).mean() > 0.6 and set(found) <= set(labels)
+    predicted = model.predict(X)
+    assert predicted.dtype == names.dtype and (predicted == names).mean() > 0.6 and set(predicted) <= set(labels)
     positive = model.classes_[1]
-    assert ((model.decision_function(X) > 0) == (found == positive)).all()
+    assert ((model.decision_function(X) > 0) == (predicted == positive)).all()
 
 
 def test_a_declared_class_may_be_missing_from_y() -> None:
@@ -213,11 +213,11 @@ def test_a_fitted_model_is_pickled(made: Any) -> None:
 
 def test_secret_noise_differs_and_the_statement_says_what_it_is() -> None:
     X, y = labelled()
-    one, two = (classifier(noise_seed=None).fit(X, y) for _ in range(2))
-    assert not np.array_equal(one.coef_, two.coef_)
-    assert one.privacy_.private and one.privacy_.epsilon <= 1.0 and one.privacy_.n == 400
+    first, second = (classifier(noise_seed=None).fit(X, y) for _ in range(2))
+    assert not np.array_equal(first.coef_, second.coef_)
+    assert first.privacy_.private and first.privacy_.epsilon <= 1.0 and first.privacy_.n == 400
     seeded = classifier().fit(X, y).privacy_
-    assert not seeded.private and math.isinf(seeded.epsilon) and seeded.nominal == one.privacy_.epsilon
+    assert not seeded.private and math.isinf(seeded.epsilon) and seeded.nominal == first.privacy_.epsilon
 
 
 def test_a_public_estimate_of_n_keeps_the_number_of_records_private() -> None:
@@ -271,8 +271,8 @@ def test_private_models_learn() -> None:
     assert model.score(new, truth) > LogisticRegression().fit(X, y).score(new, truth) - 0.05
     X, y = numbered(4000)
     new, truth = numbered(2000, seed=1)
-    found = PrivateRegressor(**QUICK | {"noise_seed": None, "max_iter": 30}).fit(X, y)
-    assert found.score(new, truth) > 0.8
+    fitted = PrivateRegressor(**QUICK | {"noise_seed": None, "max_iter": 30}).fit(X, y)
+    assert fitted.score(new, truth) > 0.8
 
 
 def test_the_plan_is_kept() -> None:

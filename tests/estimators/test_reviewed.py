@@ -87,7 +87,7 @@ def test_a_run_goes_on_only_with_what_it_had_bought() -> None:
 def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     X, y = data()
     path = tmp_path / "shared.ledger" if shared else None
-    made = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
+    output = model(max_iter=20, checkpoint=tmp_path / "c", ledger=path)
     watch = watching.Watcher.__call__
 
     def killed(self: Any, record: Any, state: Any) -> bool:
@@ -98,11 +98,11 @@ def test_lost_rounds_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(watching.Watcher, "__call__", killed)
     for _ in range(10):
         with pytest.raises(KeyboardInterrupt):
-            made.fit(X, y)
+            output.fit(X, y)
     monkeypatch.setattr(watching.Watcher, "__call__", watch)
-    made.fit(X, y)
+    output.fit(X, y)
     spent = Ledger.open(path or f"{tmp_path / 'c'}.ledger").spent(1e-5)
-    assert made.privacy_.epsilon >= spent - 1e-9 > 1.05
+    assert output.privacy_.epsilon >= spent - 1e-9 > 1.05
 
 
 def test_a_loaded_model_goes_on_with_its_ledger_only(tmp_path: Path) -> None:
@@ -123,12 +123,12 @@ def test_partial_fit_says_that_the_number_of_records_is_public() -> None:
 
 def test_leaks_of_earlier_calls_stay_stated() -> None:
     X, y = data()
-    made = model(bounds="data", classes=None)
+    output = model(bounds="data", classes=None)
     with pytest.warns(PrivacyLeakWarning):
-        made.partial_fit(X, y)
-    leaks = set(made.privacy_.leaks)
-    made.set_params(bounds=(-1, 1)).partial_fit(X, y, classes=[0, 1])
-    assert len(leaks) == 2 and leaks == set(made.privacy_.leaks) and not leaks & set(made.privacy_.assumptions)
+        output.partial_fit(X, y)
+    leaks = set(output.privacy_.leaks)
+    output.set_params(bounds=(-1, 1)).partial_fit(X, y, classes=[0, 1])
+    assert len(leaks) == 2 and leaks == set(output.privacy_.leaks) and not leaks & set(output.privacy_.assumptions)
 
 
 def test_errors_do_not_quote_private_values() -> None:
@@ -148,7 +148,7 @@ def test_a_step_that_learns_before_the_model_is_warned_of() -> None:
     make_pipeline(Normalizer(), model()).fit(X, y)  # looks at one row at a time: a warning would be an error here
     with pytest.warns(PrivacyLeakWarning, match="standardscaler"):
         fitted = make_pipeline(StandardScaler(), model()).fit(X, y)[-1]
-    assert any("standardscaler" in each for each in fitted.privacy_.leaks)
+    assert any("standardscaler" in leak for leak in fitted.privacy_.leaks)
 
 
 def test_outer_steps_and_targets_are_warned_of_too() -> None:
@@ -163,18 +163,18 @@ def test_outer_steps_and_targets_are_warned_of_too() -> None:
 def test_an_intercept_is_learned_once() -> None:
     """Moments and shapes bring an intercept of their own: the rows get no second constant."""
     X, y = data(20_000)
-    made = model(algorithm="auto", max_iter=None, scale="moments").fit(X, y)
-    assert made.choice_.arguments["scale"] == "moments" and made.result_.x.shape == (4,)
-    made = model(algorithm="auto", max_iter=None, features="linear").fit(X, y)
-    assert made.choice_.arguments["scale"] == "shapes" and made.result_.x.shape == (4,)
+    fitted = model(algorithm="auto", max_iter=None, scale="moments").fit(X, y)
+    assert fitted.choice_.arguments["scale"] == "moments" and fitted.result_.x.shape == (4,)
+    fitted = model(algorithm="auto", max_iter=None, features="linear").fit(X, y)
+    assert fitted.choice_.arguments["scale"] == "shapes" and fitted.result_.x.shape == (4,)
     assert model(algorithm="auto", max_iter=None, fit_intercept=False).fit(X, y).result_.x.shape == (3,)
 
 
 def test_sparse_columns_are_scaled_without_an_intercept_too() -> None:
     """Weights of CSR columns centre nothing: leaving the intercept out must not leave them out."""
     rows = sp.random(400, 50, density=0.1, format="csr", random_state=0)
-    made = model(bounds=None, algorithm="auto", max_iter=3, fit_intercept=False)
-    assert made.fit(rows, np.arange(400) % 2).choice_.arguments["scale"] == "columns"
+    output = model(bounds=None, algorithm="auto", max_iter=3, fit_intercept=False)
+    assert output.fit(rows, np.arange(400) % 2).choice_.arguments["scale"] == "columns"
 
 
 def test_facts_that_the_estimator_has_parameters_for_are_refused() -> None:

@@ -35,8 +35,8 @@ def numbered(rng: np.random.Generator, n: int) -> Data:
 
 def test_public_rows_are_measured_exactly(rng: np.random.Generator) -> None:
     model, X, y = labelled(rng, 2000)
-    found, called, p = private_score(model, X, y, epsilon=math.inf), model.predict(X), model.predict_proba(X)[:, 1]
-    assert found.privacy is None and found.releases == 0 and not any(figure.noise for figure in found.figures)
+    scores, called, p = private_score(model, X, y, epsilon=math.inf), model.predict(X), model.predict_proba(X)[:, 1]
+    assert scores.privacy is None and scores.releases == 0 and not any(figure.noise for figure in scores.figures)
     expected = {
         "accuracy": metrics.accuracy_score(y, called),
         "recall of 1": metrics.recall_score(y, called),
@@ -44,17 +44,17 @@ def test_public_rows_are_measured_exactly(rng: np.random.Generator) -> None:
         "AUC": metrics.roc_auc_score(y, p),
         "log loss": metrics.log_loss(y, p),
     }
-    assert {name: found[name].value for name in expected} == pytest.approx(expected, rel=1e-9)
+    assert {name: scores[name].value for name in expected} == pytest.approx(expected, rel=1e-9)
     shares = np.bincount(y) / len(y)
-    assert found["accuracy"].baseline == shares.max()
-    assert found["log loss"].baseline == pytest.approx(-float(shares @ np.log(shares)))
-    assert 0 < found["calibration error"].value < 0.1
+    assert scores["accuracy"].baseline == shares.max()
+    assert scores["log loss"].baseline == pytest.approx(-float(shares @ np.log(shares)))
+    assert 0 < scores["calibration error"].value < 0.1
     model, X, y = numbered(rng, 2000)
-    found = private_score(model, X, y, epsilon=math.inf)
-    assert found["R2"].value == pytest.approx(model.score(X, y))
-    assert found["root mean squared error"].baseline == pytest.approx(np.std(y))
+    scores = private_score(model, X, y, epsilon=math.inf)
+    assert scores["R2"].value == pytest.approx(model.score(X, y))
+    assert scores["root mean squared error"].baseline == pytest.approx(np.std(y))
     with pytest.raises(InvalidInput, match="name='AUC' is not allowed: name a figure that was measured"):
-        found["AUC"]
+        scores["AUC"]
 
 
 def test_probabilities_that_are_off_show_in_the_calibration(rng: np.random.Generator) -> None:
@@ -78,13 +78,13 @@ def test_the_noise_of_labels_is_what_it_says(classes: int, rng: np.random.Genera
     assert {figure.name for figure in found[0].figures} == set(exact)
     for name, true in exact.items():
         values = np.array([scores[name].value for scores in found])
-        said = np.mean([scores[name].noise for scores in found])
+        mean = np.mean([scores[name].noise for scores in found])
         if name == "calibration error":  # a mean of distances: noise only adds
             assert true.value - 0.01 < values.mean() < true.value + 0.04
             continue
         rounding = {"AUC": 0.01, "log loss": 0.05}.get(name, 0.0)  # scores are told to a cell
-        assert abs(values.mean() - true.value) < 4 * said / math.sqrt(60) + rounding
-        assert 0.7 < values.std() / said < 1.4, name
+        assert abs(values.mean() - true.value) < 4 * mean / math.sqrt(60) + rounding
+        assert 0.7 < values.std() / mean < 1.4, name
 
 
 def test_the_noise_of_errors_is_what_it_says(rng: np.random.Generator) -> None:
@@ -93,26 +93,26 @@ def test_the_noise_of_errors_is_what_it_says(rng: np.random.Generator) -> None:
     found = [private_score(model, X, y, target_bounds=(0, 20), noise_seed=seed) for seed in range(60)]
     for name, true in exact.items():
         values = np.array([scores[name].value for scores in found])
-        said = np.mean([scores[name].noise for scores in found])
-        assert abs(values.mean() - true) < 4 * said / math.sqrt(60) + 0.01 * abs(true), name
-        assert 0.7 < values.std() / said < 1.4, name
+        mean = np.mean([scores[name].noise for scores in found])
+        assert abs(values.mean() - true) < 4 * mean / math.sqrt(60) + 0.01 * abs(true), name
+        assert 0.7 < values.std() / mean < 1.4, name
         assert "are cut at" in found[0][name].note
 
 
 def test_wide_bounds_do_not_drown_the_errors(rng: np.random.Generator) -> None:
     """Clips come from what was seen, not from a range a hundred times as wide."""
     model, X, y = numbered(rng, 8000)
-    found = private_score(model, X, y, target_bounds=(-500, 1500))
-    assert abs(found["R2"].value - model.score(X, y)) < 0.15 and found["R2"].noise < 0.1
+    scores = private_score(model, X, y, target_bounds=(-500, 1500))
+    assert abs(scores["R2"].value - model.score(X, y)) < 0.15 and scores["R2"].noise < 0.1
 
 
 def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.Generator, tmp_path: Path) -> None:
     model, X, y = labelled(rng, 3000)
     ledger = Ledger(tmp_path / "l", budget=(1.0, 1e-5))
-    found = private_score(model, X, y, epsilon=0.7, delta=1e-5, ledger=tmp_path / "l")
-    assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and found.releases == 2
-    assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and found.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
-    assert found.privacy.private and scoring.APART in found.privacy.assumptions
+    scores = private_score(model, X, y, epsilon=0.7, delta=1e-5, ledger=tmp_path / "l")
+    assert ledger.rounds() == {"test ranges": 1, "test figures": 1} and scores.releases == 2
+    assert ledger.spent() == pytest.approx(0.7, rel=1e-6) and scores.privacy.epsilon == pytest.approx(0.7, rel=1e-6)
+    assert scores.privacy.private and scoring.APART in scores.privacy.assumptions
     with pytest.raises(RuntimeError, match="needs epsilon"):
         private_score(model, X, y, epsilon=0.9, delta=1e-5, ledger=ledger)
     seeded = private_score(model, X, y, noise_seed=1)
@@ -125,8 +125,10 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
 
 def test_twice_the_noise_where_a_record_is_replaced(rng: np.random.Generator) -> None:
     model, X, y = labelled(rng, 3000)
-    one, two = (private_score(model, X, y, adjacency=each)["accuracy"].noise for each in ("add-remove", "replace-one"))
-    assert two == pytest.approx(2 * one, rel=1e-6)
+    first, second = (
+        private_score(model, X, y, adjacency=each)["accuracy"].noise for each in ("add-remove", "replace-one")
+    )
+    assert second == pytest.approx(2 * first, rel=1e-6)
 
 
 class Seen(scoring.Looks):
@@ -156,9 +158,9 @@ def test_a_row_moves_what_is_released_by_its_bound_whatever_it_holds(rng: np.ran
 def test_what_the_noise_would_hide_is_no_number(rng: np.random.Generator) -> None:
     model, X, y = labelled(rng, 20)
     ledger = Ledger()
-    found = private_score(model, X, y, epsilon=0.1, ledger=ledger)
-    assert found["accuracy"].value is None and ledger.rounds() == {} and found.privacy.epsilon == 0
-    need = int(found["accuracy"].note.split("about ")[1].split()[0].replace(",", ""))
+    scores = private_score(model, X, y, epsilon=0.1, ledger=ledger)
+    assert scores["accuracy"].value is None and ledger.rounds() == {} and scores.privacy.epsilon == 0
+    need = int(scores["accuracy"].note.split("about ")[1].split()[0].replace(",", ""))
     model, X, y = labelled(rng, need)
     enough = private_score(model, X, y, epsilon=0.1)["accuracy"]
     assert enough.value is not None and 0.04 < enough.noise <= 0.05
@@ -166,7 +168,11 @@ def test_what_the_noise_would_hide_is_no_number(rng: np.random.Generator) -> Non
     few = private_score(model, X, y, epsilon=0.1, target_bounds=(0, 20), ledger=ledger)
     assert few["R2"].value is None and "too few rows" in few.words() and ledger.rounds() == {}
     rare = np.array([[3000.0, 4.0], [3.0, 2.0]])  # five rows of the class, noise of ten
-    assert [told(each, 3009).value is None for each in confusion_figures(rare, ["a", "b"], 10.0)] == [False, True, True]
+    assert [told(figure, 3009).value is None for figure in confusion_figures(rare, ["a", "b"], 10.0)] == [
+        False,
+        True,
+        True,
+    ]
     assert told(auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
     assert rows_needed(100, 0.1) == "about 200"
 

@@ -118,9 +118,9 @@ def test_no_record_tells_more_by_the_choice_than_by_the_gaussian_release(
         for scores in np.array([[0, 0, 0], [9, 0, 0], [0, 0.7, 1.4]]) * split.temperature:
             p, q = softmax(scores / split.temperature), softmax((scores + move) / split.temperature)
             for epsilon, most in zip(levels, allowed, strict=True):
-                found = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
-                assert found <= most + 1e-12
-                closest = max(closest, found / most)
+                largest = max(divergence(p, q, epsilon), divergence(q, p, epsilon))
+                assert largest <= most + 1e-12
+                closest = max(closest, largest / most)
     assert closest > 0.5, "the choice uses what it is charged for"
 
 
@@ -258,9 +258,9 @@ def test_the_better_candidate_is_found_where_the_budget_allows(kind: str) -> Non
 
 def test_seeded_searches_are_alike_and_secret_ones_are_not() -> None:
     X, y = labelled(400)
-    one, two = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
-    assert one.best_index_ == two.best_index_
-    np.testing.assert_array_equal(one.best_estimator_.coef_, two.best_estimator_.coef_)
+    first, second = (PrivateSearch(classifier(), GRID, noise_seed=7).fit(X, y) for _ in range(2))
+    assert first.best_index_ == second.best_index_
+    np.testing.assert_array_equal(first.best_estimator_.coef_, second.best_estimator_.coef_)
     free = [PrivateSearch(classifier(), GRID).fit(X, y).best_estimator_.coef_ for _ in range(2)]
     assert not np.array_equal(*free)
 
@@ -308,7 +308,7 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
     with pytest.warns(PrivacyLeakWarning, match="classes=") as caught:
         search = PrivateSearch(classifier(classes=None), GRID).fit(X, y)
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert any("labels" in each for each in search.privacy_.leaks)
+    assert any("labels" in leak for leak in search.privacy_.leaks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         PrivateSearch(classifier(), GRID).fit(X, y)
@@ -346,9 +346,9 @@ def test_undeclared_labels_are_read_once_with_a_warning() -> None:
 )
 def test_wrong_searches(changes: dict[str, Any], word: str) -> None:
     ledger = Ledger()
-    given = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
+    options = {"estimator": classifier(), "param_grid": GRID, "ledger": ledger, **changes}
     with pytest.raises(InvalidInput, match=word):
-        PrivateSearch(**given).fit(*labelled(400))
+        PrivateSearch(**options).fit(*labelled(400))
     assert ledger.rounds() == {}
 
 
@@ -367,8 +367,8 @@ def test_the_noise_of_a_choice_follows_from_what_it_is_counted_as() -> None:
     with pytest.raises(TypeError):
         BestOf(1e9, signed=False, multiplier=100.0)
     for adjacency in Adjacency:
-        made = BestOf(3.0, adjacency.value)
-        assert 1 / made.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
-        assert made.event(adjacency) == Gaussian(3.0).event()
+        best_of = BestOf(3.0, adjacency.value)
+        assert 1 / best_of.temperature == pytest.approx(range_of(adjacency.factor / 3.0) / adjacency.factor)
+        assert best_of.event(adjacency) == Gaussian(3.0).event()
     with pytest.raises(ValueError, match="give replace-one, for which"):
-        made.event(Adjacency.ADD_REMOVE)
+        best_of.event(Adjacency.ADD_REMOVE)

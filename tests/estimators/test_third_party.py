@@ -151,11 +151,11 @@ def test_a_name_is_not_taken_over_by_a_subclass_or_another_class() -> None:
 
 
 def test_a_plan_asks_the_loss() -> None:
-    found = plan(n=5000, d=20, epsilon=1.0, loss=Probit, algorithms=["dp_sgd"], exact=False)
-    assert found.best.arguments["clip"] == 0.8 and found.facts.smooth == 1.0
-    assert "Probit loss" in found.words() and found.to_dict()["facts"]["loss"] == "Probit"
+    ranked = plan(n=5000, d=20, epsilon=1.0, loss=Probit, algorithms=["dp_sgd"], exact=False)
+    assert ranked.best.arguments["clip"] == 0.8 and ranked.facts.smooth == 1.0
+    assert "Probit loss" in ranked.words() and ranked.to_dict()["facts"]["loss"] == "Probit"
     named = plan(n=5000, d=20, epsilon=1.0, loss="absolute", algorithms=["dp_sgd"], exact=False)
-    assert named.best.arguments["clip"] == 1.0 and named.facts.tau < found.facts.tau  # numbers stand less noise
+    assert named.best.arguments["clip"] == 1.0 and named.facts.tau < ranked.facts.tau  # numbers stand less noise
     rough = {"n": 5000, "d": 20, "epsilon": 1.0, "exact": False}
     assert plan(**rough, loss=Logistic).to_json() == plan(**rough).to_json()
 
@@ -229,13 +229,13 @@ def test_every_recipe_is_known_and_looks_like_its_function() -> None:
 
 @pytest.mark.parametrize("recipe", [my_gd, bare_sgd, bare_narrow])
 def test_a_plan_fills_a_recipe_by_its_signature(recipe: Any) -> None:
-    found = plan(n=2000, d=200, epsilon=1.0, algorithms=["dp_gd", recipe])
-    choice = found.choice(recipe.__name__)
-    assert found.best.algorithm == "dp_gd" and choice is found.choices[-1]  # what was never measured comes last
+    ranked = plan(n=2000, d=200, epsilon=1.0, algorithms=["dp_gd", recipe])
+    choice = ranked.choice(recipe.__name__)
+    assert ranked.best.algorithm == "dp_gd" and choice is ranked.choices[-1]  # what was never measured comes last
     assert choice.arguments["clip"] == 0.5 and choice.noise_multiplier is not None and "not measured" in choice.evidence
     assert choice.recipe().name in (recipe.__name__, "priv_sgd")
     assert choice.arguments.get("m", 50) == 50 and choice.arguments.get("batch_size", 20) == 20
-    assert pickle.loads(pickle.dumps(found)).to_json() == found.to_json()
+    assert pickle.loads(pickle.dumps(ranked)).to_json() == ranked.to_json()
 
 
 def test_what_a_recipe_is_filled_with_is_what_dp_sgd_gets() -> None:
@@ -270,8 +270,8 @@ def test_a_filling_of_its_own_is_used() -> None:
 @pytest.mark.parametrize("recipe", [my_gd, bare_sgd, bare_narrow])
 def test_estimators_run_a_recipe_of_somebody_else(recipe: Any) -> None:
     X, y = labelled(4000)
-    given = {**PLAIN, "algorithm": recipe, "epsilon": 4.0, "max_iter": 40, "batch_size": 4000}
-    model = PrivateClassifier(**given, classes=[0, 1], delta=1e-6 if recipe is not bare_sgd else None).fit(X, y)
+    options = {**PLAIN, "algorithm": recipe, "epsilon": 4.0, "max_iter": 40, "batch_size": 4000}
+    model = PrivateClassifier(**options, classes=[0, 1], delta=1e-6 if recipe is not bare_sgd else None).fit(X, y)
     assert model.score(X, y) > 0.85 and model.choice_.algorithm == recipe.__name__
     assert model.privacy_.nominal <= 4.0 and model.n_iter_ == 40
     np.testing.assert_array_equal(clone(model).fit(X, y).coef_, model.coef_)
@@ -305,8 +305,8 @@ def test_what_is_no_recipe_is_refused() -> None:
 def test_searches_go_over_losses_and_recipes() -> None:
     X, y = labelled(1200)
     grid = {"loss": ["hinge", Probit], "algorithm": ["dp_gd", my_gd]}
-    found = PrivateSearch(classifier(noise_seed=None), grid, epsilon=2.0).fit(X, y)
-    assert len(found.candidates_) == 4 and found.privacy_.epsilon == 2.0
+    model = PrivateSearch(classifier(noise_seed=None), grid, epsilon=2.0).fit(X, y)
+    assert len(model.candidates_) == 4 and model.privacy_.epsilon == 2.0
     free = PrivateClassifier(epsilon=math.inf, max_iter=5, random_state=0)
     search = GridSearchCV(free, {"loss": ["logistic", Probit], "algorithm": ["gd", bare_gd]}, cv=2).fit(X, y)
     assert search.best_score_ > 0.8

@@ -19,7 +19,7 @@ def test_what_is_said_to_warn_does(left_out: str, told: str) -> None:
         known["bounds"] = None
     with pytest.warns(PrivacyLeakWarning, match=told):
         model = PrivateClassifier(**known).fit(x, (x[:, 0] > 0).astype(int))
-    assert any("read from the data" in each for each in model.privacy_.leaks)
+    assert any("read from the data" in leak for leak in model.privacy_.leaks)
 
 
 def test_cross_validation_is_said_to_spend() -> None:

@@ -27,6 +27,8 @@ def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         pytest.importorskip("flwr")
     monkeypatch.delenv("ISTHMUS_DATA", raising=False)
     monkeypatch.setattr(sys, "path", [str(EXAMPLES), *sys.path])
+    for known in [module for module in sys.modules if module.split(".")[0] == name]:  # another test's, of that name
+        monkeypatch.delitem(sys.modules, known)
     importlib.import_module(name).main(["--small"])
     said = capsys.readouterr().out
     assert SAID[name] in said

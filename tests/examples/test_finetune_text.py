@@ -45,9 +45,9 @@ def test_the_frozen_part_and_the_trained_end_are_the_encoder(blocks: int, lora: 
     module = experiment.network(encoder, experiment.Method(blocks, (), lora=lora, scale=1.0))
     with torch.no_grad():
         module.head.weight.copy_(torch.arange(16.0).reshape(2, 8))
-        found = module(experiment.frozen(encoder, IDS, 2 - blocks).float())
+        outputs = module(experiment.frozen(encoder, IDS, 2 - blocks).float())
     expected = sentence_vectors(encoder, IDS) @ module.head.weight.T
-    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0.1)
+    torch.testing.assert_close(outputs, expected.detach(), rtol=0, atol=0.1)
     trained = [name for name, p in module.named_parameters() if p.requires_grad and not name.startswith("head")]
     assert all(".up." in name or ".down." in name for name in trained) == bool(lora or not blocks)
     assert bool(trained) == bool(blocks)

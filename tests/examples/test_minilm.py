@@ -94,11 +94,11 @@ def test_per_example_gradients_are_those_of_single_texts() -> None:
 
 def _flat_gradient(layers: Layers) -> torch.Tensor:
     """What `layers.pack` gives for gradients in place of weights."""
-    held = [(p, p.detach().clone()) for p in layers.parameters()]
-    for p, _ in held:
+    values = [(p, p.detach().clone()) for p in layers.parameters()]
+    for p, _ in values:
         p.data.copy_(p.grad if p.grad is not None else torch.zeros_like(p))
     flat = layers.pack()
-    for p, value in held:
+    for p, value in values:
         p.data.copy_(value)
     return flat
 
@@ -129,12 +129,12 @@ def test_a_missing_package_is_named_with_the_remedy() -> None:
 def test_the_script() -> None:
     """With the packages, a real run of four private trainings; without them, what to install."""
     command = [sys.executable, str(EXAMPLES / "minilm.py"), "--small", "--threads", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ.copy())
+    process = subprocess.run(command, capture_output=True, text=True, env=os.environ.copy())
     if not INSTALLED:
-        assert done.returncode == 1 and _text.INSTALL in done.stderr and done.stdout == ""
+        assert process.returncode == 1 and _text.INSTALL in process.stderr and process.stdout == ""
         return
-    assert done.returncode == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines() if line.startswith(("head ", "last block "))]
+    assert process.returncode == 0, process.stderr
+    table = [line.split() for line in process.stdout.splitlines() if line.startswith(("head ", "last block "))]
     assert len(table) == 4
     for line in table:
         epsilon, accuracy = float(line[-4]), float(line[-3])

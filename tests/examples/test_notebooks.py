@@ -24,8 +24,8 @@ QUICK: dict[str, Any] = {"algorithm": "dp_gd", "bounds": (-1, 1), "max_iter": 2,
 
 
 def cells(name: str, kind: str) -> list[dict[str, Any]]:
-    found = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
-    return [cell for cell in found["cells"] if cell["cell_type"] == kind]
+    data = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))
+    return [cell for cell in data["cells"] if cell["cell_type"] == kind]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,9 +78,9 @@ def test_results_and_plans_are_cards() -> None:
     assert private.privacy is not None and private._repr_html_().endswith(private.privacy._repr_html_())
     plain = minimize(LeastSquares(X, X[:, 0]), algorithms.gd(step=0.1), steps=2)
     assert "nothing is guaranteed" in plain._repr_html_() and "last loss" in plain._repr_html_()
-    found = plan(n=30_000, d=20, epsilon=1.0, exact=False)
-    card = found._repr_html_()
-    assert f"Use {found.best.name}" in card and card.count("<tr>") == len(found.choices) + 1
+    ranked = plan(n=30_000, d=20, epsilon=1.0, exact=False)
+    card = ranked._repr_html_()
+    assert f"Use {ranked.best.name}" in card and card.count("<tr>") == len(ranked.choices) + 1
     assert all("<script" not in text for text in (card, private._repr_html_()))
 
 

@@ -19,12 +19,12 @@ def test_the_script(tmp_path: Path) -> None:
         "--save",
         str(tmp_path / "model.safetensors"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    scores = re.search(r"private ([\d.]+), not private ([\d.]+), always benign ([\d.]+)", done.stdout.split(":")[1])
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    scores = re.search(r"private ([\d.]+), not private ([\d.]+), always benign ([\d.]+)", process.stdout.split(":")[1])
     assert scores is not None
     private, plain, guess = map(float, scores.groups())
     assert guess < 0.65 < 0.8 < private <= 1 and plain > 0.9
-    assert "differentially private with epsilon = 3 and delta = 1e-05" in done.stdout
-    assert done.stdout.endswith("read again it predicts the same: True\n")
+    assert "differentially private with epsilon = 3 and delta = 1e-05" in process.stdout
+    assert process.stdout.endswith("read again it predicts the same: True\n")
     assert (tmp_path / "model.safetensors").stat().st_size > 0

@@ -18,23 +18,23 @@ def main() -> int:
     parser.add_argument("--target", action="append", help="only this one; may be given several times")
     parser.add_argument("--out", type=Path, default=Path("fuzz-found"), help="corpus, crashes and figures")
     parser.add_argument("--replay", help="TARGET:FILE of an input that was reported")
-    asked = parser.parse_args()
-    if asked.replay:
+    arguments = parser.parse_args()
+    if arguments.replay:
         from fuzz.targets import TARGETS
 
-        name, _, file = asked.replay.partition(":")
+        name, _, file = arguments.replay.partition(":")
         TARGETS[name](Path(file).read_bytes())
         print("nothing happened: it is refused, or read as what it says")
         return 0
     targets = guided.instrumented()
-    names = asked.target or list(targets)
+    names = arguments.target or list(targets)
     rows = []
     for number, name in enumerate(names):
-        seconds = max(2.0, 60 * asked.minutes / len(names))
-        rows.append(searched(targets[name], seconds, asked.out.absolute() / name.replace(" ", "-")))
+        seconds = max(2.0, 60 * arguments.minutes / len(names))
+        rows.append(searched(targets[name], seconds, arguments.out.absolute() / name.replace(" ", "-")))
         print(f"[{number + 1}/{len(names)}] {line(rows[-1])}", flush=True)
     print(table(rows))
-    (asked.out / "result.json").write_text(json.dumps(rows, indent=1))
+    (arguments.out / "result.json").write_text(json.dumps(rows, indent=1))
     return int(any(row["crashes"] or row["hangs"] for row in rows))
 
 
@@ -77,7 +77,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         for where, found in row["crashes"].items():
             lines.append(f"CRASH {row['target']}: {where}: {found['error']}")
             lines.append(f'    make fuzz REPLAY="{row["target"]}:{found["file"]}"')
-        lines += [f"ENDED {row['target']}: {each}" for each in row["hangs"]]
+        lines += [f"ENDED {row['target']}: {hang}" for hang in row["hangs"]]
     return "\n".join(lines)
 
 

@@ -43,7 +43,7 @@ def command(data: bytes) -> None:
     first = COMMANDS[(data[0] if data else 0) % len(COMMANDS)].decode().split()
     text = data[1:].decode("utf-8", "replace").replace("\0", "")
     arguments = [each.strip("'") for each in text.split(" ")[:30]]
-    if any("/" in each or ".." in each or "~" in each for each in arguments):
+    if any("/" in argument or ".." in argument or "~" in argument for argument in arguments):
         return  # nothing outside the folder is touched
     place, before = _place(), os.getcwd()
     os.chdir(place)
@@ -73,4 +73,4 @@ def _seeds() -> list[bytes]:
     return [bytes([number]) + text.encode() for number, text in lines.items()]
 
 
-TARGETS = [Target("command line", command, _seeds, [b" " + each for each in TOKENS], slow=30)]
+TARGETS = [Target("command line", command, _seeds, [b" " + token for token in TOKENS], slow=30)]

@@ -56,7 +56,7 @@ def _fuzz(target: Any, seconds: float, place: Path) -> None:
     for seed in target.seeds():
         (corpus / digest(seed)).write_bytes(seed)
     (place / "words").write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
-    found: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     began, last = time.process_time(), [0.0]
 
     def one(data: bytes) -> None:
@@ -64,15 +64,19 @@ def _fuzz(target: Any, seconds: float, place: Path) -> None:
             target(data)
         except Exception as error:
             where = place_of(error)
-            if where not in found or len(data) < found[where]["size"]:
+            if where not in by_name or len(data) < by_name[where]["size"]:
                 file = crashes / digest(where.encode())
                 file.write_bytes(data)
-                found[where] = {"size": len(data), "file": str(file), "error": f"{type(error).__name__}: {error}"[:300]}
+                by_name[where] = {
+                    "size": len(data),
+                    "file": str(file),
+                    "error": f"{type(error).__name__}: {error}"[:300],
+                }
                 file.with_suffix(".txt").write_text("".join(traceback.format_exception(error)))
         now = time.process_time() - began
         if now - last[0] > 0.5:
             last[0] = now
-            (place / "stats.json").write_text(json.dumps({**target.kept, "seconds": now, "crashes": found}))
+            (place / "stats.json").write_text(json.dumps({**target.kept, "seconds": now, "crashes": by_name}))
             if now > seconds:
                 os._exit(0)
 

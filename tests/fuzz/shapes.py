@@ -139,10 +139,10 @@ def set_arguments(data: st.DataObject) -> None:
     given, point = [data.draw(kinds) for _ in range(count)], data.draw(st.one_of(st.lists(wild, max_size=4), kinds))
     try:
         made = kind(*given)  # type: ignore[operator]
-        found = np.asarray(made.project(point), dtype=np.float64)
+        values = np.asarray(made.project(point), dtype=np.float64)
     except DOCUMENTED:
         return
-    check(bool(np.isfinite(found).all()), f"{made}: no numbers for {point}")
+    check(bool(np.isfinite(values).all()), f"{made}: no numbers for {point}")
 
 
 # ---------------------------------------------------------------- sketches
@@ -236,9 +236,9 @@ def lift_laws(data: st.DataObject) -> None:
     radius, code = data.draw(st.floats(1e-2, 1e2)), data.draw(vectors(m, st.floats(-1e2, 1e2)))
     body = data.draw(st.sampled_from([sets.L1Ball(radius), sets.L2Ball(radius), sets.Simplex(radius)]))
     sketch, start = GaussianSketch(m).draw(d, seed=seed), torch.from_numpy(data.draw(vectors(d)))
-    found = project_and_lift(body, sketch, torch.from_numpy(code), start)
-    check(bool(torch.as_tensor(found).isfinite().all()), f"{body}: a lift of {code} that is no number")
-    check(body.contains(found), f"{body}: a lift of {code} outside")
+    lift = project_and_lift(body, sketch, torch.from_numpy(code), start)
+    check(bool(torch.as_tensor(lift).isfinite().all()), f"{body}: a lift of {code} that is no number")
+    check(body.contains(lift), f"{body}: a lift of {code} outside")
 
 
 # ---------------------------------------------------------------- as targets

@@ -128,9 +128,9 @@ ROWS = np.linspace(-1, 1, 12).reshape(4, 3)
 
 
 def _as_model(path: Path) -> None:
-    found = estimators.load(path)
-    check(found.predict(ROWS).shape == (4,), "a model that does not predict")
-    estimators.save(found, path)
+    loaded = estimators.load(path)
+    check(loaded.predict(ROWS).shape == (4,), "a model that does not predict")
+    estimators.save(loaded, path)
 
 
 READERS = [(state.FORMAT, _as_state), (checkpoint.FORMAT, _as_checkpoint), (stored.FORMAT, _as_model)]
@@ -225,9 +225,9 @@ def run_model(data: bytes) -> None:
 
 
 def _folders() -> list[bytes]:
-    told = json.dumps({"settings": {"seed": 1, "settings": {"data": "a.csv", "epsilon": 2.0}, "leaks": []}}).encode()
+    encoded = json.dumps({"settings": {"seed": 1, "settings": {"data": "a.csv", "epsilon": 2.0}, "leaks": []}}).encode()
     figures = json.dumps(Measured().to_dict()).encode()
-    return [b"\0" + told, b"\2" + b'{"rounds": 3}', b"\4" + figures, b"\1" + told]
+    return [b"\0" + encoded, b"\2" + b'{"rounds": 3}', b"\4" + figures, b"\1" + encoded]
 
 
 WORDS = [b"@tensor", b"@numpy", b"@tuple", b"@dict", b"@float", b"@array", b"@set", b"@held", b"fields", b"dtype"]

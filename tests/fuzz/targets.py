@@ -6,5 +6,5 @@ from fuzz import commands, loaders, shapes, stores, texts, wires
 from fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
-    each.name: each for module in (wires, stores, texts, loaders, shapes, commands) for each in module.TARGETS
+    target.name: target for module in (wires, stores, texts, loaders, shapes, commands) for target in module.TARGETS
 }

@@ -70,8 +70,8 @@ def test_memory_that_ran_out_is_a_crash_even_where_it_was_refused() -> None:
 
 def test_a_script_changes_a_tree_and_is_always_one() -> None:
     base = b'{"a": [1, {"b": null}], "c": "text"}'
-    found: set[Any] = {
+    distinct: set[Any] = {
         edits.text_of(edits.SCRIPT + bytes([0, k, 0, how]), [base]) for k in range(7) for how in range(25)
     }
-    assert len(found) > 40
+    assert len(distinct) > 40
     assert edits.text_of(b"plain", [base]) == b"plain"

@@ -95,14 +95,14 @@ def _plans() -> list[bytes]:
 
 @cache
 def _records() -> list[bytes]:
-    told = json.loads(_statements()[0])
+    data = json.loads(_statements()[0])
     words = PrivacyStatement.from_json(_statements()[0].decode()).words()
     whole = {
         "format": "isthmus-run-1",
         "title": "<script>alert(1)</script>",
         "data": {"name": "census", "features": ["a", "b"]},
         "model": {"task": "classification", "algorithm": "gd", "rounds": 3},
-        "privacy": told | {"private": True},
+        "privacy": data | {"private": True},
         "words": words,
         "created": "2026-05-04T10:30:00+00:00",
         "budget": {"epsilon": 1.0, "delta": 1e-5, "curve": [[0, 0.0], [3, 0.5]]},

@@ -40,9 +40,9 @@ KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 def codec(data: bytes) -> None:
     """The first byte names the codec, the second the kind of numbers that are expected; the rest is the payload."""
     which, kind = CODECS[(data[0] if data else 0) % len(CODECS)], KINDS[(data[1] if data[1:] else 0) % 4]
-    found = which.decode(data[2:], LIKE.to(kind))
-    check(found.shape == LIKE.shape and found.dtype == kind, "decoded as something else")
-    check(bool(found.isfinite().all()), "decoded as no numbers")
+    decoded = which.decode(data[2:], LIKE.to(kind))
+    check(decoded.shape == LIKE.shape and decoded.dtype == kind, "decoded as something else")
+    check(bool(decoded.isfinite().all()), "decoded as no numbers")
 
 
 def _codec_seeds() -> list[bytes]:
@@ -54,8 +54,8 @@ def codec_round_trip(data: bytes) -> None:
     """Any numbers through any codec: what is decoded is what the codec drew."""
     which, raw = CODECS[(data[0] if data else 0) % len(CODECS)], data[1:161]
     v = torch.from_numpy(np.frombuffer(raw[: len(raw) // 4 * 4], np.float32).copy())
-    found = which.decode(which.encode(v, len(data)), v)
-    check(torch.equal(found, which.contract(v, len(data))), "another vector than was drawn")
+    decoded = which.decode(which.encode(v, len(data)), v)
+    check(torch.equal(decoded, which.contract(v, len(data))), "another vector than was drawn")
 
 
 # ---------------------------------------------------------------- packed trees
@@ -114,12 +114,12 @@ def _wires() -> list[bytes]:
 
 @cache
 def _trees() -> list[bytes]:
-    found = []
+    collected = []
     for whole in _wires():
         _, _, words, _, _ = packed.HEAD.unpack_from(whole[1:])
         body = whole[1 + packed.HEAD.size :]
-        found.append(whole[:1] + body[:words] + b"\0" + body[words:])
-    return found
+        collected.append(whole[:1] + body[:words] + b"\0" + body[words:])
+    return collected
 
 
 # ---------------------------------------------------------------- secure aggregation

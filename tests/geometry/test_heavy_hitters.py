@@ -23,11 +23,11 @@ def test_codes_of_what_was_applied_and_what_is_left_add_up_to_all_that_came(draw
 
 def test_another_map_begins_with_an_empty_memory(draws: torch.Generator) -> None:
     y, lift = torch.randn(40, generator=draws).double(), HeavyHitters(3)
-    one, other = (SparseJL(40, s=5).draw(200, seed=1, t=t) for t in (0, 1))
-    _, memory = lift.remember(one, y, None, 1.0, None)
+    first, second = (SparseJL(40, s=5).draw(200, seed=1, t=t) for t in (0, 1))
+    _, memory = lift.remember(first, y, None, 1.0, None)
     assert memory["error"].norm() > 0.1
-    assert torch.equal(lift.remember(other, y, None, 1.0, memory)[0].direction, lift(other, y, None, 1.0).direction)
-    assert not torch.equal(lift.remember(one, y, None, 1.0, memory)[0].direction, lift(one, y, None, 1.0).direction)
+    assert torch.equal(lift.remember(second, y, None, 1.0, memory)[0].direction, lift(second, y, None, 1.0).direction)
+    assert not torch.equal(lift.remember(first, y, None, 1.0, memory)[0].direction, lift(first, y, None, 1.0).direction)
 
 
 def test_what_is_left_never_grows_where_nothing_comes(draws: torch.Generator) -> None:
@@ -51,10 +51,10 @@ def sparse_problem(draws: torch.Generator) -> LeastSquares:
 def test_it_finds_few_coefficients_from_few_numbers(draws: torch.Generator) -> None:
     """Maps of five rounds: the largest coordinates are found, where the pseudo-inverse of such maps is far behind."""
     problem = sparse_problem(draws)
-    told = {"steps": 60, "clients": [problem], "record": None}
-    found = minimize(problem, algorithms.comp_dist_sgd(m=90, heavy=5, step=0.1, refresh=5), **told)
-    plain = minimize(problem, algorithms.comp_dist_sgd(m=90, step=0.1, refresh=5), **told)
-    assert problem.loss(found.x) < 0.5 * problem.loss(plain.x) and problem.loss(found.x) < 0.02 * 15
+    options = {"steps": 60, "clients": [problem], "record": None}
+    result = minimize(problem, algorithms.comp_dist_sgd(m=90, heavy=5, step=0.1, refresh=5), **options)
+    plain = minimize(problem, algorithms.comp_dist_sgd(m=90, step=0.1, refresh=5), **options)
+    assert problem.loss(result.x) < 0.5 * problem.loss(plain.x) and problem.loss(result.x) < 0.02 * 15
 
 
 def test_a_run_goes_on_from_its_memory(draws: torch.Generator, tmp_path) -> None:

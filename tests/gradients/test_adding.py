@@ -118,12 +118,12 @@ KINDS: dict[str, Callable[[Tensor], Rows]] = {
 
 def moved(kind: str, k: int, dtype: torch.dtype, device: str, batch: float | None) -> tuple[float, float]:
     """How far one record moves the computed sum, and the stated bound."""
-    found = []
+    collected = []
     for extra in (False, True):
         rows = KINDS[kind](worst(k, extra, dtype).to(device))
         release, sketch = Release(clip=Clip(1.0)), IdentityMap(Space.flat(rows.d))
-        found.append(measure(release, sketch, 1.0, rows, rounding=Rounding(batch)))
-    return float((found[1].value.double() - found[0].value.double()).norm()), found[0].bound
+        collected.append(measure(release, sketch, 1.0, rows, rounding=Rounding(batch)))
+    return float((collected[1].value.double() - collected[0].value.double()).norm()), collected[0].bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -222,10 +222,10 @@ def test_physical_batches_share_the_error() -> None:
         for number, part in enumerate(parts, start=1):
             rows = lookup(part)
             share = part_of_error(number, number == len(parts))
-            found = measure(
+            measured = measure(
                 Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, rows, rounding=Rounding(4096.0, share)
             )
-            total = found if total is None else total + found
+            total = measured if total is None else total + measured
         assert total is not None
         results.append(total)
     assert float((results[1].value - results[0].value).norm()) <= results[0].bound
@@ -247,13 +247,13 @@ def test_a_sum_before_the_sketch_is_mapped_as_exactly(dtype: torch.dtype) -> Non
 
 
 def test_per_leaf_and_group_clips_state_their_own_bounds() -> None:
-    found = []
+    collected = []
     for extra in (False, True):
         rows = stacked(worst(11, extra, F32))
         clip = PerLeafClip({"a": 0.1, "b": 0.2, "c": 0.3})
-        found.append(measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows))
-    assert found[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
-    assert float((found[1].value.double() - found[0].value.double()).norm()) <= found[0].bound
+        collected.append(measure(Release(clip=clip), IdentityMap(Space.flat(rows.d)), 1.0, rows))
+    assert collected[0].bound == pytest.approx(math.sqrt(0.14) * (1 + adding.KAPPA))
+    assert float((collected[1].value.double() - collected[0].value.double()).norm()) <= collected[0].bound
     grouped = measure(Release(clip=GroupClip(1.0)), IdentityMap(Space.flat(1)), 1.0, outer(worst(5, False, F32)))
     assert grouped.bound == pytest.approx(2 * (1 + adding.KAPPA))
 
@@ -284,8 +284,8 @@ def test_a_residual_whose_code_overflows_is_left_out() -> None:
     assert not codes.dense()[0].isfinite().all()
     residual = rows.residual(codes, sketch)
     assert Clip(1.0).weights(residual, 1.0)[0] == 0
-    found = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
+    measured = measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, residual)
     alone = Dense(values[1:]).residual(sketch.encode(Dense(values[1:])), sketch)
     torch.testing.assert_close(
-        found.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
+        measured.value, measure(Release(clip=Clip(1.0)), IdentityMap(Space.flat(4)), 1.0, alone).value
     )

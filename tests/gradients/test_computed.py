@@ -91,8 +91,8 @@ def test_a_record_that_is_not_finite_is_left_out_of_both_passes():
     weights = Clip(1.0).weights(rows, 1.0)
     assert weights[[2, 4]].tolist() == [0.0, 0.0] and bool((weights[[0, 1, 3, 5]] > 0).all())
     total = weighted_sum(rows, weights, 1.0, 0.01)
-    kept = [0, 1, 3, 5]
-    wanted = weighted_sum(Computed([Outer(a[kept, :9], b[kept, :9], ones=True)]), weights[kept], 1.0, 0.01)
+    entries = [0, 1, 3, 5]
+    wanted = weighted_sum(Computed([Outer(a[entries, :9], b[entries, :9], ones=True)]), weights[entries], 1.0, 0.01)
     torch.testing.assert_close(total, wanted)
 
 
@@ -112,9 +112,9 @@ def test_an_output_layer_tied_to_an_embedding_is_one_matrix():
     values = torch.randn(N, T, P, generator=draws)
     a, b = factors("plain")
     rows = Sum([Outer(a[:, :5], b[:, :5]), Lookup(index, values, Q)])
-    made = Computed([*rows.pieces])
-    torch.testing.assert_close(made.dense(), rows.dense(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(made.norms(), rows.norms(), rtol=1e-4, atol=1e-5)
+    computed = Computed([*rows.pieces])
+    torch.testing.assert_close(computed.dense(), rows.dense(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(computed.norms(), rows.norms(), rtol=1e-4, atol=1e-5)
 
 
 def test_equal_places_are_added_once_and_values_that_cancel_leave_nothing():

@@ -37,10 +37,10 @@ def test_lengths_are_never_too_short(n: int, q: int, p: int, bias: bool) -> None
     torch.manual_seed(p)
     g, more = torch.randn(n, q, p, device="cuda"), torch.randn(n, q, device="cuda") if bias else None
     scale, faint = 1 + 2 * rounding.gamma(fused.SQUARES + 8, torch.float32), 1e-12
-    found = fused.lengths(fused.square_sums(g), more, 3.0 * scale, faint)
+    lengths = fused.lengths(fused.square_sums(g), more, 3.0 * scale, faint)
     everything = g.flatten(1) if more is None else torch.cat([g.flatten(1), more], 1)
     true = 3.0 * torch.linalg.vector_norm(everything, dim=1, dtype=torch.float64)
-    assert bool((found >= true).all()) and bool((found <= true * (1 + 1e-3) + 2 * faint).all())
+    assert bool((lengths >= true).all()) and bool((lengths <= true * (1 + 1e-3) + 2 * faint).all())
 
 
 @pytest.mark.parametrize("n, width", [(1, 1), (3, 5), (70, 4097), (5, 20_000)])
@@ -66,15 +66,15 @@ def test_columns_are_added_in_float64_without_rows_of_weight_zero(n: int, width:
 def test_there_may_be_more_records_than_a_grid_has_columns() -> None:
     g = torch.ones(70_000, 1, 3, device="cuda")
     assert bool((fused.square_sums(g) == 3.0).all())
-    found = fused.norm_sums(g, g, 1e-5)
-    assert found is not None and bool((found[:, 1::2] == 1.0).all())
+    sums = fused.norm_sums(g, g, 1e-5)
+    assert sums is not None and bool((sums[:, 1::2] == 1.0).all())
 
 
 def test_lengths_of_what_is_not_finite_are_not_finite() -> None:
     g = torch.ones(3, 2, 5, device="cuda")
     g[0, 0, 0], g[1, 1, 4] = torch.nan, torch.inf
-    found = fused.lengths(fused.square_sums(g), None, 1.0, 1e-12)
-    assert found.isfinite().tolist() == [False, False, True]
+    lengths = fused.lengths(fused.square_sums(g), None, 1.0, 1e-12)
+    assert lengths.isfinite().tolist() == [False, False, True]
 
 
 def test_shares_are_those_of_a_clip() -> None:
@@ -97,10 +97,10 @@ def test_a_few_rows_are_added_without_those_of_weight_zero() -> None:
 def test_norm_layers_are_summed_as_torch_normalises(n: int, t: int, width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     x, b = (3 * torch.randn(n, t, width, device="cuda") + 1).to(dtype), torch.randn(n, t, width, device="cuda")
-    found = fused.norm_sums(x, b, 1e-5)
-    assert found is not None
+    sums = fused.norm_sums(x, b, 1e-5)
+    assert sums is not None
     scale = (b * F.layer_norm(x.float(), (width,), None, None, 1e-5)).sum(1)
-    torch.testing.assert_close(found, torch.stack([scale, b.sum(1)], 2).flatten(1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sums, torch.stack([scale, b.sum(1)], 2).flatten(1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

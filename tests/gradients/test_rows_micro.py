@@ -21,10 +21,10 @@ N, BAD = len(GROUPS), [math.nan, math.inf, -math.inf, 3e38, -3e38]
 
 
 def truth_of(rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    found = torch.zeros(int(groups.max()) + 1, rows.shape[1], dtype=torch.float64)
+    zeros = torch.zeros(int(groups.max()) + 1, rows.shape[1], dtype=torch.float64)
     for j in set(groups.tolist()):
-        found[j] = rows[groups == j].mean(0)
-    return found
+        zeros[j] = rows[groups == j].mean(0)
+    return zeros
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -33,8 +33,8 @@ def test_every_kind_has_the_means_of_its_groups(make: Any, dtype: torch.dtype) -
     rows, exact = make(N, dtype)
     groups = GROUPS[: rows.n]
     tolerance = 1e-12 if dtype == torch.float64 else 2e-6
-    found = wide(rows.regrouped(groups).dense())
-    torch.testing.assert_close(found, truth_of(exact, groups), rtol=tolerance, atol=10 * tolerance)
+    widened = wide(rows.regrouped(groups).dense())
+    torch.testing.assert_close(widened, truth_of(exact, groups), rtol=tolerance, atol=10 * tolerance)
 
 
 def spoiled(make: Any, dtype: torch.dtype, at: int, value: float) -> Rows:
@@ -82,9 +82,9 @@ def test_a_row_that_overflows_counts_as_zero_and_touches_nobody(
     rows, exact = spoiled(make, dtype, at, value), make(N, dtype)[1].clone()
     exact[at] = 0.0
     means, tolerance = rows.regrouped(GROUPS), 1e-12 if dtype == torch.float64 else 2e-6
-    found = wide(means.dense())
-    assert bool(torch.isfinite(found).all())
-    torch.testing.assert_close(found, truth_of(exact, GROUPS), rtol=tolerance, atol=10 * tolerance)
+    widened = wide(means.dense())
+    assert bool(torch.isfinite(widened).all())
+    torch.testing.assert_close(widened, truth_of(exact, GROUPS), rtol=tolerance, atol=10 * tolerance)
     assert bool(torch.isfinite(means.norms()).all())
 
 

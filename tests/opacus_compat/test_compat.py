@@ -45,9 +45,9 @@ def records() -> DataLoader:
 def made(engine: Any = None, make: Any = torch.optim.SGD, **options: Any) -> tuple[Any, ...]:
     """(engine, module, optimizer, loader)"""
     engine, module = engine or PrivacyEngine(), net()
-    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
+    arguments = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
     triple = engine.make_private(
-        module=module, optimizer=make(module.parameters(), lr=0.1), data_loader=records(), **given
+        module=module, optimizer=make(module.parameters(), lr=0.1), data_loader=records(), **arguments
     )
     return engine, *triple
 
@@ -64,13 +64,13 @@ def loop(module: Any, optimizer: Any, loader: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
 def test_every_mode_is_one_and_the_same_training(mode: str) -> None:
-    found = []
+    collected = []
     for engine, given in ((PrivacyEngine(), {"grad_sample_mode": mode}), (Plain(), {})):
         seeded = {"noise_generator": torch.Generator().manual_seed(3), **given}
         _, module, optimizer, loader = made(engine, **seeded)
         loop(module, optimizer, loader)
-        found.append([p.detach().clone() for p in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        collected.append([p.detach().clone() for p in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*collected, strict=True))
 
 
 def test_module_and_optimiser_are_the_users_own_and_answer_to_both_names() -> None:
@@ -288,15 +288,15 @@ def test_a_step_told_to_an_engine_is_one_more() -> None:
 
 @pytest.mark.parametrize("accountant", ["prv", "rdp"])
 def test_the_noise_of_a_target(accountant: str) -> None:
-    given = {"target_epsilon": 2.0, "target_delta": DELTA, "sample_rate": 0.1, "accountant": accountant}
-    z = get_noise_multiplier(epochs=2, **given)
-    assert z == get_noise_multiplier(steps=20, **given)
+    options = {"target_epsilon": 2.0, "target_delta": DELTA, "sample_rate": 0.1, "accountant": accountant}
+    z = get_noise_multiplier(epochs=2, **options)
+    assert z == get_noise_multiplier(steps=20, **options)
     own = create_accountant(accountant)
     for _ in range(20):
         own.step(noise_multiplier=z, sample_rate=0.1)
     assert 1.999 < own.get_epsilon(DELTA) <= 2.0
     with pytest.raises(InvalidInput, match="either epochs or steps"):
-        get_noise_multiplier(**given)
+        get_noise_multiplier(**options)
 
 
 # ---------------------------------------------------------------- memory manager, checkpoints
@@ -305,8 +305,8 @@ def test_the_noise_of_a_target(accountant: str) -> None:
 @pytest.mark.parametrize("poisson", [True, False])
 def test_the_memory_manager_counts_pieces(poisson: bool) -> None:
     engine, module, optimizer, loader = made(poisson_sampling=poisson)
-    given = {"data_loader": loader, "max_physical_batch_size": 3, "optimizer": optimizer}
-    with BatchMemoryManager(**given) as pieces:
+    options = {"data_loader": loader, "max_physical_batch_size": 3, "optimizer": optimizer}
+    with BatchMemoryManager(**options) as pieces:
         assert len(pieces) == 4 * 4 and len(loader) == 4
         seen = 0
         for x, y in pieces:

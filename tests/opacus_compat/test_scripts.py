@@ -120,10 +120,10 @@ def test_a_script_runs(package: str, name: str) -> None:
     """The same text, with Opacus where it is installed: the scripts are real ones."""
     pytest.importorskip(package)
     script, steps = SCRIPTS[name]
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     with warnings.catch_warnings():
         if package == "opacus":  # which warns of its own hooks
             warnings.simplefilter("ignore")
-        exec(script.replace("from opacus", f"from {package}"), found)
-    assert 0 < found["epsilon"] < 10
-    assert found["steps"] == steps
+        exec(script.replace("from opacus", f"from {package}"), by_name)
+    assert 0 < by_name["epsilon"] < 10
+    assert by_name["steps"] == steps

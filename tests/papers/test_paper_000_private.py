@@ -138,8 +138,8 @@ def test_table_1_by_hand_and_its_exponents() -> None:
 def test_theorem_12_keeps_the_diameter_of_its_noise_term() -> None:
     """eta m sigma^2 at eta = ||C|| / (L sqrt(m)) doubles with ||C||; the theorem prints no ||C|| there."""
     problem = {"smooth": True, "n": 10, "epsilon": 1e-6, "delta": 1e-5, "dimension": 9}
-    one, two = (private_optimisation_rate("dp_comp_gd", 50, diameter=D, **problem) for D in (1.0, 2.0))
-    assert two == pytest.approx(2 * one)
+    first, second = (private_optimisation_rate("dp_comp_gd", 50, diameter=D, **problem) for D in (1.0, 2.0))
+    assert second == pytest.approx(2 * first)
     exact = [
         private_smooth_optimisation_bound(50, diameter=D, smoothness=1e-9, noise=1e6, dimension=lambda t: 9, step=D / 3)
         for D in (1.0, 2.0)
@@ -213,16 +213,16 @@ def test_sample_size_is_theorem_2_4_with_the_noise_of_privacy() -> None:
 
 def test_sample_sizes_scale_as_printed() -> None:
     problem = {"smoothness": 0.5, "diameter": 2.0, "lipschitz": 3.0, "rounds": 10**6, "delta": 1e-5, "d": 10**6}
-    one = {**problem, "accuracy": 0.01, "epsilon": 1.0, "failure": 0.1}
-    dp_sgd = stationary_samples(**one)
-    assert stationary_samples(**{**one, "epsilon": 0.5}) == pytest.approx(2 * dp_sgd)
-    assert stationary_samples(**{**one, "d": 4 * 10**6}) == pytest.approx(2 * dp_sgd)
-    assert stationary_samples(**{**one, "rounds": 4 * 10**6}) == pytest.approx(2 * dp_sgd)
-    assert stationary_samples(**{**one, "failure": 0.4}) == pytest.approx(dp_sgd / 2)
-    assert stationary_samples(**{**one, "accuracy": 0.02}) == pytest.approx(dp_sgd / 4)
-    assert stationary_samples(**one, width=1e9) == dp_sgd
+    options = {**problem, "accuracy": 0.01, "epsilon": 1.0, "failure": 0.1}
+    dp_sgd = stationary_samples(**options)
+    assert stationary_samples(**{**options, "epsilon": 0.5}) == pytest.approx(2 * dp_sgd)
+    assert stationary_samples(**{**options, "d": 4 * 10**6}) == pytest.approx(2 * dp_sgd)
+    assert stationary_samples(**{**options, "rounds": 4 * 10**6}) == pytest.approx(2 * dp_sgd)
+    assert stationary_samples(**{**options, "failure": 0.4}) == pytest.approx(dp_sgd / 2)
+    assert stationary_samples(**{**options, "accuracy": 0.02}) == pytest.approx(dp_sgd / 4)
+    assert stationary_samples(**options, width=1e9) == dp_sgd
     beta = stationary_beta(0.01, smoothness=0.5, diameter=2.0, gradient_bound=3.0)
-    assert stationary_samples(**one, width=7 * beta) == pytest.approx(7 * dp_sgd / 1000)
+    assert stationary_samples(**options, width=7 * beta) == pytest.approx(7 * dp_sgd / 1000)
 
 
 def test_mapping_sample_size_switches_at_the_second_term() -> None:

@@ -106,8 +106,8 @@ def test_random_sparsification_by_hand(rng: np.random.Generator) -> None:
 def test_contractions_cost_more_for_longer_codes(scheme: Callable) -> None:
     """The paper's assumption: chi and gamma do not fall with a."""
     costs = [scheme(a) for a in (1, 5, 50, 500)]
-    for one, two in zip(costs, costs[1:], strict=False):
-        assert two.chi >= one.chi and two.bits >= one.bits
+    for first, second in zip(costs, costs[1:], strict=False):
+        assert second.chi >= first.chi and second.bits >= first.bits
 
 
 # ---------------------------------------------------------------- Lemma D.1 and Corollary D.2

@@ -173,11 +173,11 @@ def test_eight_is_the_constant_of_the_rounds() -> None:
 
 def test_stationary_exponents_of_the_accuracy() -> None:
     """beta ~ alpha^2, batch ~ alpha^-4, T ~ alpha^-2."""
-    one = stationary_schedule(0.02, **PROBLEM, noise=1.0, gap=1.0)
-    two = stationary_schedule(0.01, **PROBLEM, noise=1.0, gap=1.0)
-    assert one.beta(0) / two.beta(0) == pytest.approx(4)
-    assert two.batch(0) / one.batch(0) == pytest.approx(16)
-    assert two.rounds / one.rounds == pytest.approx(4, rel=1e-5)  # both are rounded up
+    first = stationary_schedule(0.02, **PROBLEM, noise=1.0, gap=1.0)
+    second = stationary_schedule(0.01, **PROBLEM, noise=1.0, gap=1.0)
+    assert first.beta(0) / second.beta(0) == pytest.approx(4)
+    assert second.batch(0) / first.batch(0) == pytest.approx(16)
+    assert second.rounds / first.rounds == pytest.approx(4, rel=1e-5)  # both are rounded up
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.1, 0.01])

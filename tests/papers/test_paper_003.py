@@ -261,8 +261,8 @@ def test_strongly_convex_table_by_hand() -> None:
 def test_importance_row_needs_its_square() -> None:
     """Utility is homogeneous of degree 2 in L in every row; the printed importance row on blocks is of degree 1."""
     problem = {"smoothness": M, "blocks": BLOCKS, "strong_convexity": 0.25, **BUDGET}
-    one, two = (block_strongly_convex_utility("importance", lipschitz=s * L, **problem) for s in (1.0, 2.0))
-    assert two == pytest.approx(4 * one)
+    first, second = (block_strongly_convex_utility("importance", lipschitz=s * L, **problem) for s in (1.0, 2.0))
+    assert second == pytest.approx(4 * first)
 
 
 # ---------------------------------------------------------------- section 4.3
@@ -272,10 +272,10 @@ def test_gain_over_dp_sgd_reaches_the_root_of_d() -> None:
     d = 400
     M1, start = np.ones(d), np.zeros(d)
     M1[0], start[0] = 1e-8, 1.0
-    one = {"lipschitz": [1.0], "other_lipschitz": [1.0]}
-    assert block_gain("full", smoothness=M1, difference=start, **one) == pytest.approx(20, rel=1e-4)
-    assert block_gain("full", smoothness=np.full(d, 3.0), difference=start + 1, **one) == pytest.approx(1)
-    assert block_gain("full", smoothness=M1, difference=start + 1, **one) < 1e-1  # the same M, the wrong start
+    options = {"lipschitz": [1.0], "other_lipschitz": [1.0]}
+    assert block_gain("full", smoothness=M1, difference=start, **options) == pytest.approx(20, rel=1e-4)
+    assert block_gain("full", smoothness=np.full(d, 3.0), difference=start + 1, **options) == pytest.approx(1)
+    assert block_gain("full", smoothness=M1, difference=start + 1, **options) < 1e-1  # the same M, the wrong start
 
 
 def test_gain_of_importance_over_dp_cd_reaches_the_root_of_d() -> None:

@@ -22,9 +22,9 @@ OBJECTIVES: dict[str, Any] = {
 }
 
 
-FILLINGS: list[Variant] = [each for made in KNOWN.values() if made.like is None for each in made.fillings]
-PRIVATE = {each.name: each for each in FILLINGS if each.of.private}
-FREE = {each.name: each for each in FILLINGS if not each.of.private}
+FILLINGS: list[Variant] = [filling for made in KNOWN.values() if made.like is None for filling in made.fillings]
+PRIVATE = {filling.name: filling for filling in FILLINGS if filling.of.private}
+FREE = {filling.name: filling for filling in FILLINGS if not filling.of.private}
 
 
 @dataclass(frozen=True)

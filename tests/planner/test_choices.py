@@ -37,10 +37,10 @@ def planned(loss: str, epsilon: float = 2.0, **facts: Any) -> Any:
 
 @pytest.mark.parametrize("loss", OBJECTIVES)
 def test_every_private_choice_runs_for_every_loss(loss: str) -> None:
-    found = planned(loss)
-    names = {choice.algorithm for choice in found.choices}
+    ranked = planned(loss)
+    names = {choice.algorithm for choice in ranked.choices}
     assert names == {key.split(" ")[0] for key in PRIVATE} - {"dp_fw"}
-    for choice in found.choices:
+    for choice in ranked.choices:
         result = run(choice, loss, X)
         assert result.privacy.epsilon <= 2.0 and bool(np.isfinite(result.x.numpy()).all()), choice.name
         if choice.algorithm == "dp_skgd":  # blocks differ by one: the largest is announced
@@ -53,9 +53,9 @@ def test_every_private_choice_runs_for_every_loss(loss: str) -> None:
 
 @pytest.mark.parametrize("constraint", [L1Ball(3.0), Simplex(), L2Ball(2.0)])
 def test_every_private_choice_runs_over_a_set(constraint: Any) -> None:
-    found = planned("logistic", constraint=constraint)
-    assert ("dp_fw" in {choice.algorithm for choice in found.choices}) is not isinstance(constraint, L2Ball)
-    for choice in found.choices:
+    ranked = planned("logistic", constraint=constraint)
+    assert ("dp_fw" in {choice.algorithm for choice in ranked.choices}) is not isinstance(constraint, L2Ball)
+    for choice in ranked.choices:
         assert constraint.contains(run(choice, "logistic", X, constraint).x, tol=1e-6), choice.name
 
 
@@ -68,30 +68,30 @@ def test_every_private_choice_runs_on_csr_rows(loss: str) -> None:
 @pytest.mark.parametrize("loss", OBJECTIVES)
 @pytest.mark.parametrize("constraint", [None, L1Ball(3.0)])
 def test_every_free_choice_runs(loss: str, constraint: Any) -> None:
-    found = planned(loss, math.inf, constraint=constraint)
-    assert {choice.algorithm for choice in found.choices} == set(FREE) - ({"comp_fw"} if constraint is None else set())
-    for choice in found.choices:
+    ranked = planned(loss, math.inf, constraint=constraint)
+    assert {choice.algorithm for choice in ranked.choices} == set(FREE) - ({"comp_fw"} if constraint is None else set())
+    for choice in ranked.choices:
         result = run(choice, loss, X, constraint)
         assert result.privacy is None and choice.noise_multiplier is None and choice.noise_norm is None
 
 
 def test_one_column_is_enough_for_what_does_not_compress() -> None:
-    found = plan(n=50, d=1, epsilon=1.0, rounds=2, batch_size=50)
-    assert {"dp_gd", "dp_sgd", "dp_skgd", "dp_cd"} <= {choice.algorithm for choice in found.choices}
-    assert "nothing to compress" in found.refused["compressive_dp_sgd (gaussian)"]
+    ranked = plan(n=50, d=1, epsilon=1.0, rounds=2, batch_size=50)
+    assert {"dp_gd", "dp_sgd", "dp_skgd", "dp_cd"} <= {choice.algorithm for choice in ranked.choices}
+    assert "nothing to compress" in ranked.refused["compressive_dp_sgd (gaussian)"]
     x = np.linspace(-1, 1, 50)[:, None]
-    for choice in found.choices:
+    for choice in ranked.choices:
         problem = objective("logistic", x, np.where(x[:, 0] > 0, 1, -1))
         minimize(problem, choice.recipe(), steps=2, record=None, progress=False)
 
 
 def test_what_the_caller_fixed_is_kept() -> None:
-    found = plan(n=500, d=5, epsilon=1.0, clip=0.2, step=0.7, rounds=6, batch_size=500)
-    assert {choice.rounds for choice in found.choices} == {6}
-    for choice in found.choices:
+    ranked = plan(n=500, d=5, epsilon=1.0, clip=0.2, step=0.7, rounds=6, batch_size=500)
+    assert {choice.rounds for choice in ranked.choices} == {6}
+    for choice in ranked.choices:
         assert choice.arguments.get("step") == 0.7, choice.name
-    assert found.choice("dp_sgd").arguments["clip"] == 0.2
-    assert "leave step out" in found.refused["dp_gd (statistics bought)"]
+    assert ranked.choice("dp_sgd").arguments["clip"] == 0.2
+    assert "leave step out" in ranked.refused["dp_gd (statistics bought)"]
 
 
 def test_overrides_replace_planned_arguments_and_none_does_not() -> None:
@@ -110,11 +110,11 @@ def test_public_directions_need_public_rows_and_any_label_gives_the_same() -> No
 
 
 def test_limits_are_kept_or_the_choice_is_refused() -> None:
-    found = plan(n=50_000, d=40, epsilon=1.0, max_passes=5, max_dims=12, exact=False)
-    assert found.choices
-    for choice in found.choices:
+    ranked = plan(n=50_000, d=40, epsilon=1.0, max_passes=5, max_dims=12, exact=False)
+    assert ranked.choices
+    for choice in ranked.choices:
         assert choice.passes <= 5 and choice.dims <= 12, choice.name
-    assert "max_dims = 12" in found.refused["dp_sgd"]
+    assert "max_dims = 12" in ranked.refused["dp_sgd"]
     assert (
         "max_passes = 2"
         in plan(n=50_000, d=40, epsilon=1.0, max_passes=2, exact=False).refused["dp_gd (statistics bought)"]
@@ -122,12 +122,12 @@ def test_limits_are_kept_or_the_choice_is_refused() -> None:
 
 
 def test_names() -> None:
-    found = plan(n=500, d=5, epsilon=1.0, algorithms=["dp_comp_gd", "sgd", "comp_dist_sgd"], rounds=3)
-    assert [choice.algorithm for choice in found.choices] == ["dp_comp_gd"]
-    assert found.best.recipe().name == "dp_comp_gd"
-    assert "not private" in found.refused["sgd"] and "clients" in found.refused["comp_dist_sgd"]
+    ranked = plan(n=500, d=5, epsilon=1.0, algorithms=["dp_comp_gd", "sgd", "comp_dist_sgd"], rounds=3)
+    assert [choice.algorithm for choice in ranked.choices] == ["dp_comp_gd"]
+    assert ranked.best.recipe().name == "dp_comp_gd"
+    assert "not private" in ranked.refused["sgd"] and "clients" in ranked.refused["comp_dist_sgd"]
     with pytest.raises(InvalidInput, match="not private"):
-        found.choice("sgd")
+        ranked.choice("sgd")
     free = plan(n=500, d=5, epsilon=math.inf, algorithms=["dp_gd"])
     assert "finite epsilon" in free.refused["dp_gd"]
     with pytest.raises(InvalidInput, match="none of these can run here"):
@@ -138,11 +138,11 @@ def test_names() -> None:
 
 
 def test_a_plan_survives_pickle_and_json() -> None:
-    found = plan(n=N, d=D, epsilon=1.0, public=PUBLIC, smoothness=np.arange(1, D + 1), exact=False)
-    copy = pickle.loads(pickle.dumps(found))
-    assert copy.to_json() == found.to_json()
-    told = json.loads(found.to_json())
-    assert [choice["name"] for choice in told["choices"]] == [choice.name for choice in found.choices]
-    assert told["energy"]["chosen"] == found.choice("pdp_sgd").dims and told["facts"]["public"]["rows"] == 30
-    assert len(told["energy"]["k"]) == len(told["energy"]["captured"])
+    ranked = plan(n=N, d=D, epsilon=1.0, public=PUBLIC, smoothness=np.arange(1, D + 1), exact=False)
+    copy = pickle.loads(pickle.dumps(ranked))
+    assert copy.to_json() == ranked.to_json()
+    data = json.loads(ranked.to_json())
+    assert [choice["name"] for choice in data["choices"]] == [choice.name for choice in ranked.choices]
+    assert data["energy"]["chosen"] == ranked.choice("pdp_sgd").dims and data["facts"]["public"]["rows"] == 30
+    assert len(data["energy"]["k"]) == len(data["energy"]["captured"])
     assert json.loads(plan(n=10, d=2, epsilon=math.inf).to_json())["facts"]["epsilon"] is None

@@ -23,8 +23,8 @@ PUBLIC = rows(60, D, 9)
 
 def pipeline(choice: Any, constraint: Any, n: Any = "exact") -> Any:
     """The pipeline that the recipe builds on a real problem."""
-    made = objective("logistic", X, targets(X, "logistic"))
-    binding = Binding(constraint or Whole(), NoPenalty(), made.space, N, choice.rounds, None)
+    problem = objective("logistic", X, targets(X, "logistic"))
+    binding = Binding(constraint or Whole(), NoPenalty(), problem.space, N, choice.rounds, None)
     return choice.recipe(n=n, public=PUBLIC).bind(binding)
 
 
@@ -39,9 +39,9 @@ def released(pipe: Any) -> Any:
 def test_noise_multipliers_are_those_of_the_pipeline(adjacency: str, constraint: Any) -> None:
     facts = {"n": N, "d": D, "epsilon": 0.7, "adjacency": adjacency, "constraint": constraint, "public": PUBLIC}
     # batches of all records are accounted in closed form; real batches are in the next test
-    found = plan(**facts, algorithms=list(PRIVATE), rounds=30, batch_size=N)
-    assert len(found.choices) >= (13 if constraint is None else 12)
-    for choice in found.choices:
+    ranked = plan(**facts, algorithms=list(PRIVATE), rounds=30, batch_size=N)
+    assert len(ranked.choices) >= (13 if constraint is None else 12)
+    for choice in ranked.choices:
         pipe = pipeline(choice, constraint)
         assert choice.noise_multiplier == pytest.approx(released(pipe), rel=1e-6), choice.name
         assert pipe.rounds == choice.rounds
@@ -67,10 +67,10 @@ def test_what_is_bought_before_is_counted() -> None:
     from isthmus.algorithms.purchases import ClassCounts
 
     item = ClassCounts(share=0.2)
-    found = plan(n=N, d=D, epsilon=1.0, before=0.2, algorithms=["dp_gd", "compressive_dp_sgd"], rounds=20)
-    made = objective("logistic", X, targets(X, "logistic"))
-    for choice in found.choices:
-        binding = Binding(Whole(), NoPenalty(), made.space, N, choice.rounds, None)
+    ranked = plan(n=N, d=D, epsilon=1.0, before=0.2, algorithms=["dp_gd", "compressive_dp_sgd"], rounds=20)
+    problem = objective("logistic", X, targets(X, "logistic"))
+    for choice in ranked.choices:
+        binding = Binding(Whole(), NoPenalty(), problem.space, N, choice.rounds, None)
         pipe = buying(choice.recipe(), [item]).bind(binding)
         assert choice.noise_multiplier == pytest.approx(released(pipe), rel=1e-6), choice.name
 
@@ -135,12 +135,13 @@ def test_bought_steps_cause_no_more_noise_than_is_announced(name: str) -> None:
     y = np.zeros(n) if "moments" not in name else np.random.default_rng(0).choice([-0.9, 0.9], n)
     choice = plan(n=n, d=d, epsilon=1.0, loss="squared", algorithms=[name], rounds=40).best
     margins = []
-    for _ in range(4):
-        found = minimize(LeastSquares(x, y), choice.recipe(), steps=40, record=None, progress=False)
-        seen = found.transform(units).dense()
-        margins.append((seen / torch.linalg.vector_norm(seen, dim=1, keepdim=True) @ found.x).numpy())
+    for _ in range(6):
+        result = minimize(LeastSquares(x, y), choice.recipe(), steps=40, record=None, progress=False)
+        seen = result.transform(units).dense()
+        margins.append((seen / torch.linalg.vector_norm(seen, dim=1, keepdim=True) @ result.x).numpy())
+    noise = math.sqrt(np.var(margins, axis=0, ddof=1).mean())  # around the runs' mean, where chance in y is
     assert choice.margin_noise is not None
-    assert 0.01 * choice.margin_noise < float(np.concatenate(margins).std()) < 1.2 * choice.margin_noise
+    assert 0.05 * choice.margin_noise < noise < choice.margin_noise
 
 
 def test_a_hull_has_scores_as_long_as_its_vertices() -> None:

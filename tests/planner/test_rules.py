@@ -108,10 +108,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "planner.md"
     ],
 )
 def test_picks(facts: dict[str, Any], picked: str) -> None:
-    found = plan(**facts, exact=False)
-    assert found.best.name == picked
-    assert "rule: " in found.best.why
-    assert found.facts.narrow or not found.best.research  # where few numbers may leave, something narrow must run
+    ranked = plan(**facts, exact=False)
+    assert ranked.best.name == picked
+    assert "rule: " in ranked.best.why
+    assert ranked.facts.narrow or not ranked.best.research  # where few numbers may leave, something narrow must run
 
 
 def test_public_directions_are_picked_where_they_hold_the_energy() -> None:
@@ -119,22 +119,22 @@ def test_public_directions_are_picked_where_they_hold_the_energy() -> None:
     basis = np.linalg.qr(rng.standard_normal((300, 6)))[0]
     steep, flat = rng.standard_normal((100, 6)) @ basis.T, rng.standard_normal((100, 300))
     facts = {"n": 30_000, "d": 300, "epsilon": 0.2, "max_dims": 10, "exact": False}
-    found = plan(**facts, public=steep)
-    assert found.best.name == "pdp_sgd" and found.best.dims == 6
+    ranked = plan(**facts, public=steep)
+    assert ranked.best.name == "pdp_sgd" and ranked.best.dims == 6
     assert plan(**facts, public=flat).best.name == "dp_comp_minibatch"
 
 
 def test_the_best_comes_first_then_by_shortfall() -> None:
-    found = plan(n=30_000, d=10_000, epsilon=1.0, sparse=True, exact=False)
-    rest = [choice.shortfall for choice in found.choices if choice.algorithm != "dp_gd"]
+    ranked = plan(n=30_000, d=10_000, epsilon=1.0, sparse=True, exact=False)
+    rest = [choice.shortfall for choice in ranked.choices if choice.algorithm != "dp_gd"]
     assert rest == sorted(rest)
-    assert "behind" in found.choice("dp_sgd").why
+    assert "behind" in ranked.choice("dp_sgd").why
 
 
 def test_two_that_rank_alike_stand_in_the_order_in_which_they_are_known() -> None:
-    found = plan(n=4000, d=60, epsilon=1.0, delta=1e-7, density=0.2, bound=0.3, exact=False)
-    names = [choice.name for choice in found.choices]
-    assert found.choice("dp_gd (plain)").margin_noise == pytest.approx(found.choice("dp_comp_minibatch").margin_noise)
+    ranked = plan(n=4000, d=60, epsilon=1.0, delta=1e-7, density=0.2, bound=0.3, exact=False)
+    names = [choice.name for choice in ranked.choices]
+    assert ranked.choice("dp_gd (plain)").margin_noise == pytest.approx(ranked.choice("dp_comp_minibatch").margin_noise)
     assert names.index("dp_gd (plain)") < names.index("dp_comp_minibatch")  # whatever the last digits of their noise
 
 
@@ -151,8 +151,8 @@ def test_the_bound_of_vertices_grows_with_the_logarithm_of_d_only() -> None:
 
 def test_every_rule_names_what_it_prefers_and_what_supports_it() -> None:
     facts = {"private": Facts(n=1000, d=10, epsilon=1.0), "free": Facts(n=1000, d=10, epsilon=INF)}
-    names = {each.of.name for each in FILLINGS if each.shortfall is not None}
-    assert names == {each.of.name for each in FILLINGS}  # every one of them was measured
+    names = {filling.of.name for filling in FILLINGS if filling.shortfall is not None}
+    assert names == {filling.of.name for filling in FILLINGS}  # every one of them was measured
     for kind, rules in (("private", PRIVATE_RULES), ("free", FREE_RULES)):
         assert rules[-1].when(facts[kind])  # the last one always speaks
         for rule in rules:
@@ -165,7 +165,7 @@ def test_the_docs_have_every_rule_and_every_research_filling() -> None:
     for rule in RULES:
         assert f"| {rule.name} |" in text, rule.name
     assert set(OBJECTIVES) <= set(known_losses())
-    for name in (*(each.name for each in FILLINGS if each.research), *OBJECTIVES):
+    for name in (*(filling.name for filling in FILLINGS if filling.research), *OBJECTIVES):
         assert f"`{name}`" in text, name
     for section in ("low rank", "l1 ball", "sparse truth", "uneven columns", "few passes", "prepared descent"):
         assert f"### {section.capitalize()}" in text, section
@@ -180,38 +180,38 @@ def score(found: Any, cell: Any, loss: str, constraint: Any = None, public: Any 
     result = minimize(
         objective(loss, cell.x, cell.y), recipe, constraint, steps=found.rounds, record=None, progress=False
     )
-    held = objective(loss, cell.x_test, cell.y_test)
+    problem = objective(loss, cell.x_test, cell.y_test)
     if result.transform is not None:
-        held = held.with_inputs(result.transform(held.X))
-    return held.score(result.x)
+        problem = problem.with_inputs(result.transform(problem.X))
+    return problem.score(result.x)
 
 
 def test_corners_win_over_noise_in_all_directions() -> None:
     cell, radius = few_coefficients(2000, 800)
     ball = L1Ball(radius)
-    found = plan(**cell.facts, epsilon=1.0, constraint=ball, bound=800**-0.5, exact=False)
-    assert found.best.algorithm == "dp_fw"
-    plain = score(found.choice("dp_gd (step bought)"), cell, "logistic", ball)
-    assert score(found.best, cell, "logistic", ball) > plain + 0.1
+    ranked = plan(**cell.facts, epsilon=1.0, constraint=ball, bound=800**-0.5, exact=False)
+    assert ranked.best.algorithm == "dp_fw"
+    plain = score(ranked.choice("dp_gd (step bought)"), cell, "logistic", ball)
+    assert score(ranked.best, cell, "logistic", ball) > plain + 0.1
 
 
 def test_a_known_sparsity_wins_over_noise_in_all_directions() -> None:
     cell, _ = few_coefficients(2000, 1200)
-    found = plan(**cell.facts, epsilon=1.0, sparsity=5, bound=1200**-0.5, exact=False)
-    assert found.best.name == "compressive_dp_sgd (selection)"
-    plain = score(found.choice("dp_gd"), cell, "logistic")
-    assert score(found.best, cell, "logistic") > plain + 0.1
+    ranked = plan(**cell.facts, epsilon=1.0, sparsity=5, bound=1200**-0.5, exact=False)
+    assert ranked.best.name == "compressive_dp_sgd (selection)"
+    plain = score(ranked.choice("dp_gd"), cell, "logistic")
+    assert score(ranked.best, cell, "logistic") > plain + 0.1
 
 
 def test_steps_of_their_own_win_on_uneven_columns() -> None:
     cell, moments = uneven_columns(4000)
-    found = plan(**cell.facts, epsilon=1.0, loss="squared", penalty=True, smoothness=moments, exact=False)
-    assert found.best.algorithm == "dp_cd"
-    assert score(found.best, cell, "squared") > score(found.choice("dp_gd"), cell, "squared") + 0.1
+    ranked = plan(**cell.facts, epsilon=1.0, loss="squared", penalty=True, smoothness=moments, exact=False)
+    assert ranked.best.algorithm == "dp_cd"
+    assert score(ranked.best, cell, "squared") > score(ranked.choice("dp_gd"), cell, "squared") + 0.1
 
 
 def test_batches_win_in_one_pass() -> None:
     cell = unbalanced(8000)
-    found = plan(**cell.facts, epsilon=0.5, max_passes=1, exact=False)
-    assert found.best.algorithm == "dp_sgd"
-    assert score(found.best, cell, "logistic") > score(found.choice("dp_gd (plain)"), cell, "logistic") + 0.03
+    ranked = plan(**cell.facts, epsilon=0.5, max_passes=1, exact=False)
+    assert ranked.best.algorithm == "dp_sgd"
+    assert score(ranked.best, cell, "logistic") > score(ranked.choice("dp_gd (plain)"), cell, "logistic") + 0.03

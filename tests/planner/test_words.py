@@ -26,19 +26,19 @@ from isthmus.planner import plan
     ],
 )
 def test_tables_are_aligned_and_narrow(facts: dict) -> None:
-    found = plan(**facts, exact=False)
-    lines = found.table().splitlines()
-    assert len(lines) == 2 + len(found.choices) and max(map(len, lines)) <= 120
+    ranked = plan(**facts, exact=False)
+    lines = ranked.table().splitlines()
+    assert len(lines) == 2 + len(ranked.choices) and max(map(len, lines)) <= 120
     head = lines[0]
-    assert head.index("algorithm") == lines[2].index(found.best.algorithm)
+    assert head.index("algorithm") == lines[2].index(ranked.best.algorithm)
     assert all(len(line) == len(lines[1]) for line in (head, *lines[2:]))  # nothing is cut off at the right
     for name in ("noise mult.", "in a score", "bytes", "memory", "time", "passes"):
         assert name in head
 
 
 def test_words_say_what_why_and_what_not() -> None:
-    found = plan(n=30_000, d=124, epsilon=1.0, exact=False)
-    text = found.words()
+    ranked = plan(n=30_000, d=124, epsilon=1.0, exact=False)
+    text = ranked.words()
     for part in (
         "Use dp_gd (shapes and statistics bought)",
         "epsilon 1",
@@ -54,8 +54,8 @@ def test_words_say_what_why_and_what_not() -> None:
 
 def test_notes_on_public_labels_and_tiny_budgets() -> None:
     x = rows(40, 6)
-    found = plan(n=300, d=6, epsilon=0.1, public=(x, targets(x, "logistic")), exact=False)
-    notes = " ".join(found.notes)
+    ranked = plan(n=300, d=6, epsilon=0.1, public=(x, targets(x, "logistic")), exact=False)
+    notes = " ".join(ranked.notes)
     assert "40 public rows have labels: the run starts from a model of these rows" in notes
     assert "too few records" in notes and "expect results no better than the model of the public rows" in notes
     few = plan(n=3000, d=60, epsilon=1.0, max_dims=5, public=(rows(40, 60), np.arange(40) % 2), exact=False)
@@ -92,7 +92,7 @@ def test_nothing_private_is_asked_for() -> None:
 def test_a_plan_in_a_fresh_process(capsys: pytest.CaptureFixture[str]) -> None:
     began = time.perf_counter()
     code = "from isthmus.planner import plan; print(plan(n=30000, d=124, epsilon=1.0).table())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     with capsys.disabled():
         print(f"\na plan with its imports: {time.perf_counter() - began:.1f} s")
-    assert done.stdout.count("\n") > 10
+    assert process.stdout.count("\n") > 10

@@ -72,9 +72,9 @@ def some(event: Any) -> Any:
 )
 def test_every_route_reads_an_event_like_this(leaf: Any, adjacency: Adjacency, pld: Any, pair: Any, rdp: Any) -> None:
     """None where the route's accountant must not be asked: it would answer for something else."""
-    found = {route: _convert(leaf, adjacency, route) for route in ("pld", "pair", "rdp")}
-    assert found == {"pld": pld, "pair": pair, "rdp": rdp}
-    known = [route for route, event in found.items() if event is not None]
+    table = {route: _convert(leaf, adjacency, route) for route in ("pld", "pair", "rdp")}
+    assert table == {"pld": pld, "pair": pair, "rdp": rdp}
+    known = [route for route, event in table.items() if event is not None]
     if known:
         assert route_of({leaf: 2}, adjacency) == known[0]
 

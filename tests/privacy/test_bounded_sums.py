@@ -131,8 +131,8 @@ def test_a_long_sum_is_mapped_row_by_row() -> None:
     true = sketch.dense().double() @ (weights @ values)
     for bound in (10.0, 1e-13):
         for ord in (1, 2):
-            found = encoded_sum(sketch, Dense(values), weights, bound, 1e-3, ord)
-            torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-12)
+            total = encoded_sum(sketch, Dense(values), weights, bound, 1e-3, ord)
+            torch.testing.assert_close(total, true, rtol=1e-9, atol=1e-12)
     with pytest.raises(InvalidInput, match="clip"):
         parts = Stack([("a", Dense(values[:, :2])), ("b", Dense(values[:, 2:]))])
         encoded_sum(sketch, parts, {"a": weights, "b": weights}, {"a": 1e-20, "b": 1e-20}, 1e-3, 2)
@@ -161,5 +161,5 @@ def test_the_sum_before_a_map_has_half_of_the_error() -> None:
     values = torch.rand(600, 6, generator=torch.Generator().manual_seed(0)) * 0.4
     sketch, ones = CountSketch(3).draw(6, seed=1), torch.ones(600)
     assert weighted_sum(Dense(values), ones, 1.0, 2 * adding.KAPPA).dtype == F32
-    found = encoded_sum(sketch, Dense(values), ones, 1.0, adding.KAPPA, 2)
-    torch.testing.assert_close(found, sketch.dense().double() @ values.double().sum(0), rtol=1e-12, atol=1e-12)
+    total = encoded_sum(sketch, Dense(values), ones, 1.0, adding.KAPPA, 2)
+    torch.testing.assert_close(total, sketch.dense().double() @ values.double().sum(0), rtol=1e-12, atol=1e-12)

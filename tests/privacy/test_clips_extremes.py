@@ -81,15 +81,15 @@ def worst(rows: object, clip: object, bound: float, share: float) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("kind", list(kinds(1.0, 1.0, torch.float32)))
 def test_no_share_exceeds_its_bound(kind: str, dtype: torch.dtype) -> None:
-    found = {}
+    by_name = {}
     for sizes in SIZES:
         rows = kinds(*sizes, dtype)[kind]
         for bound in BOUNDS:
             for ord in (1, 2, math.inf):
-                found[sizes, bound, ord] = worst(rows, Clip(bound, ord=ord), bound, bound)
-        found[sizes, 1e-6, "group"] = worst(rows, GroupClip(1e-6), 1e-6, 1e-6)
-        found[sizes, 1e-6, "adaptive"] = worst(rows, AdaptiveClip(1.0), 1e-6, 1e-6)
-    case, ratio = max(found.items(), key=lambda item: item[1])
+                by_name[sizes, bound, ord] = worst(rows, Clip(bound, ord=ord), bound, bound)
+        by_name[sizes, 1e-6, "group"] = worst(rows, GroupClip(1e-6), 1e-6, 1e-6)
+        by_name[sizes, 1e-6, "adaptive"] = worst(rows, AdaptiveClip(1.0), 1e-6, 1e-6)
+    case, ratio = max(by_name.items(), key=lambda item: item[1])
     assert ratio <= 1.0, (kind, dtype, case, ratio)
 
 

@@ -137,8 +137,8 @@ def test_a_reservation_cannot_be_duplicated(path: Path | None, duplicate: Any) -
         ([{"kind": "charge", "what": "main", "rounds": 0}], "rounds=0 is not allowed"),
         ([{"kind": "charge", "what": "other", "rounds": 1}], "other"),
         ([{"kind": "charge", "what": "main", "rounds": 1, "event": to_json(E.LaplaceDpEvent(9.0))}], "never announced"),
-        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "'charge' here"),
-        ([{"kind": "holiday"}], "'holiday' here"),
+        ([{"kind": "close"}, {"kind": "charge", "what": "main", "rounds": 1}], "'charge' can stand here"),
+        ([{"kind": "holiday"}], "'holiday' can stand here"),
         ([{"kind": "ran", "run": "nobody"}], "nobody"),
         ([{"kind": "open"}], "one 'open' record"),
     ],
@@ -199,11 +199,11 @@ def test_unhidden_releases_never_fit_a_budget(path: Path | None) -> None:
 
 
 def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    collected = []
     real = accounting.epsilon_of
 
     def counting(event: Any, *rest: Any) -> float:
-        asked.append(event)
+        collected.append(event)
         return real(event, *rest)
 
     monkeypatch.setattr(accounting, "epsilon_of", counting)
@@ -215,7 +215,7 @@ def test_many_rounds_ask_the_accountant_seldom(monkeypatch: pytest.MonkeyPatch) 
             if t % 10 == 0:
                 run.charge("anchor", t)
     assert ledger.rounds()["main"] > 50_000
-    assert len(asked) < 150
+    assert len(collected) < 150
     assert 3.99 < ledger.spent() <= 4.0
 
 
@@ -334,9 +334,9 @@ def test_removed_repeated_and_moved_lines_are_refused(filled: Path) -> None:
 
 def test_lost_lines_at_the_end_are_refused(filled: Path) -> None:
     lines = filled.read_bytes().splitlines(keepends=True)
-    for kept in range(len(lines)):
-        filled.write_bytes(b"".join(lines[:kept]))
-        message = rf"line {kept + 1} is cut or missing: {len(lines)} records were written.*{kept} are left"
+    for number in range(len(lines)):
+        filled.write_bytes(b"".join(lines[:number]))
+        message = rf"line {number + 1} is cut or missing: {len(lines)} records were written.*{number} are left"
         with pytest.raises(LedgerCorrupt, match=message):
             Ledger.open(filled)
     filled.unlink()

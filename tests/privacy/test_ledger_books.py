@@ -33,8 +33,10 @@ def test_memory_and_file_say_the_same(tmp_path: Path) -> None:
         assert ask(memory) == ask(file) == ask(Ledger.open(tmp_path / "l"))
     assert memory.seeded and file.seeded
     own = ("run", "time", "previous", "hash")
-    told = [[{k: v for k, v in record.items() if k not in own} for record in each.records()] for each in (memory, file)]
-    assert told[0] == told[1]
+    values = [
+        [{k: v for k, v in record.items() if k not in own} for record in each.records()] for each in (memory, file)
+    ]
+    assert values[0] == values[1]
 
 
 def test_records_of_memory_are_copies() -> None:

@@ -49,9 +49,9 @@ def finish_together(children: list[subprocess.Popen[str]], turns: int = 0) -> li
             told(child, "done")
     for child in children if not turns else ():
         go(child)
-    said = [child.communicate()[0] for child in children]
+    values = [child.communicate()[0] for child in children]
     assert [child.returncode for child in children] == [0] * len(children)
-    return said
+    return values
 
 
 def until(out: Path, size: int, child: subprocess.Popen[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from isthmus.base.validate import InvalidInput
 from isthmus.privacy import GeneratorSource, SecretSource, SeededSource
-from isthmus.privacy.noise import _BUFFER, Source, _two_keys, check_scale
+from isthmus.privacy.noise import _BUFFER, Source, check_scale, two_keys
 
 TOP = (1 << 64) - 1
 
@@ -32,8 +32,8 @@ class Words(Source):
 
 def test_a_uniform_is_the_first_53_bits_of_a_word() -> None:
     words = (0, (1 << 11) - 1, 1 << 11, 1 << 63, TOP)
-    found = Words(*words).uniform(5).tolist()
-    assert found == [2.0**-54, 2.0**-54, 2.0**-53, 0.5, 1 - 2.0**-53]
+    values = Words(*words).uniform(5).tolist()
+    assert values == [2.0**-54, 2.0**-54, 2.0**-53, 0.5, 1 - 2.0**-53]
     assert Words(*words).uniform((5, 1), dtype=torch.float32).shape == (5, 1)
 
 
@@ -62,12 +62,12 @@ def test_a_subset_has_the_smallest_words() -> None:
 
 def test_no_word_of_the_system_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of every size around the buffer's: what is given is what the system gave, no piece of it twice."""
-    given = [0]
+    entries = [0]
 
     def count_up(size: int) -> bytes:
         assert size % 4 == 0
-        given[0] += size // 4
-        return np.arange(given[0] - size // 4, given[0], dtype=np.uint32).tobytes()
+        entries[0] += size // 4
+        return np.arange(entries[0] - size // 4, entries[0], dtype=np.uint32).tobytes()
 
     source = SecretSource()
     monkeypatch.setattr(os, "urandom", count_up)
@@ -76,7 +76,7 @@ def test_no_word_of_the_system_is_given_twice(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.undo()
     assert [len(part) for part in parts] == list(sizes)
     words = np.concatenate([np.frombuffer(part, np.uint32) for part in parts])
-    assert len(np.unique(words)) == len(words) and int(words.max()) < given[0]
+    assert len(np.unique(words)) == len(words) and int(words.max()) < entries[0]
     again = SecretSource()
     assert again.bytes(8) != again.bytes(8)
 
@@ -92,7 +92,7 @@ def test_a_scale_may_go_to_the_ends_of_its_numbers(dtype: torch.dtype) -> None:
 
 
 def test_two_generators_make_one_normal_law() -> None:
-    drawn = _two_keys(torch.zeros(40000, dtype=torch.float32))
+    drawn = two_keys(torch.zeros(40000, dtype=torch.float32))
     assert drawn.dtype == torch.float64 and abs(float(drawn.var()) - 1) < 7 * 0.0071  # seven standard errors
     assert len(drawn.unique()) == 40000
 

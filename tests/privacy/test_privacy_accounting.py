@@ -50,8 +50,8 @@ def subsets(z: float, n: int = 10000, b: int = 100, steps: int = 1000) -> Any:
     [(2, 1.87729), (4, 0.81577), (6, 0.51647), (8, 0.37539), (10, 0.29356), (14, 0.20291), (18, 0.15407)],
 )
 def test_poisson_gaussian_of_the_subspace_paper(z: float, expected: float) -> None:
-    got = epsilon(noise_multiplier=float(z), sampling_rate=0.025, steps=1200, delta=DELTA)
-    assert got == pytest.approx(expected, abs=1e-3)
+    cost = epsilon(noise_multiplier=float(z), sampling_rate=0.025, steps=1200, delta=DELTA)
+    assert cost == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_poisson_gaussian_of_the_subspace_paper(z: float, expected: float) -> No
     ],
 )
 def test_poisson_gaussian_oracles(q: float, z: float, steps: int, adjacency: Adjacency, expected: float) -> None:
-    got = epsilon(noise_multiplier=z, sampling_rate=q, steps=steps, delta=DELTA, adjacency=adjacency)
-    assert got == pytest.approx(expected, abs=1e-3)
+    cost = epsilon(noise_multiplier=z, sampling_rate=q, steps=steps, delta=DELTA, adjacency=adjacency)
+    assert cost == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_sampling_with_replacement_as_a_mixture() -> None:
     counts = [0.0, 1.0, 2.0, 3.0, 4.0]
     rest = 1 - sum(law.pmf(counts[1:]))
     for z, expected in ((2.0, 1.88737), (4.0, 0.81682), (10.0, 0.29364)):
-        one = dpa.dp_event.MixtureOfGaussiansDpEvent(z, counts, [rest, *law.pmf(counts[1:])])
-        assert epsilon_of(times(one, 1200), DELTA) == pytest.approx(expected, abs=1e-3)
-        assert not supports(one, REPLACE)
+        mixture = dpa.dp_event.MixtureOfGaussiansDpEvent(z, counts, [rest, *law.pmf(counts[1:])])
+        assert epsilon_of(times(mixture, 1200), DELTA) == pytest.approx(expected, abs=1e-3)
+        assert not supports(mixture, REPLACE)
 
 
 def test_zcdp_oracle() -> None:

@@ -39,8 +39,8 @@ ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
     ],
 )
 def test_poisson_oracles(eps: float, q: float, steps: int, adjacency: Adjacency, expected: float) -> None:
-    got = noise_multiplier(epsilon=eps, delta=1e-5, sampling_rate=q, steps=steps, adjacency=adjacency)
-    assert got == pytest.approx(expected, abs=1e-3)
+    multiplier = noise_multiplier(epsilon=eps, delta=1e-5, sampling_rate=q, steps=steps, adjacency=adjacency)
+    assert multiplier == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_full_batch_gaussian_oracles(eps: float, at: float, expected: float) -> 
 
 
 def test_laplace_oracle() -> None:
-    got = noise_multiplier(epsilon=1.0, delta=1e-5, steps=1000, mechanism="laplace")
-    assert got == pytest.approx(117.68, abs=5e-3)  # the oracle is stated to two decimals
+    multiplier = noise_multiplier(epsilon=1.0, delta=1e-5, steps=1000, mechanism="laplace")
+    assert multiplier == pytest.approx(117.68, abs=5e-3)  # the oracle is stated to two decimals
 
 
 def test_without_replacement_oracle() -> None:

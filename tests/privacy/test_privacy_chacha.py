@@ -73,8 +73,8 @@ class Reference:
 
 def test_the_reference_is_the_published_cipher() -> None:
     """RFC 8439, section 2.3.2: key 00..1f, block 1, nonce 00000009 0000004a 00000000."""
-    found = blocks(bytes(range(32)), [1 | (0x09000000 << 32)], (0x4A000000, 0))[:, 0].tolist()
-    assert found == [
+    values = blocks(bytes(range(32)), [1 | (0x09000000 << 32)], (0x4A000000, 0))[:, 0].tolist()
+    assert values == [
         0xE4E7F110, 0x15593BD1, 0x1FDD0F50, 0xC47120A3, 0xC7F4D1C7, 0x0368C033, 0x9AAA2204, 0x4E6CD4C3,
         0x466482D2, 0x09AA9F07, 0x05D7C214, 0xA2028BD9, 0xD19C12B5, 0xB94E16DE, 0xE883D0CB, 0x4E3C50A2,
     ]  # fmt: skip
@@ -121,24 +121,24 @@ def test_without_the_cipher_the_law_is_the_same(scale: float) -> None:
 
 
 def test_without_the_cipher_no_two_releases_share_a_number() -> None:
-    found = []
+    collected = []
     for _ in range(4):
         out = torch.zeros(5000, dtype=torch.float64)
         _add_there(out, 1.0, None)
-        found.append(out)
-    assert len(torch.cat(found).unique()) == 20000
+        collected.append(out)
+    assert len(torch.cat(collected).unique()) == 20000
 
 
 def test_a_second_key_is_drawn_for_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
+    collected: list[int] = []
 
     def recorded(bits: int) -> int:
-        asked.append(bits)
-        return len(asked)
+        collected.append(bits)
+        return len(collected)
 
     monkeypatch.setattr(noise_module.secrets, "randbits", recorded)
     _add_there(torch.zeros(CHUNK + 1), 1.0, None)
-    assert asked == [64] * 4
+    assert collected == [64] * 4
 
 
 def test_every_bit_of_the_state_on_the_cpu_comes_from_the_kernel() -> None:
@@ -158,10 +158,10 @@ def test_the_kernel_in_the_interpreter_is_the_reference() -> None:
         "    out = torch.zeros(n, dtype=torch.float64); add_normals(out, 1.5, bytes(range(32))); print(float(out[-1]))"
     )
     env = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert process.returncode == 0, process.stderr
     want = 1.5 * normals(KNOWN_KEY, max(SIZES))[np.array(SIZES) - 1]
-    np.testing.assert_allclose([float(line) for line in done.stdout.split()], want, rtol=1e-12)
+    np.testing.assert_allclose([float(line) for line in process.stdout.split()], want, rtol=1e-12)
 
 
 @gpu

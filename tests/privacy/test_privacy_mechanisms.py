@@ -68,8 +68,8 @@ def test_noisy_max_is_the_exponential_mechanism(signed: bool) -> None:
     def law(eps: float) -> dict[tuple[float, ...], float]:
         logits = {}
         for j, sign in itertools.product(range(3), (1.0, -1.0) if signed else (1.0,)):
-            one = tuple(sign if i == j else 0.0 for i in range(3))
-            logits[one] = eps * sign * float(scores[j]) / (2 * bound)
+            items = tuple(sign if i == j else 0.0 for i in range(3))
+            logits[items] = eps * sign * float(scores[j]) / (2 * bound)
         return softmax(logits)
 
     seen = frequencies(NoisyMax(eps, signed=signed), scores, bound, 6000)

@@ -142,10 +142,10 @@ def test_a_device_is_keyed_afresh_at_every_call() -> None:
     """What an accelerator's draws are made of, on the CPU: fresh keys, float64, the normal law and no other scale."""
     draws = [_torch_normal(_keyed(torch.device("cpu")), (4, N)) for _ in range(3)]
     assert len(torch.cat(draws).unique()) == 12 * N
-    for each in draws:
-        assert each.dtype == torch.float64 and each.shape == (4, N)
-        assert stats.kstest(each.reshape(-1).numpy(), "norm").pvalue > 1e-6
-        assert all(stats.kstest(each.reshape(-1).numpy() * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
+    for draw in draws:
+        assert draw.dtype == torch.float64 and draw.shape == (4, N)
+        assert stats.kstest(draw.reshape(-1).numpy(), "norm").pvalue > 1e-6
+        assert all(stats.kstest(draw.reshape(-1).numpy() * f, "norm").pvalue < 1e-9 for f in (2 / 3, 3 / 2))
 
 
 def test_a_process_without_its_parents_threads_draws_by_numpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,6 @@ def test_bad_claims_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_an_item_and_a_stage_of_the_same_name_are_two() -> None:
     items = [Charge("once", share=0.5, stage="item gradient"), Charge("gradient", rounds=100, share=0.5)]
-    found = PrivacyPlan(1.0, 1e-5, items=items)
+    budget_plan = PrivacyPlan(1.0, 1e-5, items=items)
     apart = PrivacyPlan(1.0, 1e-5, items=[Charge("once", share=0.5), items[1]])
-    assert found.multiplier("gradient") == pytest.approx(apart.multiplier("gradient"))
+    assert budget_plan.multiplier("gradient") == pytest.approx(apart.multiplier("gradient"))

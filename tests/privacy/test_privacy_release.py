@@ -108,10 +108,13 @@ def test_the_generator_decides_the_release() -> None:
 
 @pytest.mark.parametrize("source", [SecretSource(), FastSource(), of_generator()], ids=lambda s: type(s).__name__)
 def test_statements_say_what_the_noise_was(source: Source) -> None:
-    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.describe())
-    assert made.noise == source.describe() and f"Where the noise comes from: {source.describe()}." in made.words()
-    assert made.private is not source.seeded
-    assert PrivacyStatement.from_json(made.to_json()) == made
+    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=source.seeded, noise=source.describe())
+    assert (
+        statement.noise == source.describe()
+        and f"Where the noise comes from: {source.describe()}." in statement.words()
+    )
+    assert statement.private is not source.seeded
+    assert PrivacyStatement.from_json(statement.to_json()) == statement
 
 
 def test_fast_noise_still_needs_a_bound() -> None:
@@ -144,5 +147,5 @@ print(memory("VmHWM") - before - released.numel() * released.element_size())
 def test_a_release_holds_its_result_and_little_more(size: int, mechanism: str, ord: int, source: str) -> None:
     """A float64 copy of the larger value would be 153 MiB, one of the smaller 61 MiB beside some 30 of chunks."""
     code = PEAK.format(size=size, mechanism=mechanism, ord=ord, source=source)
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert int(found.stdout) < 64 * 2**20
+    process = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(process.stdout) < 64 * 2**20

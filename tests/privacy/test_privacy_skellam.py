@@ -48,12 +48,12 @@ def cdf(rate: Fraction, last: int) -> list[Decimal]:
         context.prec = 120
         mean = Decimal(rate.numerator) / Decimal(rate.denominator)
         mass = total = (-mean).exp()
-        found = [total]
+        entries = [total]
         for k in range(1, last + 1):
             mass = mass * mean / k
             total += mass
-            found.append(total)
-    return found
+            entries.append(total)
+    return entries
 
 
 @pytest.mark.parametrize("rate", [Fraction(1, 100), Fraction(1, 2), Fraction(37, 10), Fraction(1201, 4)])
@@ -137,11 +137,11 @@ def masses(variance: float, shift: int) -> tuple[np.ndarray, np.ndarray]:
 
 def together(variance: float, shifts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The same for vectors: products of coordinates."""
-    one, other = np.ones(1), np.ones(1)
+    first, second = np.ones(1), np.ones(1)
     for shift in shifts:
         p, q = masses(variance, shift)
-        one, other = np.outer(one, p).ravel(), np.outer(other, q).ravel()
-    return one, other
+        first, second = np.outer(first, p).ravel(), np.outer(second, q).ravel()
+    return first, second
 
 
 def curve(one: np.ndarray, other: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
@@ -152,28 +152,28 @@ def curve(one: np.ndarray, other: np.ndarray, epsilons: np.ndarray) -> np.ndarra
 @pytest.mark.parametrize("shifts", [(1,), (2,), (7,), (1, 1), (2, 1)])
 def test_it_is_never_worse_than_its_gaussian(variance: float, shifts: tuple[int, ...]) -> None:
     epsilons = np.concatenate([np.linspace(0, 3, 25), [4.0, 6.0, 9.0]])
-    one, other = together(variance, shifts)
+    first, second = together(variance, shifts)
     z = gaussian_scale(variance) / math.hypot(*shifts)
     allowed = np.array([delta_of(Gaussian(z).event(), e) for e in epsilons])
-    assert (curve(one, other, epsilons) <= allowed + 1e-13).all()
-    assert (curve(other, one, epsilons) <= allowed + 1e-13).all()
+    assert (curve(first, second, epsilons) <= allowed + 1e-13).all()
+    assert (curve(second, first, epsilons) <= allowed + 1e-13).all()
 
 
 def test_it_is_never_worse_in_three_dimensions() -> None:
-    one, other = together(1.0, (1, 1, 1))
+    first, second = together(1.0, (1, 1, 1))
     epsilons = np.linspace(0, 3, 13)
     allowed = [delta_of(Gaussian(gaussian_scale(1.0) / math.sqrt(3)).event(), e) for e in epsilons]
-    assert (curve(one, other, epsilons) <= allowed).all()
+    assert (curve(first, second, epsilons) <= allowed).all()
 
 
 @pytest.mark.parametrize("variance", VARIANCES)
 def test_its_gaussian_cannot_be_wider(variance: float) -> None:
     """At epsilon = 0 a shift by one is what the theorem says, to the bit: with more it would be false."""
-    one, other = masses(variance, 1)
-    found = float(curve(one, other, np.zeros(1))[0])
+    first, second = masses(variance, 1)
+    value = float(curve(first, second, np.zeros(1))[0])
     for wider, holds in ((1.0, True), (1.0 + 1e-6, False)):
         z = wider * gaussian_scale(variance)
-        assert (found <= delta_of(Gaussian(z).event(), 0.0)) is holds
+        assert (value <= delta_of(Gaussian(z).event(), 0.0)) is holds
 
 
 @pytest.mark.parametrize("variance", VARIANCES)
@@ -185,11 +185,11 @@ def test_a_poisson_sample_of_it_is_never_worse_than_one_of_its_gaussian(variance
     x = np.linspace(-12 * z, 1 + 12 * z, 400001)
     a, b = stats.norm(0, z).pdf(x), stats.norm(1, z).pdf(x)
     epsilons = np.linspace(0, 1, 9)
-    for one, other in ((0, 1), (1, 0)):
+    for first, second in ((0, 1), (1, 0)):
         mine = [p, (1 - rate) * p + rate * q]
         theirs = [a, (1 - rate) * a + rate * b]
-        allowed = curve(theirs[one], theirs[other], epsilons) * (x[1] - x[0])
-        assert (curve(mine[one], mine[other], epsilons) <= allowed + 1e-9).all()
+        allowed = curve(theirs[first], theirs[second], epsilons) * (x[1] - x[0])
+        assert (curve(mine[first], mine[second], epsilons) <= allowed + 1e-9).all()
 
 
 @pytest.mark.parametrize("variance", VARIANCES)

@@ -180,8 +180,8 @@ def test_another_accountants_epsilon_is_never_made_smaller() -> None:
     data = json.loads(right.to_json())
     for factor, expected in ((1 - 1e-4, right.epsilon), (1.5, 1.5 * right.epsilon)):
         told = json.dumps(data | {"epsilon": factor * right.epsilon, "nominal": factor * right.epsilon})
-        found = PrivacyStatement.from_json(told)
-        assert found.epsilon == found.nominal == pytest.approx(expected, rel=1e-12)
+        statement = PrivacyStatement.from_json(told)
+        assert statement.epsilon == statement.nominal == pytest.approx(expected, rel=1e-12)
     assert PrivacyStatement.from_json(right.to_json(), recompute=False) == right
 
 

@@ -73,17 +73,17 @@ def test_a_release_is_told_in_the_words_of_its_mechanism(name: str) -> None:
     if name == "discrete":
         pytest.importorskip("opendp")
     mechanism, ord, words, noise = MECHANISMS[name]
-    found = released(mechanism, ord)
-    assert found.releases == (Released("sum of gradients", 3, words),)
-    assert f"  sum of gradients  3 times    {words}\n" in found.words()
-    assert f"Where the noise comes from: {noise}. " in found.words()
-    assert ("random choice" in found.words()) == (name in ("choice", "top"))
-    assert PrivacyStatement.from_json(found.to_json()) == found
+    values = released(mechanism, ord)
+    assert values.releases == (Released("sum of gradients", 3, words),)
+    assert f"  sum of gradients  3 times    {words}\n" in values.words()
+    assert f"Where the noise comes from: {noise}. " in values.words()
+    assert ("random choice" in values.words()) == (name in ("choice", "top"))
+    assert PrivacyStatement.from_json(values.to_json()) == values
 
 
 def test_sampled_releases_say_so() -> None:
-    found = released(Gaussian(2.0), sampler=Poisson(0.5))
-    assert found.releases[0].what == "sum of gradients over a random sample" and found.releases[0].times == 3
+    values = released(Gaussian(2.0), sampler=Poisson(0.5))
+    assert values.releases[0].what == "sum of gradients over a random sample" and values.releases[0].times == 3
 
 
 def test_an_event_alone_does_not_claim_to_know_what_it_was() -> None:
@@ -93,31 +93,31 @@ def test_an_event_alone_does_not_claim_to_know_what_it_was() -> None:
 
 
 def test_statements_written_before_are_read() -> None:
-    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5)
-    old = json.loads(made.to_json())
+    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5)
+    old = json.loads(statement.to_json())
     del old["leaks"], old["releases"]
-    assert PrivacyStatement.from_json(json.dumps(old)) == made
-    assert PrivacyStatement.from_json(json.dumps(old | {"released": "1 x Gaussian noise"})) == made
+    assert PrivacyStatement.from_json(json.dumps(old)) == statement
+    assert PrivacyStatement.from_json(json.dumps(old | {"released": "1 x Gaussian noise"})) == statement
     for wrong in ([{}], "none", [{"what": "a", "times": 0, "noise": "b"}], [{"what": "", "times": 1, "noise": "b"}]):
         with pytest.raises(InvalidInput, match="is not allowed: give"):
             PrivacyStatement.from_json(json.dumps(old | {"releases": wrong}))
 
 
 def test_a_statement_is_a_card_in_a_notebook() -> None:
-    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a <b>"], leaks=["<script>"])
-    card = made._repr_html_()
+    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a <b>"], leaks=["<script>"])
+    card = statement._repr_html_()
     assert "&lt;script&gt;" in card and "<script" not in card and "a &lt;b&gt;" in card
     assert "<td" in card and "Gaussian noise of 1 times the most one record can add" in card
     assert "NOT private" in PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, seeded=True)._repr_html_()
 
 
 def test_leaks_come_before_what_a_statement_rests_on() -> None:
-    made = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a"], leaks=["the labels", "the labels"])
-    words = made.words()
+    statement = PrivacyStatement.of(Gaussian(1.0).event(), 1e-5, assumptions=["a"], leaks=["the labels", "the labels"])
+    words = statement.words()
     assert words.index("Epsilon does NOT cover") < words.index("- the labels") < words.index("The guarantee rests on")
-    assert words.count("the labels") == 1 and str(made).endswith(", except for 1 fact that was read from the data")
-    assert json.loads(made.to_json())["leaks"] == ["the labels"]
-    assert PrivacyStatement.from_json(made.to_json()) == made
+    assert words.count("the labels") == 1 and str(statement).endswith(", except for 1 fact that was read from the data")
+    assert json.loads(statement.to_json())["leaks"] == ["the labels"]
+    assert PrivacyStatement.from_json(statement.to_json()) == statement
 
 
 # ---------------------------------------------------------------- a delta of 1/n or more
@@ -127,9 +127,9 @@ def test_a_large_delta_is_warned_of_before_a_run_and_stated() -> None:
     for n in ("exact", 40):
         recipe = algorithms.dp_gd(epsilon=1.0, delta=0.5, clip=1.0, step=0.1, n=n)
         with pytest.warns(PrivacyBudgetWarning, match=r"delta=0\.5 is at least 1/n") as caught:
-            found = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
+            result = minimize(LeastSquares(X, X[:, 0]), recipe, steps=2)
         assert len(caught) == 1 and caught[0].filename == __file__
-        assert ("would allow publishing one of the 50 records" in found.privacy.words()) == (n == "exact")
+        assert ("would allow publishing one of the 50 records" in result.privacy.words()) == (n == "exact")
 
 
 def test_a_delta_below_one_in_n_is_not_spoken_of() -> None:
@@ -161,9 +161,9 @@ def test_the_estimators_warn_of_a_large_delta(made: Any) -> None:
 
 
 def test_two_releases_of_all_records_are_not_called_a_sample():
-    made = [Laplace(4.0), Laplace(4.0)]
+    entries = [Laplace(4.0), Laplace(4.0)]
     account = Account(1e-5)
-    account.add(joint([each.event() for each in made]), *made, names=["below", "ranges"], count=3)
+    account.add(joint([entry.event() for entry in entries]), *entries, names=["below", "ranges"], count=3)
     assert not any("sample" in row.what for row in account.statement().releases)
 
 
@@ -180,8 +180,8 @@ def test_a_table_has_every_release_also_where_nothing_is_private():
 def test_a_table_that_leaves_a_release_out_is_refused():
     account = Account(1e-5)
     account.add(Gaussian(3.0).event(), Gaussian(3.0), names=["gradient"], count=20)
-    told = json.loads(account.statement().to_json())
-    assert PrivacyStatement.from_json(json.dumps(told)) == account.statement()
-    told["releases"][0]["times"] = 19
+    data = json.loads(account.statement().to_json())
+    assert PrivacyStatement.from_json(json.dumps(data)) == account.statement()
+    data["releases"][0]["times"] = 19
     with pytest.raises(InvalidInput, match="list all"):
-        PrivacyStatement.from_json(json.dumps(told))
+        PrivacyStatement.from_json(json.dumps(data))

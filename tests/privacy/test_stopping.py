@@ -155,7 +155,7 @@ def test_the_engine_states_its_plan_or_says_what_it_assumes() -> None:
     stated = planned.statement(1e-5)
     assert charged(stated) == 12 and 1.99 < stated.epsilon <= 2.0
     assert planned.get_epsilon(1e-5) < stated.epsilon and "2 of 12 planned rounds" in stated.words()
-    assert not any("fixed before training" in each for each in stated.assumptions)
+    assert not any("fixed before training" in assumption for assumption in stated.assumptions)
     free = trained(2, noise_multiplier=1.0)
     stated = free.statement(1e-5)
-    assert charged(stated) == 2 and any("fixed before training" in each for each in stated.assumptions)
+    assert charged(stated) == 2 and any("fixed before training" in assumption for assumption in stated.assumptions)

@@ -88,14 +88,14 @@ def test_noise_alone_is_no_tail() -> None:
 
 
 def test_functions_are_orthonormal_and_as_many_as_a_column_has() -> None:
-    found = smooth_map(shapes(), features=100, functions=6, longer=1e6)
+    mapped = smooth_map(shapes(), features=100, functions=6, longer=1e6)
     x = columns()
-    rows = found(x).dense()[:, :-1] * math.hypot(found.limit, found.bias)
-    of = {j: [i for i, c in enumerate(found.columns.tolist()) if c == j] for j in range(5)}
+    rows = mapped(x).dense()[:, :-1] * math.hypot(mapped.limit, mapped.bias)
+    of = {j: [i for i, c in enumerate(mapped.columns.tolist()) if c == j] for j in range(5)}
     assert [len(of[j]) for j in range(5)] == [6, 6, 1, 1, 2]  # two values have one function, three have two
     for j in (0, 1, 2, 4):
         # up to what entries vary within a bin, which the linear function's scale counts and the middles do not
-        values, p = found.values[of[j]], shapes().p[j]
+        values, p = mapped.values[of[j]], shapes().p[j]
         gram = (values * p) @ values.T
         sizes = gram.diagonal().sqrt()
         assert float((values @ p).abs().max()) < 1e-6 and float(sizes[0]) == pytest.approx(1, abs=0.03)
@@ -113,9 +113,9 @@ def test_fewer_features_are_the_first_functions_of_all_columns() -> None:
 
 
 def test_rows_have_norm_at_most_one_and_keep_their_bias() -> None:
-    found = smooth_map(shapes(), features=20, functions=6)
+    mapped = smooth_map(shapes(), features=20, functions=6)
     strange = np.vstack([columns(50), np.full((1, 5), 1e300), np.full((1, 5), -1e300), np.zeros((1, 5))])
-    view = found(strange)
+    view = mapped(strange)
     rows = view.dense()
     assert bool((rows.norm(dim=1) <= 1).all()) and bool((view.upper <= 1).all())
     assert bool((view.upper >= rows.norm(dim=1) * (1 - 1e-12)).all())

@@ -168,15 +168,15 @@ def exact_squares(view: Scaled) -> list[Fraction]:
     """Squared norms of r (x * weight) + U B in exact arithmetic, from the numbers as they are stored."""
     X = to_dense(view.X).double().tolist()
     weight, r, U, B = (each.tolist() for each in (view.weight, view.r, view.U, view.B))
-    found = []
+    collected = []
     for i, row in enumerate(X):
         total = Fraction(0)
         for j in range(view.shape[1]):
             entry = sum((Fraction(u) * Fraction(B[k][j]) for k, u in enumerate(U[i])), Fraction(0))
             entry += Fraction(r[i]) * Fraction(row[j]) * Fraction(weight[j]) if j < len(weight) else 0
             total += entry**2
-        found.append(total)
-    return found
+        collected.append(total)
+    return collected
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -102,15 +102,15 @@ def _rounded(data: Any) -> Any:
 
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A recorder at the places where noise is drawn; everything runs as it would without it."""
-    found = Recorder()
+    recorder = Recorder()
     for kind in MECHANISMS:
-        monkeypatch.setattr(kind, "release", _heard(kind.release, found))
+        monkeypatch.setattr(kind, "release", _heard(kind.release, recorder))
     for kind in SAMPLERS:
-        monkeypatch.setattr(kind, "draw", _drawn(kind.draw, found))
-    closing = _closing(isthmus.round.step.close_stage, found)
+        monkeypatch.setattr(kind, "draw", _drawn(kind.draw, recorder))
+    closing = _closing(isthmus.round.step.close_stage, recorder)
     monkeypatch.setattr(isthmus.round.step, "close_stage", closing)
     monkeypatch.setattr(isthmus.round.torch_loop, "close_stage", closing)
-    yield found
+    yield recorder
 
 
 def _heard(release: Any, found: Recorder) -> Any:

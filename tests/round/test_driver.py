@@ -100,14 +100,14 @@ def embedding() -> tuple[Release, Release]:
 
 @pytest.mark.parametrize("physical", [1, 2, 3])
 def test_kronecker_release_through_a_torch_loop(physical: int) -> None:
-    got = drive(pipeline(Release(encode=KRONECKER, clip=Clip(BOUND))), mlp(), physical, seed=5)
-    torch.testing.assert_close(got, reference(kronecker_direction), rtol=0, atol=1e-10)
+    driven = drive(pipeline(Release(encode=KRONECKER, clip=Clip(BOUND))), mlp(), physical, seed=5)
+    torch.testing.assert_close(driven, reference(kronecker_direction), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("physical", [1, 2])
 def test_subspace_and_residual_through_a_torch_loop(physical: int) -> None:
-    got = drive(pipeline(*embedding()), mlp(), physical)
-    torch.testing.assert_close(got, reference(embedding_direction), rtol=0, atol=1e-10)
+    driven = drive(pipeline(*embedding()), mlp(), physical)
+    torch.testing.assert_close(driven, reference(embedding_direction), rtol=0, atol=1e-10)
 
 
 def test_plain_and_clip_before_and_per_layer_through_a_torch_loop() -> None:
@@ -141,10 +141,10 @@ def test_the_same_pipelines_through_our_loop(releases: Any, direction: Any, seed
     objective = ModuleObjective(mlp(), nn.functional.cross_entropy, (x, y))
     w = start = objective.start()
     pipe = Pipeline([Stage(Full(), list(releases))], step=lambda t: LR, update=Step())
-    found = isthmus.minimize(objective, pipe, steps=STEPS, seed=seed, x0=start, physical_batch_size=7)
+    result = isthmus.minimize(objective, pipe, steps=STEPS, seed=seed, x0=start, physical_batch_size=7)
     for t in range(STEPS):
         w = w - LR * direction(t, w, per_example(w, x, y))
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("physical", [None, 11])
@@ -153,7 +153,7 @@ def test_a_glm_on_csr_through_our_loop(physical: int | None, rng: np.random.Gene
     y = rng.choice([-1.0, 1.0], 40)
     encode = CountSketch(9)
     pipe = Pipeline([Stage(Full(), [Release(encode=encode, clip=Clip(0.05))])], step=lambda t: LR)
-    found = isthmus.minimize(isthmus.Logistic(X, y), pipe, steps=STEPS, seed=4, physical_batch_size=physical)
+    result = isthmus.minimize(isthmus.Logistic(X, y), pipe, steps=STEPS, seed=4, physical_batch_size=physical)
     dense, labels, w = torch.from_numpy(X.toarray()), torch.from_numpy(y), torch.zeros(30, dtype=torch.float64)
 
     def one(w: Tensor, x: Tensor, label: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def test_a_glm_on_csr_through_our_loop(physical: int | None, rng: np.random.Gene
         phi = sketch.dense()
         g = vmap(grad(one), (None, 0, 0))(w, dense, labels)
         w = w - LR * phi.T @ clipped(g @ phi.T, 0.05) / sketch.norm**2 / 40
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-10)
 
 
 def test_an_empty_batch_takes_its_round() -> None:
@@ -253,8 +253,8 @@ def test_what_a_torch_loop_cannot_hold_is_refused() -> None:
 
 def test_identity_is_the_plain_case() -> None:
     """DP-SGD without its noise is an identity sketch and a clip: no second code path."""
-    got = drive(pipeline(Release(encode=Identity(), clip=Clip(0.4))), mlp())
-    torch.testing.assert_close(got, reference(lambda t, w, g: clipped(g, 0.4) / BATCH), rtol=0, atol=1e-10)
+    driven = drive(pipeline(Release(encode=Identity(), clip=Clip(0.4))), mlp())
+    torch.testing.assert_close(driven, reference(lambda t, w, g: clipped(g, 0.4) / BATCH), rtol=0, atol=1e-10)
 
 
 def test_a_layer_without_a_part_in_the_loss_has_rows_of_zeros() -> None:

@@ -50,8 +50,8 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path, lost: int, size: int) -> 
         each.join(300)
     assert [each.exitcode for each in ranks] == [-signal.SIGKILL if rank == lost else 0 for rank in range(size)]
     for rank in set(range(size)) - {lost}:
-        told = Path(tmp_path, f"told-{rank}").read_text()
-        assert told.startswith(f"{RankFailed.__name__}: a rank was lost")
+        text = Path(tmp_path, f"told-{rank}").read_text()
+        assert text.startswith(f"{RankFailed.__name__}: a rank was lost")
     charged = Ledger.open(tmp_path / "ledger").rounds()["main"]
     assert charged >= AT  # some rounds are reserved at a time, and those of a killed process stay charged
     if lost:

@@ -47,8 +47,8 @@ class Far(Aggregator):
         self.lengths.append(len(data))
         total = None
         for number, (holder, place) in enumerate(zip(self.problems, self.sites, strict=True)):
-            asked = Client(str(number), holder, site=place, share=1 / len(self.problems))
-            message = Message.from_bytes(Order.from_bytes(data)(asked).to_bytes())
+            client = Client(str(number), holder, site=place, share=1 / len(self.problems))
+            message = Message.from_bytes(Order.from_bytes(data)(client).to_bytes())
             total = message if total is None else total + message
         assert total is not None
         return total

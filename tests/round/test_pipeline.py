@@ -87,18 +87,18 @@ class Book:
 
 def test_gd_is_gd() -> None:
     objective, w = problem(), torch.zeros(12, dtype=torch.float64)
-    found = minimize(objective, Pipeline([Stage(Full())], constant), steps=25)
+    result = minimize(objective, Pipeline([Stage(Full())], constant), steps=25)
     for _ in range(25):
         w = w - LR * objective.gradient(w)
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-14)
-    assert (found.dims, found.bytes, found.status) == (25 * 12, 25 * 12 * 8, "finished")
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-14)
+    assert (result.dims, result.bytes, result.status) == (25 * 12, 25 * 12 * 8, "finished")
 
 
 def test_physical_batches_change_nothing() -> None:
     pipe = Pipeline([Stage(Shuffle(16), [Release(encode=CountSketch(5), clip=Clip(0.1))])], constant)
-    one = minimize(problem(), pipe, steps=20)
+    result = minimize(problem(), pipe, steps=20)
     many = minimize(problem(), pipe, steps=20, physical_batch_size=3)
-    torch.testing.assert_close(one.x, many.x, rtol=0, atol=1e-14)
+    torch.testing.assert_close(result.x, many.x, rtol=0, atol=1e-14)
 
 
 def test_remote_sums_equal_one_process() -> None:
@@ -145,7 +145,7 @@ def test_variance_reduction_is_two_stages() -> None:
         constant,
         average=Restart(rounds),
     )
-    found = minimize(objective, pipe, steps=12, seed=3)
+    result = minimize(objective, pipe, steps=12, seed=3)
     w = torch.zeros(12, dtype=torch.float64)
     for t in range(12):
         if t % rounds == 0:
@@ -155,24 +155,24 @@ def test_variance_reduction_is_two_stages() -> None:
         w = w - LR * (full + g)
         inner.append(w)
         w = torch.stack(inner).mean(0) if t % rounds == rounds - 1 else w
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.average, w, rtol=0, atol=1e-12)
-    assert found.dims == 12 * 12 + 3 * 12
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.average, w, rtol=0, atol=1e-12)
+    assert result.dims == 12 * 12 + 3 * 12
 
 
 def test_error_feedback_keeps_what_the_sketch_lost() -> None:
     objective, encode = problem(), CountSketch(4)
     rule = lambda t: LR / (1 + 0.1 * t)  # noqa: E731
     pipe = Pipeline([Stage(Full(), [Release(encode=encode)])], rule, wire=Wire(feedback=True))
-    found = minimize(objective, pipe, steps=30, seed=1)
+    result = minimize(objective, pipe, steps=30, seed=1)
     w, memory = torch.zeros(12, dtype=torch.float64), torch.zeros(12, dtype=torch.float64)
     for t in range(30):
         phi = encode.draw(12, seed=1, t=t).dense()
         moved = memory + rule(t) * objective.gradient(w)
         sent = torch.linalg.pinv(phi) @ (phi @ moved)
         w, memory = w - sent, moved - sent
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-12)
-    assert found.dims == 30 * 4
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-12)
+    assert result.dims == 30 * 4
 
 
 def test_error_feedback_beats_the_memoryless_sketch() -> None:
@@ -206,11 +206,11 @@ def test_codecs_count_real_bytes(feedback: bool) -> None:
     pipe = Pipeline(
         [Stage(Full(), [Release(encode=CountSketch(6))])], constant, wire=Wire(Halves(), feedback), average=Weighted()
     )
-    found = minimize(problem(), pipe, steps=60)
+    result = minimize(problem(), pipe, steps=60)
     exact = minimize(problem(), replace(pipe, wire=Wire(None, feedback)), steps=60)
-    assert (found.bytes, exact.bytes) == (60 * 6, 60 * 6 * 8)
-    assert abs(found.history[-1]["loss"] - exact.history[-1]["loss"]) < 0.02
-    assert found.history[-1]["loss"] < found.history[0]["loss"]
+    assert (result.bytes, exact.bytes) == (60 * 6, 60 * 6 * 8)
+    assert abs(result.history[-1]["loss"] - exact.history[-1]["loss"]) < 0.02
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
 def test_a_mechanism_needs_a_clip_and_a_ledger_that_is_charged_first() -> None:
@@ -313,9 +313,9 @@ def test_a_discarded_release_may_steer_the_next_clip() -> None:
             return bound / 2 if float(released["count"].sum()) != 0 else bound
 
     releases = [Release("g", clip=Halving(1.0)), Release("count", encode=Coordinates(1), clip=Clip(0.5), lift=discard)]
-    found = minimize(problem(), Pipeline([Stage(Full(), releases)], constant), steps=3)
-    assert found.state.parts["main/g/clip"] == 0.125
-    assert found.dims == 3 * 13
+    result = minimize(problem(), Pipeline([Stage(Full(), releases)], constant), steps=3)
+    assert result.state.parts["main/g/clip"] == 0.125
+    assert result.dims == 3 * 13
 
 
 def test_a_stop_rule_returns_its_point_or_none() -> None:
@@ -323,10 +323,10 @@ def test_a_stop_rule_returns_its_point_or_none() -> None:
     small = lambda bound: lambda round, old, new: float((old.w - new.w).norm()) <= bound  # noqa: E731
     pipe = Pipeline([Stage(Full(), [Release(clip=Clip(1.0), mechanism=Shift(0.0))])], constant, promise=WIDE)
     book = Book()
-    found = minimize(objective, replace(pipe, stop=small(1e-2)), steps=500, ledger=book)
-    assert found.status == "stopped" and found.state.t < 500
-    assert len(book.charged) == found.state.t  # the round that told us to stop was released, and is on the books
-    assert not torch.equal(found.x, found.state.w)
+    result = minimize(objective, replace(pipe, stop=small(1e-2)), steps=500, ledger=book)
+    assert result.status == "stopped" and result.state.t < 500
+    assert len(book.charged) == result.state.t  # the round that told us to stop was released, and is on the books
+    assert not torch.equal(result.x, result.state.w)
     never = minimize(objective, replace(pipe, stop=small(1e-300)), steps=5, ledger=Book())
     assert never.x is None and never.status == "none found"
 
@@ -397,14 +397,14 @@ def test_momentum_and_prox_and_projection() -> None:
     rng = np.random.default_rng(0)
     objective = Logistic(rng.standard_normal((30, 5)), rng.choice([-1.0, 1.0], 30), l1=0.01, l2=0.1)
     ball = isthmus.L2Ball(0.3)
-    found = minimize(objective, isthmus.algorithms.gd(step=LR, momentum=0.5), ball, steps=20)
+    result = minimize(objective, isthmus.algorithms.gd(step=LR, momentum=0.5), ball, steps=20)
     w = velocity = torch.zeros(5, dtype=torch.float64)
     for _ in range(20):
         velocity = 0.5 * velocity + objective.rows(w).sum() / 30
         moved = w - LR * velocity
         soft = moved.sign() * (moved.abs() - LR * 0.01).clamp(min=0) / (1 + LR * 0.1)
         w = soft * min(1.0, 0.3 / float(soft.norm()))
-    torch.testing.assert_close(found.x, w, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.x, w, rtol=0, atol=1e-12)
 
 
 def test_the_digits_of_a_release_do_not_tell_how_its_sum_was_added_up() -> None:

@@ -60,14 +60,14 @@ def test_a_promise_needs_noise() -> None:
 def test_replace_is_checked_and_lists_cannot_be_changed_later() -> None:
     releases = [NOISY]
     stages = [Stage(FullBatch(), releases)]
-    made = Pipeline(stages, lambda t: 0.1, promise=PROMISE)
+    pipeline = Pipeline(stages, lambda t: 0.1, promise=PROMISE)
     releases.append(RAW)
     stages.append(Stage(FullBatch(), [RAW], "raw"))
-    assert [release.name for stage in made.stages for release in stage.releases] == ["noisy"]
+    assert [release.name for stage in pipeline.stages for release in stage.releases] == ["noisy"]
     with pytest.raises(InvalidInput, match="raw/raw"):
-        replace(made, stages=stages)
+        replace(pipeline, stages=stages)
     with pytest.raises(InvalidInput, match="promise"):
-        replace(made, promise=None)
+        replace(pipeline, promise=None)
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,21 @@ def test_own_sources_and_public_examples_are_stated() -> None:
 
     plain = minimize(problem(), pipe(Stage(FullBatch(), [NOISY])), steps=1).privacy
     mine = minimize(problem(), pipe(Stage(FullBatch(), [NOISY], source=source)), steps=1).privacy
-    assert not any("source" in each for each in plain.assumptions)
-    assert any("source of stage 'main'" in each for each in mine.assumptions)
+    assert not any("source" in assumption for assumption in plain.assumptions)
+    assert any("source of stage 'main'" in assumption for assumption in mine.assumptions)
     X = torch.eye(4, dtype=torch.float64)
     recipe = algorithms.pdp_sgd(
         epsilon=1.0, delta=1e-5, k=2, data=(X, X[:, 0]), clip=1.0, step=0.1, batch_size=2, n="exact"
     )
-    assert any("learns from are public" in each for each in minimize(problem(), recipe, steps=2).privacy.assumptions)
+    assert any(
+        "learns from are public" in assumption
+        for assumption in minimize(problem(), recipe, steps=2).privacy.assumptions
+    )
 
 
 def test_pipelines_without_a_claim_stay_free() -> None:
-    made = Pipeline([Stage(FullBatch(), [RAW]), Stage(FullBatch(), [Release(encode=Identity())], "two")], lambda t: 0.1)
-    assert not made.private
+    pipeline = Pipeline(
+        [Stage(FullBatch(), [RAW]), Stage(FullBatch(), [Release(encode=Identity())], "two")], lambda t: 0.1
+    )
+    assert not pipeline.private
     assert minimize(problem(), algorithms.comp_fw(line_search="line"), L1Ball(1.0), steps=3).privacy is None

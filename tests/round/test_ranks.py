@@ -89,10 +89,10 @@ def scenario(rank: int) -> dict[str, Any]:
         recipe, more = make()
         book = Ledger()
         ledger = {"ledger": book} if more else {}
-        got = minimize(logistic(rank), recipe, steps=5, seed=2, clients=AllReduce(), **ledger, **more)
-        epsilon = None if got.privacy is None else got.privacy.epsilon
-        losses = [each["loss"] for each in got.history if "loss" in each]
-        found[name] = {"x": got.x, "rounds": book.rounds(), "epsilon": epsilon, "losses": losses}
+        result = minimize(logistic(rank), recipe, steps=5, seed=2, clients=AllReduce(), **ledger, **more)
+        epsilon = None if result.privacy is None else result.privacy.epsilon
+        losses = [each["loss"] for each in result.history if "loss" in each]
+        found[name] = {"x": result.x, "rounds": book.rounds(), "epsilon": epsilon, "losses": losses}
     secret = minimize(
         logistic(rank),
         algorithms.dp_sgd(epsilon=3.0, n="exact", step=1.0, clip=0.5, batch_size=10),
@@ -149,12 +149,12 @@ def test_ranks_are_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     recipe, more = SAME[name]()
     book = Ledger()
     whole = minimize(logistic(), recipe, steps=5, seed=2, **({"ledger": book, **more} if more else {}))
-    first, *others = (each[name] for each in ranks)
+    first, *others = (rank[name] for rank in ranks)
     torch.testing.assert_close(first["x"], whole.x, rtol=0, atol=1e-9)
-    assert all(torch.equal(first["x"], each["x"]) for each in others)
-    assert first["rounds"] == book.rounds() and all(each["rounds"] == {} for each in others)
+    assert all(torch.equal(first["x"], other["x"]) for other in others)
+    assert first["rounds"] == book.rounds() and all(other["rounds"] == {} for other in others)
     if more:
-        assert {each[name]["epsilon"] for each in ranks} == {whole.privacy.epsilon}
+        assert {rank[name]["epsilon"] for rank in ranks} == {whole.privacy.epsilon}
     else:
         losses = [each["loss"] for each in whole.history]
         np.testing.assert_allclose(first["losses"], losses, rtol=1e-9)
@@ -167,8 +167,8 @@ def test_secret_coins_and_noise_give_equal_weights(ranks: list[dict[str, Any]]) 
 
 
 def test_a_refused_budget_is_refused_everywhere(ranks: list[dict[str, Any]]) -> None:
-    assert [each["planned"][0] for each in ranks] == ["BudgetExceeded"] * SIZE
-    assert [each["spent"] for each in ranks] == [ranks[0]["spent"]] * SIZE
+    assert [rank["planned"][0] for rank in ranks] == ["BudgetExceeded"] * SIZE
+    assert [rank["spent"] for rank in ranks] == [ranks[0]["spent"]] * SIZE
     assert ranks[0]["spent"][0] == "BudgetExceeded" and "needs epsilon 0.9 in total" in ranks[0]["spent"][1]
 
 
@@ -180,8 +180,8 @@ def test_an_error_of_one_rank_is_everybodys_and_nothing_is_charged_for_it(ranks:
 
 @pytest.mark.parametrize("name", ["clip", "seed", "step", "start"])
 def test_ranks_that_differ_are_refused(ranks: list[dict[str, Any]], name: str) -> None:
-    for each in ranks:
-        assert each[name][0] == "InvalidInput" and "the ranks differ" in each[name][1]
+    for rank in ranks:
+        assert rank[name][0] == "InvalidInput" and "the ranks differ" in rank[name][1]
 
 
 def test_joint_subsets_are_refused() -> None:
@@ -215,13 +215,13 @@ def test_sums_on_the_wire_stay_within_their_bound() -> None:
 
 
 def test_float32_is_sent_only_where_its_error_is_small_and_public() -> None:
-    one = Bounded(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32)
-    narrow = one.narrowed(100, 200, 2, 0.01)
+    bounded = Bounded(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32)
+    narrow = bounded.narrowed(100, 200, 2, 0.01)
     assert narrow.value.dtype == torch.float32
     assert narrow.bound - 1 >= 2 * 200 * gamma(2, torch.float32)
-    assert one.narrowed(1e6, 2e6, 2, 0.01).value.dtype == torch.float64
-    assert Bounded(one.value, 1, 1.0, dtype=torch.float32).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
-    assert Bounded(one.value, 2, 1.0, dtype=torch.float64).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
+    assert bounded.narrowed(1e6, 2e6, 2, 0.01).value.dtype == torch.float64
+    assert Bounded(bounded.value, 1, 1.0, dtype=torch.float32).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
+    assert Bounded(bounded.value, 2, 1.0, dtype=torch.float64).narrowed(100, 200, 2, 0.01).value.dtype == torch.float64
     data = [Bounded(torch.full((3,), size).double(), 2, 1.0, dtype=torch.float32) for size in (1e-9, 1e9)]
     assert len({(x.narrowed(9, 18, 2, 0.01).bound, x.narrowed(9, 18, 2, 0.01).value.dtype) for x in data}) == 1
 
@@ -237,7 +237,7 @@ def test_fingerprints_tell_maps_apart() -> None:
         CountSketch(16).draw(space, seed=1),
         CountSketch(16).draw(space, seed=2),
     ]
-    assert len({same[0], *(each.fingerprint for each in others)}) == 4
+    assert len({same[0], *(other.fingerprint for other in others)}) == 4
 
 
 def test_a_group_is_needed() -> None:

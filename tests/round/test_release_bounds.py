@@ -91,8 +91,8 @@ def test_a_run_that_costs_more_than_it_promises_looks_at_nothing(ledger: Ledger 
 
 def test_noise_on_a_bound_that_is_only_claimed_has_no_epsilon():
     """The rescaled sketch of papers 001 and 000 takes the printed mechanism, whose event says nothing is private."""
-    told = {"encode": OwnLength(GaussianSketch(2)), "clip": Clip(1.0), "lift": Inside(pinv)}
-    printed = Release(**told, mechanism=Printed(Gaussian(10.0), "none", sound=False))
+    options = {"encode": OwnLength(GaussianSketch(2)), "clip": Clip(1.0), "lift": Inside(pinv)}
+    printed = Release(**options, mechanism=Printed(Gaussian(10.0), "none", sound=False))
     Pipeline([Stage(FullBatch(), [printed])], lambda t: 0.1, promise=Promise(math.inf, 1e-5))
     for mechanism in (Gaussian(10.0), Printed(Gaussian(10.0), "as claimed")):
         with pytest.raises(ValueError, match="a paper's claim"):

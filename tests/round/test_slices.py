@@ -55,21 +55,21 @@ def test_norms_are_kept_and_forgotten_when_a_run_begins(monkeypatch: pytest.Monk
     objective = LeastSquares(X, y.astype(float))
     recipe = dp_gd(epsilon=1.0, delta=1e-6, clip=0.7, step=0.5, n="exact")
     minimize(objective, recipe, steps=2, noise_seed=0)
-    kept = objective.lengths
+    lengths = objective.lengths
     true = torch.linalg.vector_norm(X, dim=1)
     found = objective.rows(torch.zeros(D).double(), slice(60, 120)).norm_upper()
-    assert objective.lengths is kept
+    assert objective.lengths is lengths
     assert bool((found >= true[60:120] * torch.as_tensor(y[60:120])).all())
     X *= 10.0  # the same memory: a clip that trusted old norms would let records move ten times as much
     minimize(objective, recipe, steps=2, noise_seed=0)
-    assert objective.lengths is not kept
+    assert objective.lengths is not lengths
     assert bool((objective.lengths.of(objective.X, 2) >= 10 * true).all())
 
 
 def test_micro_batches_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = data()
-    given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "clip": 0.7, "n": "exact", "step": 0.5}
-    recipe = dp_sgd(**given, batch_size=200, micro_batch=4)
+    options: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-6, "clip": 0.7, "n": "exact", "step": 0.5}
+    recipe = dp_sgd(**options, batch_size=200, micro_batch=4)
     whole = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3, noise_seed=3)
     cut(monkeypatch)
     parts = minimize(Logistic(X, y, classes=(0, 1)), recipe, steps=3, noise_seed=3)

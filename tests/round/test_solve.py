@@ -49,25 +49,25 @@ def test_a_resumed_run_is_the_run(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_runs_go_down_and_stay_in_the_set(name: str) -> None:
     ball = L1Ball(2.0)
-    found = minimize(objective(), RECIPES[name], ball, steps=150, seed=0)
-    assert found.history[-1]["loss"] < 0.7 * found.history[0]["loss"]
-    assert ball.contains(found.x) and ball.contains(found.average)
+    result = minimize(objective(), RECIPES[name], ball, steps=150, seed=0)
+    assert result.history[-1]["loss"] < 0.7 * result.history[0]["loss"]
+    assert ball.contains(result.x) and ball.contains(result.average)
 
 
 def test_the_seed_is_all_the_randomness() -> None:
-    one, two = (minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=3) for _ in range(2))
+    first, second = (minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=3) for _ in range(2))
     other = minimize(objective(), RECIPES["comp_sgd"], L1Ball(2.0), steps=20, seed=4)
-    assert torch.equal(one.x, two.x) and not torch.equal(one.x, other.x)
+    assert torch.equal(first.x, second.x) and not torch.equal(first.x, other.x)
 
 
 def test_records() -> None:
-    found = minimize(objective(), RECIPES["sgd"], steps=20, record=5)
-    assert [record["t"] for record in found.history] == [0, 5, 10, 15, 20]
-    assert found.history[-1]["loss"] == pytest.approx(objective().loss(found.x))
-    assert found.history[-1]["epoch"] == pytest.approx(20 / 7)
+    result = minimize(objective(), RECIPES["sgd"], steps=20, record=5)
+    assert [record["t"] for record in result.history] == [0, 5, 10, 15, 20]
+    assert result.history[-1]["loss"] == pytest.approx(objective().loss(result.x))
+    assert result.history[-1]["epoch"] == pytest.approx(20 / 7)
     assert minimize(objective(), RECIPES["sgd"], steps=20, record=None).history == ()
-    assert found.curve("loss", "dims")[0] == [0, 60, 120, 180, 240]
-    assert found.plot().get_xlabel() == "gradient numbers used"
+    assert result.curve("loss", "dims")[0] == [0, 60, 120, 180, 240]
+    assert result.plot().get_xlabel() == "gradient numbers used"
 
 
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +89,8 @@ def test_a_uniformly_random_iterate() -> None:
 
 
 def test_schedules_of_m_are_counted() -> None:
-    found = minimize(objective(), algorithms.comp_gd(m=lambda t: t + 1, step=0.1), steps=5)
-    assert found.dims == 1 + 2 + 3 + 4 + 5
+    result = minimize(objective(), algorithms.comp_gd(m=lambda t: t + 1, step=0.1), steps=5)
+    assert result.dims == 1 + 2 + 3 + 4 + 5
 
 
 def test_a_user_defined_objective_needs_only_the_protocol() -> None:
@@ -109,8 +109,8 @@ def test_a_user_defined_objective_needs_only_the_protocol() -> None:
         def loss(self, w: torch.Tensor) -> float:
             return float(((w - self.targets) ** 2).sum()) / 6
 
-    found = minimize(Quadratic(), algorithms.gd(step=0.5), steps=60)
-    torch.testing.assert_close(found.x, Quadratic.targets.mean(0))
+    result = minimize(Quadratic(), algorithms.gd(step=0.5), steps=60)
+    torch.testing.assert_close(result.x, Quadratic.targets.mean(0))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_a_state_of_the_earlier_form_goes_on_and_one_of_other_terms_does_not() -
     problem = Logistic(torch.eye(4).repeat(50, 1), torch.arange(200) % 2, classes=(0, 1))
     recipe = algorithms.dp_gd(epsilon=1.0, delta=1e-5, clip=1.0, step=1.0, n="exact")
     half = minimize(problem, recipe, steps=6, record=1, callbacks=[lambda record, state: state.t == 2]).state
-    told = json.loads(half.parts["terms"])
-    event = told["rounds"]["main"]
+    data = json.loads(half.parts["terms"])
+    event = data["rounds"]["main"]
     event["noise_multiplier"] *= 1 - 1e-12  # what the calibration of that form was off by
     for sound, noise, goes_on in ((True, 1.0, True), (False, 1.0, False), (True, 0.9, False)):
         changed = {
-            **told,
+            **data,
             "sound": sound,
             "rounds": {"main": {**event, "noise_multiplier": event["noise_multiplier"] * noise}},
         }

@@ -216,12 +216,12 @@ def trained(engine: PrivacyEngine, rounds: int = 3, module: nn.Module | None = N
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(D, 3), nn.Tanh(), nn.Linear(3, 2)) if module is None else module
     data = TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(y))
-    given = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "criterion": nn.functional.cross_entropy, **options}
+    arguments = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "criterion": nn.functional.cross_entropy, **options}
     module, optimizer, loader = engine.make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=20),
-        **given,
+        **arguments,
     )
     return module, optimizer, loader, rounds
 
@@ -248,18 +248,18 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 def engine(name: str) -> Case:
     def walk(recorder: Recorder, folder: Path) -> PrivacyStatement:
-        made = PrivacyEngine()
-        go(*trained(made, **ENGINES[name]))
-        return made.statement(1e-5)
+        engine = PrivacyEngine()
+        go(*trained(engine, **ENGINES[name]))
+        return engine.statement(1e-5)
 
     return walk
 
 
 def engine_planned(recorder: Recorder, folder: Path) -> PrivacyStatement:
-    made = PrivacyEngine()
+    engine = PrivacyEngine()
     X, y = table()
     module, data = nn.Linear(D, 2), TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(y))
-    module, optimizer, loader = made.make_private_with_epsilon(
+    module, optimizer, loader = engine.make_private_with_epsilon(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
         data_loader=DataLoader(data, batch_size=20),
@@ -270,7 +270,7 @@ def engine_planned(recorder: Recorder, folder: Path) -> PrivacyStatement:
         max_grad_norm=1.0,
     )
     go(module, optimizer, loader, 3)
-    return made.statement(1e-5)
+    return engine.statement(1e-5)
 
 
 def engine_loaded(recorder: Recorder, folder: Path) -> PrivacyStatement:
@@ -291,12 +291,12 @@ def cli_train(*options: str) -> Case:
         lines = ["a,b,c,d,y", *(",".join([*map(str, row), str(label)]) for row, label in zip(X, y, strict=True))]
         (folder / "people.csv").write_text("\n".join(lines) + "\n")
         bounds = [each for name in "abcd" for each in ("--bounds", f"{name}=-1,1")]
-        given = ["--target", "y", "--classes", "0,1", "--epsilon", "1", "--delta", "1e-5", "--max-iter", "4", *bounds]
-        arguments = ["train", str(folder / "people.csv"), *given, "--out", str(folder / "run"), *options]
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        kept = json.loads((folder / "run" / "run.json").read_text())["privacy"]
-        return PrivacyStatement.from_json(json.dumps(kept | {"n_public": kept["n"] is not None}))
+        entries = ["--target", "y", "--classes", "0,1", "--epsilon", "1", "--delta", "1e-5", "--max-iter", "4", *bounds]
+        arguments = ["train", str(folder / "people.csv"), *entries, "--out", str(folder / "run"), *options]
+        result = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        privacy = json.loads((folder / "run" / "run.json").read_text())["privacy"]
+        return PrivacyStatement.from_json(json.dumps(privacy | {"n_public": privacy["n"] is not None}))
 
     return walk
 
@@ -309,9 +309,9 @@ def scored(recorder: Recorder, folder: Path) -> PrivacyStatement:
 
 def scored_numbers(recorder: Recorder, folder: Path) -> PrivacyStatement:
     x, y = table()
-    found = private_score(LinearRegression().fit(x, x[:, 0] + y), x, x[:, 0], epsilon=60.0, target_bounds=(-3, 3))
-    assert found.releases == 2
-    return told(found.privacy)
+    scores = private_score(LinearRegression().fit(x, x[:, 0] + y), x, x[:, 0], epsilon=60.0, target_bounds=(-3, 3))
+    assert scores.releases == 2
+    return told(scores.privacy)
 
 
 def summarised(recorder: Recorder, folder: Path) -> PrivacyStatement:

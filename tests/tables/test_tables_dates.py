@@ -78,7 +78,7 @@ def test_public_rows_tell_the_format_where_one_fits(values: list[str], form: str
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [(["01/02/2019", "03/04/2020"], "and .* fit all"), (["31/12/2019", "12/31/2019"], "no one format")],
+    [(["01/02/2019", "03/04/2020"], "and .* fit all"), (["31/12/2019", "12/31/2019"], "no single format")],
 )
 def test_public_rows_that_do_not_tell_are_refused(values: list[str], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
@@ -109,8 +109,8 @@ def test_dates_by_type_need_no_format(values: Any) -> None:
 def test_options_of_a_run(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("when,y\n" + "".join(f"{word},{k % 2}\n" for k, word in enumerate(MIXED * 10)))
-    given = {"data": str(path), "target": "y", "classes": ["0", "1"]}
-    told = {"type": "date", "bounds": RANGE, "format": "%m/%d/%Y"}
-    settings, declared = load(None, {**given, "columns": {"when": told}})
-    found = prepare(settings, declared, salt="")
-    assert found.leaks == () and found.x[1, 0] == day("2024-01-13")
+    facts = {"data": str(path), "target": "y", "classes": ["0", "1"]}
+    entries = {"type": "date", "bounds": RANGE, "format": "%m/%d/%Y"}
+    settings, declared = load(None, {**facts, "columns": {"when": entries}})
+    problem = prepare(settings, declared, salt="")
+    assert problem.leaks == () and problem.x[1, 0] == day("2024-01-13")

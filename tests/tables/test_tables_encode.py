@@ -51,22 +51,22 @@ FRAME = {
 
 
 def test_each_type_of_column_is_encoded() -> None:
-    found = pandas.DataFrame(encode(pandas.DataFrame(FRAME), SCHEMA), columns=SCHEMA.features)
-    assert found["age"].tolist() == [50, 50, 100, 50]  # the middle where nothing is, clipped to the range
-    assert found[["sex=f", "sex=m", "sex=(other)", "sex=(missing)"]].to_numpy().tolist() == [
+    encoded = pandas.DataFrame(encode(pandas.DataFrame(FRAME), SCHEMA), columns=SCHEMA.features)
+    assert encoded["age"].tolist() == [50, 50, 100, 50]  # the middle where nothing is, clipped to the range
+    assert encoded[["sex=f", "sex=m", "sex=(other)", "sex=(missing)"]].to_numpy().tolist() == [
         [1, 0, 0, 0],
         [0, 0, 0, 1],
         [0, 1, 0, 0],
         [0, 0, 1, 0],
     ]
-    hashed = found[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
+    hashed = encoded[[name for name in SCHEMA.features if name.startswith("city")]].to_numpy()
     assert hashed.shape[1] == 17 and hashed.sum(1).tolist() == [1, 1, 1, 1]
     assert hashed.argmax(1).tolist() == [bucket("city", "Łódź", 16)] * 2 + [bucket("city", "東京", 16), 16]
-    assert found["member"].tolist() == [1, 0, 0.5, 1]
-    assert found["pay / month"].tolist() == [1234.5, -1, 20, 12]
-    assert found["pay / month (missing)"].tolist() == [0, 1, 0, 0]
+    assert encoded["member"].tolist() == [1, 0, 0.5, 1]
+    assert encoded["pay / month"].tolist() == [1234.5, -1, 20, 12]
+    assert encoded["pay / month (missing)"].tolist() == [0, 1, 0, 0]
     first = (pandas.Timestamp("2020-01-01") - pandas.Timestamp("1970-01-01")).days
-    assert found["joined"].tolist() == [first + 1, first, first + 182.5, first + 30.5]
+    assert encoded["joined"].tolist() == [first + 1, first, first + 182.5, first + 30.5]
 
 
 def test_a_row_is_encoded_alike_in_every_company() -> None:
@@ -115,9 +115,7 @@ def test_wrong_schemas_are_refused_with_their_place(text: str, words: str) -> No
 
 
 def test_missing_and_unreadable_columns_are_refused() -> None:
-    with pytest.raises(
-        InvalidInput, match=r"columns=\['b'\] is not allowed: the table has no such columns; it has 'a'"
-    ):
+    with pytest.raises(InvalidInput, match=r"columns=\['b'\] is not allowed: name columns of the table, which has 'a'"):
         encode(pandas.DataFrame({"a": [1]}), Schema((Column("a", "number"), Column("b", "number"))))
     with pytest.raises(InvalidInput, match="columns.a='number' .* more than half of its entries are no number"):
         encode(pandas.DataFrame({"a": ["x", "y", "3"]}), Schema((Column("a", "number"),)))
@@ -149,8 +147,8 @@ def test_missing_and_unreadable_columns_are_refused() -> None:
     ],
 )
 def test_types_are_guessed(values: list[Any], kind: str, rest: dict[str, Any]) -> None:
-    found = infer("a", pandas.Series(values)).column
-    assert found == Column("a", kind, source="data", **rest)
+    column = infer("a", pandas.Series(values)).column
+    assert column == Column("a", kind, source="data", **rest)
 
 
 def test_a_decimal_comma_is_no_thousand() -> None:
@@ -191,12 +189,12 @@ def test_private_rows_never_give_words_or_ranges() -> None:
 
 def test_public_rows_give_words_and_ranges() -> None:
     public = pandas.DataFrame(rows(300))
-    found = {name: infer(name, public[name], public=True).column for name in public}
-    assert found["sex"].categories == ("female", "male") and found["sex"].source == "public"
-    assert found["city"].type == "category" and "東京" in found["city"].categories
-    income = as_numbers(public["income"], found["income"])
-    assert found["income"].bounds == (np.nanmin(income), np.nanmax(income)) and found["income"].thousands == ","
-    assert found["joined"].type == "date" and found["customer_id"].type == "drop"
+    by_name = {name: infer(name, public[name], public=True).column for name in public}
+    assert by_name["sex"].categories == ("female", "male") and by_name["sex"].source == "public"
+    assert by_name["city"].type == "category" and "東京" in by_name["city"].categories
+    income = as_numbers(public["income"], by_name["income"])
+    assert by_name["income"].bounds == (np.nanmin(income), np.nanmax(income)) and by_name["income"].thousands == ","
+    assert by_name["joined"].type == "date" and by_name["customer_id"].type == "drop"
 
 
 def test_numbers_and_words_read_alike_from_text_and_numbers() -> None:

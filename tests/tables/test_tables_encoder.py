@@ -45,19 +45,19 @@ TABLE: dict[str, list[Any]] = {
 
 
 def frames() -> dict[str, Any]:
-    found: dict[str, Any] = {"pandas": pandas.DataFrame(TABLE), "dict": TABLE}
+    facts: dict[str, Any] = {"pandas": pandas.DataFrame(TABLE), "dict": TABLE}
     try:
         import polars
     except ImportError:
-        return found
-    return found | {"polars": polars.DataFrame(TABLE)}
+        return facts
+    return facts | {"polars": polars.DataFrame(TABLE)}
 
 
 def test_every_kind_of_table_gives_the_same_numbers() -> None:
     rows = {name: TableEncoder(COLUMNS).fit(frame).transform(frame) for name, frame in frames().items()}
     expected = rows["pandas"]
     assert expected.shape == (3, 13) and expected[:, 0].tolist() == [50, 50, 100]
-    assert all((each == expected).all() for each in rows.values())
+    assert all((row == expected).all() for row in rows.values())
 
 
 def test_fit_reads_names_and_types_alone() -> None:
@@ -79,9 +79,9 @@ def test_what_each_encoded_column_is() -> None:
     encoder = TableEncoder(COLUMNS).fit(pandas.DataFrame(TABLE))
     low, high = encoder.bounds_
     assert len(encoder.fields_) == len(low) == len(high) == len(encoder.get_feature_names_out()) == 13
-    told = {field.feature: field for field in encoder.fields_}
-    assert told["sex=m"].column == "sex" and told["sex=m"].treatment == "category, 2 words and (other) (declared)"
-    assert told["city#1"].type == "hash" and "3 fixed buckets" in told["city#1"].treatment
+    table = {field.feature: field for field in encoder.fields_}
+    assert table["sex=m"].column == "sex" and table["sex=m"].treatment == "category, 2 words and (other) (declared)"
+    assert table["city#1"].type == "hash" and "3 fixed buckets" in table["city#1"].treatment
     assert encoder.feature_names_in_.tolist() == list(TABLE) and encoder.n_features_in_ == 8
     place = encoder.get_feature_names_out().tolist().index
     assert (low[place("age")], high[place("age")]) == (0, 100) and np.isnan(low[place("pay")])
@@ -206,7 +206,7 @@ def test_types_of_polars() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"agee": (0, 1)}, r"columns=\['agee'\] .* it has \['age'\]"),
+        ({"agee": (0, 1)}, r"columns=\['agee'\] .* which has \['age'\]"),
         ({"age": (1, 0)}, "columns.age.bounds=.* give low < high"),
         ({"age": "nmber"}, "columns.age='nmber'"),
         ({"age": "?"}, "write down how it becomes numbers"),
@@ -226,7 +226,7 @@ def test_tables_that_are_none_are_refused() -> None:
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(InvalidInput, match="two columns have the same name"):
         as_frame(twice)
-    with pytest.raises(InvalidInput, match=r"columns=\['b'\] .* the table has no such columns"):
+    with pytest.raises(InvalidInput, match=r"columns=\['b'\] .* name columns of the table, which has"):
         TableEncoder().fit({"a": [1], "b": [2]}).transform({"a": [1]})
 
 
@@ -242,7 +242,7 @@ def test_whole_numbers_as_words_read_alike_with_and_without_a_point() -> None:
     """A column of whole numbers gets a point as soon as one is missing: 3.0 is the word 3."""
     for columns in ({"a": ["1", "3"]}, {"a": {"type": "hash", "buckets": 50}}):
         rows = [TableEncoder(columns).fit_transform({"a": [entry]}) for entry in ("3", "3.0", 3, 3.0)]
-        assert all((each == rows[0]).all() for each in rows)
+        assert all((row == rows[0]).all() for row in rows)
 
 
 # ---------------------------------------------------------------- before a private estimator

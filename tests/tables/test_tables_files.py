@@ -158,8 +158,13 @@ def test_libsvm_says_when_its_width_comes_from_the_data(tmp_path: Path) -> None:
     path.write_text("1 1:0.5 4:2\n-1 2:1\n")
     guessed = read(path)
     assert guessed.x.shape == (2, 4) and "--features" in guessed.notes[0]
-    told = read(path, reading=Reading(features=6))
-    assert told.x.shape == (2, 6) and told.notes == () and told.y is not None and told.y.tolist() == [1, -1]
+    contents = read(path, reading=Reading(features=6))
+    assert (
+        contents.x.shape == (2, 6)
+        and contents.notes == ()
+        and contents.y is not None
+        and contents.y.tolist() == [1, -1]
+    )
     path.write_text("1 0:1\n")
     with pytest.raises(InvalidInput, match="--zero-based"):
         read(path)

@@ -29,8 +29,8 @@ def test_three_decimals_are_never_thousands(tmp_path: Path, first: str) -> None:
     """One entry with three decimals once made the whole column a thousand times larger."""
     entries = [first, "31.275", "2.5", "7", "120.001"] * 20
     text = "a,y\n" + "".join(f"{entry},{k % 2}\n" for k, entry in enumerate(entries))
-    found = prepared(tmp_path / "t.csv", text)
-    assert found.x[:, 0].tolist() == [float(entry) for entry in entries]
+    begun = prepared(tmp_path / "t.csv", text)
+    assert begun.x[:, 0].tolist() == [float(entry) for entry in entries]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ SEMICOLONS = "a;b;y\n" + "1,5;x;0\n2,25;z;1\n" * 30
 def test_a_decimal_comma_is_declared_or_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"decimal=.* column 'a' have a comma .* give --decimal , where it is"):
         prepared(tmp_path / "t.csv", SEMICOLONS)
-    found = prepared(tmp_path / "t.csv", SEMICOLONS, decimal=",")
-    assert found.x[:2, 0].tolist() == [1.5, 2.25]
+    begun = prepared(tmp_path / "t.csv", SEMICOLONS, decimal=",")
+    assert begun.x[:2, 0].tolist() == [1.5, 2.25]
 
 
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
@@ -106,8 +106,8 @@ def test_a_comma_between_three_digits_has_two_readings(tmp_path: Path, separator
 
 
 def test_semicolons_with_points_need_nothing(tmp_path: Path) -> None:
-    found = prepared(tmp_path / "t.csv", "a;b;y\n" + "0.076;0.998;0\n7.4;3.511;1\n" * 30)
-    assert found.x[:2].tolist() == [[0.076, 0.998], [7.4, 3.511]]
+    begun = prepared(tmp_path / "t.csv", "a;b;y\n" + "0.076;0.998;0\n7.4;3.511;1\n" * 30)
+    assert begun.x[:2].tolist() == [[0.076, 0.998], [7.4, 3.511]]
 
 
 def test_the_target_has_the_same_signs(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def write(path: Path, columns: dict[str, np.ndarray], separator: str, decimal: s
 
 def read(path: Path, **options: Any) -> np.ndarray:
     settings, declared = load(None, {"data": str(path), "target": "y", "classes": ["0", "1"], **options})
-    found = prepare(settings, declared, salt="")
-    return np.asarray(found.x)
+    problem = prepare(settings, declared, salt="")
+    return np.asarray(problem.x)
 
 
 def expected(columns: dict[str, np.ndarray]) -> np.ndarray:

@@ -38,8 +38,8 @@ def test_no_row_is_read() -> None:
 
 def test_what_is_open_must_be_filled_in_before_a_run() -> None:
     messy.write(Path("people.csv"), 60)
-    told = ["--target", "churned", "--categories", "sex=female,male", "--id", "customer_id"]
-    result = invoke("schema", "people.csv", *told)
+    entries = ["--target", "churned", "--categories", "sex=female,male", "--id", "customer_id"]
+    result = invoke("schema", "people.csv", *entries)
     assert 'fill in what is marked "?": target.task, Alter, city' in result.stderr
     Path("schema.toml").write_text(result.stdout)
     with pytest.raises(InvalidInput, match=r"columns.Alter='\?' .* write down how it becomes numbers: .*\[low, high\]"):
@@ -53,9 +53,9 @@ def test_what_is_open_must_be_filled_in_before_a_run() -> None:
 
 def test_filled_in_it_is_all_that_a_run_needs() -> None:
     messy.write(Path("people.csv"), 200)
-    told = ["--target", "churned", "--classes", "Ja,Nein", "--hash", "city=4", "--categories", "sex=female,male"]
-    told += ["--drop", "comment", "--bounds", "joined=2010-01-01,2024-12-31", "--bounds", "0,100000"]
-    text = invoke("schema", "people.csv", *told).stdout
+    entries = ["--target", "churned", "--classes", "Ja,Nein", "--hash", "city=4", "--categories", "sex=female,male"]
+    entries += ["--drop", "comment", "--bounds", "joined=2010-01-01,2024-12-31", "--bounds", "0,100000"]
+    text = invoke("schema", "people.csv", *entries).stdout
     text = re.sub(r'^"member" +=.*', 'member = "bool"', text, flags=re.M)
     text = re.sub(r'^("(?:Alter|income|balance|visits)" +=).*', r'\1 "number"', text, flags=re.M)
     Path("schema.toml").write_text(text)
@@ -67,12 +67,12 @@ def test_public_rows_tell_the_rest() -> None:
     messy.write(Path("people.csv"), 100)
     messy.write(Path("public.csv"), 150, seed=3)
     options = ["--target", "churned", "--task", "classification", "--sample", "public.csv"]
-    found = json.loads(invoke("schema", "people.csv", *options, "--json").stdout)
-    schema = Schema.from_toml(found["schema"])
-    assert found["open"] == [] and schema.target is not None and schema.target.classes == ("Ja", "Nein")
+    data = json.loads(invoke("schema", "people.csv", *options, "--json").stdout)
+    schema = Schema.from_toml(data["schema"])
+    assert data["open"] == [] and schema.target is not None and schema.target.classes == ("Ja", "Nein")
     types = {column.name: column.type for column in schema.columns}
     assert types["customer_id"] == "id" and types["joined"] == "date" and types["sex"] == "category"
-    Path("schema.toml").write_text(found["schema"])
+    Path("schema.toml").write_text(data["schema"])
     result = invoke("train", "people.csv", "--schema", "schema.toml", "--algorithm", "dp_gd", "--dry-run")
     assert "warning" not in result.stderr
 

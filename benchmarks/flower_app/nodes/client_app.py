@@ -11,15 +11,15 @@ from nodes.task import federation, objective
 
 def faulty(message: Any, context: Any, call_next: Any) -> Any:
     """A mod that stands for what goes wrong: fault="delay" or "corrupt", from round `from` to round `until`."""
-    told = context.node_config
-    if "fault" not in told:
+    node_config = context.node_config
+    if "fault" not in node_config:
         return call_next(message, context)
     t = int(message.metadata.group_id)
-    now = int(told.get("from", 0)) <= t < int(told.get("until", 0))
-    if now and told.get("fault") == "delay":
-        time.sleep(float(told["seconds"]))
+    now = int(node_config.get("from", 0)) <= t < int(node_config.get("until", 0))
+    if now and node_config.get("fault") == "delay":
+        time.sleep(float(node_config["seconds"]))
     reply = call_next(message, context)
-    if now and told.get("fault") == "corrupt":
+    if now and node_config.get("fault") == "corrupt":
         data = bytearray(reply.content["isthmus"]["answer"])
         data[len(data) // 2] ^= 16
         reply.content["isthmus"]["answer"] = bytes(data)

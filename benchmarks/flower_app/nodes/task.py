@@ -36,10 +36,10 @@ def recipe(run: str, d: int = D) -> Any:
 def federation(config: Mapping[str, Any]) -> Federation:
     """The plan of one of the runs."""
     d = int(config["features"])
-    told: dict[str, Any] = {"rounds": int(config["rounds"]), "clients": CLIENTS, "n": CLIENTS * held(d)}
+    options: dict[str, Any] = {"rounds": int(config["rounds"]), "clients": CLIENTS, "n": CLIENTS * held(d)}
     if config["run"] == "secure":  # noise of the clients, one of which may be lost
-        told |= {"unit": "client", "dropouts": 0.25}
-    return Federation(recipe(str(config["run"]), d), d, constraint=BALL, linear=True, **told)
+        options |= {"unit": "client", "dropouts": 0.25}
+    return Federation(recipe(str(config["run"]), d), d, constraint=BALL, linear=True, **options)
 
 
 def records(number: int, d: int = D) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,18 +21,27 @@ NO_CHECKOUT = (
 @click.argument("names", nargs=-1)
 @click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
 @click.option("--quick", is_flag=True, help="Small sizes and two rounds: to see that everything runs.")
-@click.option("--json", "kept", metavar="FILE", help="Keep the results there; - prints them, and nothing else.")
+@click.option(
+    "--json",
+    "kept",
+    metavar="FILE",
+    help="Keep the results there as they come; what is there is not measured again. - prints them, and nothing else.",
+)
+@click.option("--minutes", type=click.FloatRange(min=0), help="Begin nothing after so many; another call goes on.")
+@click.option("--again", is_flag=True, help="Measure also what the FILE has from the same code and machine.")
 @click.option("--pages", is_flag=True, help="Only write the tables of a checkout from benchmarks/results/*.json.")
 @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
-def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, pages: bool, quiet: bool) -> None:
+def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, quiet: bool, **how: Any) -> None:
     """Measure ours beside peers: all benchmarks, a family (step), or those NAMED.
 
     Ours and every peer take turns in the same run; a peer that is not installed is skipped and named. The table has
-    medians, ratios and their quartiles, and goals that were met or missed.
+    medians, ratios and their quartiles, and goals that were met or missed. A FILE that is there is added to: rows of
+    the same code on the same machine are not measured again, and others stay until they are.
 
     \b
       isthmus bench --list
       isthmus bench step lift-cosamp --json bench.json
+      isthmus bench device --json h200.json --minutes 9
     """
     if listed:
         click.echo(parts.bench_page.listed())
@@ -42,11 +51,13 @@ def bench(names: tuple[str, ...], listed: bool, quick: bool, kept: str | None, p
     else:
         screen = Out(kept == "-", quiet)
         chosen = parts.bench.chosen(names)
-        report, failed = parts.bench.carry_out(chosen, quick, None if kept == "-" else kept, progress=not quiet)
-        screen.result(report, parts.bench_page.table(report["rows"]))
-        for name, why in failed.items():
+        done = parts.bench.carry_out(chosen, keep=None if kept == "-" else kept, progress=not quiet, **how)
+        screen.result(done.report, parts.bench_page.table(done.report["rows"]))
+        if done.left:
+            click.echo(f"the time was up before all was measured of: {', '.join(done.left)}", err=True)
+        for name, why in done.failed.items():
             click.echo(f"error: {name} failed: {why}", err=True)
-        if failed:
+        if done.failed:
             raise SystemExit(1)
 
 
@@ -74,14 +85,17 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
         page.write_text(parts.reproduction_page.page(), encoding="utf-8")
         return
     out = Out(how.pop("as_json"), how.pop("quiet"))
-    known = parts.reproduce.all_experiments()
+    experiments = parts.reproduce.all_experiments()
     if listed:
-        rows = [{"name": each.name, "item": each.item, "title": each.title} for each in known.values()]
+        rows = [
+            {"name": experiment.name, "item": experiment.item, "title": experiment.title}
+            for experiment in experiments.values()
+        ]
         out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
         return
     if everything == bool(names):
         raise click.UsageError("Name the experiments to run, or give --all. `isthmus reproduce --list` shows them.")
-    _run(out, list(known.values()) if everything else parts.reproduce.chosen(names), **how)
+    _run(out, list(experiments.values()) if everything else parts.reproduce.chosen(names), **how)
 
 
 def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
@@ -89,15 +103,15 @@ def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
     first, seeds, workers = how.pop("first"), how.pop("seeds"), how.pop("workers") or os.cpu_count() or 1
     plan = command.Request(experiments, seeds=range(first, first + seeds), workers=workers, **how)
     finished = command.carry_out(plan, screen.say, progress=not screen.quiet)
-    for done in finished if expect else ():
-        command.expect(done, plan, Path("docs"))
-    outside = [(done.experiment.name, each) for done in finished for each in done.outside]
+    for outcome in finished if expect else ():
+        command.expect(outcome, plan, Path("docs"))
+    outside = [(outcome.experiment.name, figure) for outcome in finished for figure in outcome.outside]
     words = [f"{len(finished)} experiments; results are in {plan.out / plan.scale}."]
-    words += [f"{done.experiment.name}: {done.judgement.kind}. {done.judgement.why}" for done in finished]
+    words += [f"{outcome.experiment.name}: {outcome.judgement.kind}. {outcome.judgement.why}" for outcome in finished]
     words += [
         f"outside its band: {name}, {x.key}: {x.value:.4g}, not {x.low:.4g} to {x.high:.4g}" for name, x in outside
     ]
-    screen.result([command.record(done, plan) for done in finished], "\n".join(words))
+    screen.result([command.record(outcome, plan) for outcome in finished], "\n".join(words))
     if outside and not expect:
         raise SystemExit(1)
 

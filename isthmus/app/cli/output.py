@@ -52,9 +52,9 @@ def warn_of_plan(out: Out, plan: Any) -> None:
 def plain(value: Any) -> Any:
     """What JSON can hold: infinity as text, NaN as null, arrays as lists."""
     if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     if isinstance(value, float) and value != value:

@@ -25,33 +25,34 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _PAIR = re.compile(r'\s*(?:"([^"]+)"|([^="][^=]*?))\s*=\s*(\S.*?)\s*', re.S)
 
 
-def _pairs(text: tuple[str, ...], what: str) -> dict[str, str]:
+def _pairs(text: tuple[str, ...], option: str) -> dict[str, str]:
     """`name=value` arguments by their names; a name with an `=` in it is quoted."""
     by_column = {}
-    for each in text:
-        pair = _PAIR.fullmatch(each)
+    for word in text:
+        pair = _PAIR.fullmatch(word)
         if pair is None:
-            raise click.UsageError(f"{what} {each!r}: write it as column=value")
+            raise click.UsageError(f"{option} {word!r}: write it as column=value")
         by_column[(pair[1] or pair[2]).strip()] = pair[3]
     return by_column
 
 
-def _range(text: str, what: str, column: str = "") -> list[Any]:
+def _range(text: str, option: str, column: str = "") -> list[Any]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
         given = f"{column}={text}" if column else text
-        raise click.UsageError(f"{what} {given!r}: write a range as low,high, such as {f'{column}=0,100'.lstrip('=')}")
+        example = f"{column}=0,100" if column else "0,100"
+        raise click.UsageError(f"{option} {given!r}: write a range as low,high, such as {example}")
     return parts
 
 
-def _words(text: str | None, what: str = "--classes") -> list[str] | None:
+def _words(text: str | None, option: str = "--classes") -> list[str] | None:
     """Words with commas between them; one that holds a comma is quoted, as in a csv."""
     if text is None:
         return None
     try:
         return [word.strip() for word in next(csv.reader([text], skipinitialspace=True, strict=True))]
     except csv.Error as error:
-        raise click.UsageError(f"{what} {text!r}: close the quotes around each word ({error})") from None
+        raise click.UsageError(f"{option} {text!r}: close the quotes around each word ({error})") from None
 
 
 READING_OPTIONS = [
@@ -246,15 +247,15 @@ def options_of(
     **rest: Any,
 ) -> dict[str, Any]:
     """The options as settings and columns."""
-    every = [each for each in bounds if "=" not in each]
+    every = [word for word in bounds if "=" not in word]
     if len(every) > 1:
         raise click.UsageError("give --bounds LOW,HIGH for all columns once; COL=LOW,HIGH for one")
     columns: dict[str, Any] = {
         name: _words(words, "--categories") for name, words in _pairs(categories, "--categories").items()
     }
-    named = _pairs(tuple(each for each in bounds if "=" in each), "--bounds")
-    for name, each in named.items():
-        ends = _range(each, "--bounds", name)
+    named = _pairs(tuple(word for word in bounds if "=" in word), "--bounds")
+    for name, text in named.items():
+        ends = _range(text, "--bounds", name)
         kind = "date" if all(_DATE.fullmatch(end) for end in ends) else "number"
         columns[name] = {"type": kind, "bounds": ends}
     for name, count in _pairs(hashed, "--hash").items():

@@ -48,18 +48,18 @@ def figures(record: Record) -> list[str]:
 def limits(record: Record) -> list[str]:
     """What the model is not good for, in the record's own figures."""
     sentences = [expectation(record)]
-    hidden = [each["name"] for each in record.metrics if each["value"] is None and each["note"]]
+    hidden = [metric["name"] for metric in record.metrics if metric["value"] is None and metric["note"]]
     if hidden:
         sentences.append(f"Too few rows were measured to tell: {', '.join(hidden)}.")
     if not record.metrics:
         sentences.append("How well it does on other records is not known.")
     if record.privacy is not None and record.privacy["leaks"]:
-        sentences.append(f"The guarantee does not cover: {'; '.join(fact(each) for each in record.privacy['leaks'])}.")
+        sentences.append(f"The guarantee does not cover: {'; '.join(fact(leak) for leak in record.privacy['leaks'])}.")
     if record.private:
         sentences.append("Its coefficients carry noise: a single one may be off, even in its sign.")
         sentences.append("It protects the records it was made from, not those that it is applied to.")
     sentences.append("It was made for records like those above; of others nothing is known.")
-    return [each for each in sentences if each]
+    return [sentence for sentence in sentences if sentence]
 
 
 def expectation(record: Record) -> str:

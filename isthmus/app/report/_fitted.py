@@ -52,16 +52,16 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def _data(estimator: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _data(estimator: Any, declared: Mapping[str, Any]) -> dict[str, Any]:
     """What was said of the data, with the number of records only where it is public."""
     names = getattr(estimator, "feature_names_in_", None)
     classes = getattr(estimator, "classes_", None)
-    known = {
+    fitted = {
         "d": int(estimator.n_features_in_),
         "features": None if names is None else [str(name) for name in names],
         "classes": None if classes is None else [str(label) for label in classes],
     }
-    facts = {**known, **given}
+    facts = {**fitted, **declared}
     if estimator.privacy_ is not None:
         facts["n"] = estimator.privacy_.n
     return facts
@@ -83,9 +83,9 @@ def _energy(plan: Any, choice: Any, options: Mapping[str, Any] | None = None) ->
     public = plan.facts.public
     if public is None or public.curve is None:
         return None
-    kept = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
+    chosen = (options or {}).get("k", choice.arguments["k"]) if "data" in choice.of.parameters else None
     source = f"{public.rows:,} public records, half of them to learn from and half to judge"
-    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": kept, "source": source}
+    return {"k": public.curve.ks, "captured": public.curve.shares, "chosen": chosen, "source": source}
 
 
 def _model(estimator: Any) -> dict[str, Any]:

@@ -116,9 +116,9 @@ def _cautions(privacy: Mapping[str, Any]) -> tuple[str, ...]:
 def _figures(privacy: Mapping[str, Any]) -> tuple[KeyFigure, ...]:
     figures = _holding(privacy) if privacy["private"] else _void(privacy)
     if privacy["sampler"]:
-        said = "How a round chose the records it looked at (the sampler)"
-        said += "; epsilon was computed for exactly this." if privacy["private"] else "."
-        figures.append(KeyFigure("records taken", _words.first_up(privacy["sampler"]), said, wide=True))
+        sentence = "How a round chose the records it looked at (the sampler)"
+        sentence += "; epsilon was computed for exactly this." if privacy["private"] else "."
+        figures.append(KeyFigure("records taken", _words.first_up(privacy["sampler"]), sentence, wide=True))
     return tuple(figures)
 
 
@@ -127,11 +127,11 @@ def _holding(privacy: Mapping[str, Any]) -> list[KeyFigure]:
     factor = rounded_up(math.exp(epsilon)) if epsilon < 700 else "1e304 or more"
     loss = f"The privacy loss: one record makes no result more than {factor} times as likely. Less is better."
     slack = f"The slack in that promise: roughly a chance of {_words.one_in(delta)} that it fails. Less is better."
-    said = "The change of the data that must not show: with one record a person, this protects each person."
+    sentence = "The change of the data that must not show: with one record a person, this protects each person."
     return [
         KeyFigure("epsilon", rounded_up(epsilon), loss),
         KeyFigure("delta", _words.decimals(delta), slack),
-        KeyFigure("protected against", _changes(privacy)[0], said, wide=True),
+        KeyFigure("protected against", _changes(privacy)[0], sentence, wide=True),
     ]
 
 
@@ -140,11 +140,11 @@ def _void(privacy: Mapping[str, Any]) -> list[KeyFigure]:
     if privacy["nominal"] is not None and math.isfinite(privacy["nominal"]):
         loss += f" With secret noise the same releases would have epsilon {rounded_up(privacy['nominal'])}."
     slack = "The slack that the run was planned with: it helps nobody where there is no epsilon."
-    said = "The change of the data that the noise was meant to hide, and does not."
+    sentence = "The change of the data that the noise was meant to hide, and does not."
     return [
         KeyFigure("epsilon", "\u221e", loss),
         KeyFigure("delta", _words.decimals(privacy["delta"]), slack),
-        KeyFigure("not protected against", _changes(privacy)[0], said, wide=True),
+        KeyFigure("not protected against", _changes(privacy)[0], sentence, wide=True),
     ]
 
 

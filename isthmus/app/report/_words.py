@@ -36,7 +36,7 @@ def metric_key(name: str | None) -> str:
     ('accuracy', 'r2', 'auc', 'recall')
     """
     plain = (name or "").replace("_", " ").lower().removeprefix("test ").strip()
-    kind = next((each for each in ("recall", "precision") if plain.startswith((f"{each} of ", f"{each}, "))), plain)
+    kind = next((start for start in ("recall", "precision") if plain.startswith((f"{start} of ", f"{start}, "))), plain)
     return _ALIASES.get(kind, kind)
 
 

@@ -95,10 +95,10 @@ def _charts(record: Record) -> dict[str, str]:
         charts["budget"] = _budget_chart(record)
     shared = record.budget["shared"]
     if shared is not None and shared["epsilon"] > 0:
-        left = max(0.0, shared["epsilon"] - shared["spent"])
+        unspent = max(0.0, shared["epsilon"] - shared["spent"])
         parts = [
             svg.Part(shared["spent"], f"spent so far, by all runs: epsilon {rounded_up(shared['spent'])}"),
-            svg.Part(left, f"left: epsilon {_words.at_least(left)}", "empty"),
+            svg.Part(unspent, f"left: epsilon {_words.at_least(unspent)}", "empty"),
         ]
         ends = ("0", f"epsilon {_words.number(shared['epsilon'])}")
         charts["shared"] = svg.meter("shared", "The shared budget", parts, shared["epsilon"], ends)
@@ -115,10 +115,10 @@ def _charts(record: Record) -> dict[str, str]:
 
 
 def _budget_chart(record: Record) -> str:
-    curve, asked = record.budget["curve"], record.budget["epsilon"]
+    curve, target = record.budget["curve"], record.budget["epsilon"]
     series = svg.Series("epsilon spent", [t for t, _ in curve], [epsilon for _, epsilon in curve])
-    finite = asked is not None and math.isfinite(asked)
-    levels = [(asked, f"asked for: {_words.number(asked)}")] if finite else []
+    finite = target is not None and math.isfinite(target)
+    levels = [(target, f"asked for: {_words.number(target)}")] if finite else []
     frame = svg.Frame("round", "epsilon spent", levels=levels, zero=True)
     return svg.lines("budget", "Privacy spent, by round", [series], frame)
 
@@ -147,8 +147,8 @@ def _energy_chart(record: Record) -> str:
 def _curves(record: Record) -> list[tuple[Any, str]]:
     drawn = []
     for i, curve in enumerate(record.curves):
-        series = [svg.Series(each["name"], each["x"], each["y"]) for each in curve["series"]]
-        if any(each.points() for each in series):
+        series = [svg.Series(line["name"], line["x"], line["y"]) for line in curve["series"]]
+        if any(line.points() for line in series):
             shares: dict[str, Any] = {"zero": True, "percent": True, "top": 1.0} if curve["shares"] else {}
             frame = svg.Frame(curve["x_label"] or "x", curve["y_label"] or "y", **shares)
             drawn.append((curve, svg.lines(f"curve{i}", curve["title"], series, frame)))
@@ -178,12 +178,12 @@ def _budget(record: Record) -> dict[str, Any] | None:
 def _lede(record: Record) -> str:
     """One sentence: what was trained, on what, how."""
     data, model = record.data, record.model
-    what = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
+    subject = f"A {model['task']} model" + (f" that predicts \u201c{data['target']}\u201d" if data["target"] else "")
     wide = f"{len(data['fields']):,} fields" if data["fields"] else f"{data['d']:,} columns" if data["d"] else ""
     sizes = [f"{data['n']:,} records" if data["n"] else "", wide]
     size = ", ".join(filter(None, sizes))
     rounds = f" in {model['rounds']:,} rounds" if model["rounds"] else ""
-    return f"{what}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
+    return f"{subject}, trained by {model['algorithm']}{rounds} on {data['name']}{f' ({size})' if size else ''}."
 
 
 def _trained(record: Record) -> list[tuple[str, str]]:
@@ -205,13 +205,13 @@ def _trained(record: Record) -> list[tuple[str, str]]:
         ("Rounds", model["rounds"] and f"{model['rounds']:,}"),
         ("Constraint", model["constraint"]),
         ("Penalty", model["penalty"]),
-        ("What the training saw", model["dims"] and _seen(record)),
+        ("What the training saw", model["dims"] and _trained_on(record)),
         ("Training time", model["seconds"] is not None and _words.duration(model["seconds"])),
     ]
     return [(name, value) for name, value in rows if value]
 
 
-def _seen(record: Record) -> str:
+def _trained_on(record: Record) -> str:
     """How many numbers the training was made from, and what they are."""
     sums = f"{record.model['dims']:,} sums over many records"
     if not record.private:
@@ -296,8 +296,8 @@ def _energy(record: Record) -> dict[str, Any] | None:
         return None
     k, shares = list(record.energy["k"]), record.energy["captured"]
     chosen = record.energy["chosen"]
-    kept = f"{100 * shares[k.index(chosen)]:.3g}%" if chosen in k else None
-    return {"chosen": chosen, "kept": kept, "source": record.energy["source"]}
+    share = f"{100 * shares[k.index(chosen)]:.3g}%" if chosen in k else None
+    return {"chosen": chosen, "kept": share, "source": record.energy["source"]}
 
 
 def _plan(record: Record) -> dict[str, Any] | None:
@@ -305,10 +305,10 @@ def _plan(record: Record) -> dict[str, Any] | None:
     if record.plan is None:
         return None
     choices, model = record.plan["choices"], record.model
-    same = [i for i, each in enumerate(choices) if each["algorithm"] == model["algorithm"]]
+    same = [i for i, choice in enumerate(choices) if choice["algorithm"] == model["algorithm"]]
     exact = [i for i in same if choices[i]["name"] == model["choice"]]
     chosen = next(iter(exact or same), None)
-    columns = [column for column in _COLUMNS if any(each[column[0]] is not None for each in choices)]
+    columns = [column for column in _COLUMNS if any(choice[column[0]] is not None for choice in choices)]
     return {
         "choices": choices,
         "chosen": chosen,

@@ -67,7 +67,12 @@ def _statement(where: str, value: Any) -> Mapping[str, Any]:
     statement = _PRIVACY(where, value)
     need(0 < statement["delta"] < 1, f"{where}.delta", statement["delta"], "give a number strictly between 0 and 1")
     honest = statement["private"] == math.isfinite(statement["epsilon"])
-    need(honest, f"{where}.private", statement["private"], "private means a finite epsilon")
+    need(
+        honest,
+        f"{where}.private",
+        statement["private"],
+        "it is true exactly where epsilon is finite: correct one of the two",
+    )
     return statement
 
 
@@ -249,11 +254,11 @@ class Record:
         `metrics` are of records kept out of training: mappings, or the figures of `private_score`; `comparison` has
         the other runs: the report adds this one.  `purpose` and `owner` are what the model card says first.
         """
-        figures = [each.to_dict() if hasattr(each, "to_dict") else each for each in metrics]
-        drawn = [each.to_dict() if hasattr(each, "to_dict") else each for each in curves]
-        given: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": drawn}
-        given |= {"purpose": purpose, "owner": owner}
-        return cls(title=title, **given | described(estimator, data, tuple(warnings)))
+        figures = [figure.to_dict() if hasattr(figure, "to_dict") else figure for figure in metrics]
+        drawn = [curve.to_dict() if hasattr(curve, "to_dict") else curve for curve in curves]
+        parts: dict[str, Any] = {"metrics": figures, "comparison": tuple(comparison), "curves": drawn}
+        parts |= {"purpose": purpose, "owner": owner}
+        return cls(title=title, **parts | described(estimator, data, tuple(warnings)))
 
     @classmethod
     def from_dict(cls, value: Any) -> Record:
@@ -264,9 +269,9 @@ class Record:
         needed = ("title", "data", "model", "privacy", "words")
         for name in needed:
             need(name in value, "record", sorted(map(str, value)), f"{name!r} is missing")
-        known = {each.name for each in fields_of(cls)}
+        names = {member.name for member in fields_of(cls)}
         return cls(
-            **{name: part for name, part in value.items() if name in known and part is not None or name in needed}
+            **{name: part for name, part in value.items() if name in names and part is not None or name in needed}
         )
 
     @classmethod
@@ -283,7 +288,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as JSON writes it."""
-        return {"format": FORMAT, **{each.name: thawed(getattr(self, each.name)) for each in fields_of(self)}}
+        return {"format": FORMAT, **{member.name: thawed(getattr(self, member.name)) for member in fields_of(self)}}
 
     def to_json(self) -> str:
         """The record as JSON text; infinity is written as the text "inf"."""
@@ -339,5 +344,10 @@ def _agree(record: Record) -> None:
     remedy = "leave it out: the privacy statement keeps the number of records private"
     need(n is None or privacy["n"] is not None, "data.n", n, remedy)
     for metric in record.metrics:
-        kept = not metric["on"].strip().lower().startswith("train")
-        need(kept, "metrics.on", metric["on"], "leave it out: a figure of the training data is not covered by epsilon")
+        held_out = not metric["on"].strip().lower().startswith("train")
+        need(
+            held_out,
+            "metrics.on",
+            metric["on"],
+            "leave it out: a figure of the training data is not covered by epsilon",
+        )

@@ -90,19 +90,19 @@ def short(value: float, percent: bool = False) -> str:
 
 def lines(name: str, title: str, series: Sequence[Series], frame: Frame) -> str:
     """A line chart; `name` makes its ids unique.  Lines differ by dashes too, not by colour alone."""
-    series = [each for each in series if each.points()]
-    direct = len(series) > 1 and max(len(each.name) for each in series) <= 22
-    key = _legend([each.name for each in series], direct) if len(series) > 1 else ""
+    series = [line for line in series if line.points()]
+    direct = len(series) > 1 and max(len(line.name) for line in series) <= 22
+    key = _legend([line.name for line in series], direct) if len(series) > 1 else ""
 
     def draw(kind: str, width: float, height: float) -> str:
         return _lines(series, frame, width, height, kind == "wide" and direct)
 
-    return key + _twice(name, (title, _told(series, frame)), draw)
+    return key + _twice(name, (title, _described(series, frame)), draw)
 
 
 def bars(name: str, title: str, rows: Sequence[tuple[str, float, bool]], percent: bool = False) -> str:
     """Horizontal bars from zero: (name, value, whether it stands out), each with its name and its value."""
-    description = "; ".join(f"{each}: {short(value, percent)}" for each, value, _ in rows)
+    description = "; ".join(f"{label}: {short(value, percent)}" for label, value, _ in rows)
     return _twice(name, (title, description), lambda _, width, __: _bars(rows, width, percent), 40.0 * len(rows) + 4)
 
 
@@ -227,12 +227,12 @@ def _thinned(points: list[tuple[float, float | None]]) -> list[tuple[float, floa
     if len(points) <= _POINTS:
         return points
     stretch = -(-2 * len(points) // (_POINTS - 2))
-    kept = {0, len(points) - 1}
+    places = {0, len(points) - 1}
     for begin in range(0, len(points), stretch):
         inside = range(begin, min(begin + stretch, len(points)))
         gaps = [i for i in inside if points[i][1] is None]
-        kept |= {min(inside, key=_height(points, 1)), max(inside, key=_height(points, -1)), *gaps[:1]}
-    return [points[i] for i in sorted(kept)]
+        places |= {min(inside, key=_height(points, 1)), max(inside, key=_height(points, -1)), *gaps[:1]}
+    return [points[i] for i in sorted(places)]
 
 
 def _height(points: list[tuple[float, float | None]], sign: int) -> Callable[[int], float]:
@@ -279,8 +279,8 @@ def _scale(
     top: float | None = None,
 ) -> _Scale:
     """A scale that shows all values; where it may be, logarithmic for positive ones that span over two decades."""
-    seen = list(values)
-    low, high = min(seen), max(seen)
+    numbers = list(values)
+    low, high = min(numbers), max(numbers)
     if decades and low > 0 and high / low > 100:
         return _decades(low, high, start, end, ticks)
     low = min(0.0, low) if zero else low
@@ -303,7 +303,7 @@ def _decades(low: float, high: float, start: float, end: float, ticks: int) -> _
 def _step(least: float) -> float:
     """The smallest of 1, 2, 2.5, 5 times a power of ten that is not below."""
     power = 10.0 ** math.floor(math.log10(least))
-    return next(each * power for each in _STEPS if each * power >= least * (1 - 1e-9))
+    return next(step * power for step in _STEPS if step * power >= least * (1 - 1e-9))
 
 
 def _apart(ends: Sequence[tuple[float, int]], gap: float, top: float, bottom: float) -> list[tuple[float, int]]:
@@ -323,16 +323,16 @@ def _cut(name: str, width: float) -> str:
     return name if len(name) <= most else name[: most - 1] + "\u2026"
 
 
-def _told(series: Sequence[Series], frame: Frame) -> str:
+def _described(series: Sequence[Series], frame: Frame) -> str:
     """The chart in words."""
     parts = []
-    for each in series:
-        line = each.points()
-        (x0, y0), (x1, y1) = line[0], line[-1]
+    for line in series:
+        points = line.points()
+        (x0, y0), (x1, y1) = points[0], points[-1]
         at = [short(y, frame.percent) for y in (y0, y1)]
-        words = f"{each.name}: {at[0]} at {frame.x_label} {short(x0)}, {at[1]} at {frame.x_label} {short(x1)}"
-        turns = sum(1 for (_, a), (_, b), (_, c) in _triples(line) if (b - a) * (c - b) < 0)
-        span = [short(pick(y for _, y in line), frame.percent) for pick in (min, max)]
+        words = f"{line.name}: {at[0]} at {frame.x_label} {short(x0)}, {at[1]} at {frame.x_label} {short(x1)}"
+        turns = sum(1 for (_, a), (_, b), (_, c) in _triples(points) if (b - a) * (c - b) < 0)
+        span = [short(pick(y for _, y in points), frame.percent) for pick in (min, max)]
         parts.append(words + (f", between {span[0]} and {span[1]}" if turns else ""))
     parts += [f"marked: {words}" for _, words in (*frame.levels, *frame.marks)]
     return f"{frame.y_label} by {frame.x_label}. {'; '.join(parts)}."

@@ -25,7 +25,7 @@ PAPERS = ("000", "001", "002", "003", "004")
 def all_experiments() -> dict[str, Experiment]:
     """By name, in the order of the papers."""
     packages = [import_module(f"isthmus.app.reproduce.paper_{paper}") for paper in PAPERS]
-    return {each.name: each for package in packages for each in package.EXPERIMENTS}
+    return {experiment.name: experiment for package in packages for experiment in package.EXPERIMENTS}
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:
@@ -35,9 +35,12 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: name='nonsense' is not allowed: choose ...
     """
-    known = all_experiments()
+    experiments = all_experiments()
     for name in names:
         validate.check(
-            name in known or name in PAPERS, "name", name, f"choose a paper ({', '.join(PAPERS)}) or {', '.join(known)}"
+            name in experiments or name in PAPERS,
+            "name",
+            name,
+            f"choose a paper ({', '.join(PAPERS)}) or {', '.join(experiments)}",
         )
-    return [each for each in known.values() if each.name in names or each.paper in names]
+    return [experiment for experiment in experiments.values() if experiment.name in names or experiment.paper in names]

@@ -3,7 +3,8 @@
 The deviation of one cell from five seeds is itself uncertain by a third.  Cells of one experiment that measure the same
 thing have deviations of the same relative size, so each band takes the larger of the cell's own and of the median of
 all cells' relative ones: a cell whose mean is near 0, or that a seed threw far off, widens no band but its own.  A
-number that no seed moves gets a millionth of itself.  What was expected and not measured lies outside its band.
+number that no seed moves gets two millionths of itself, since files keep six digits.  What was expected and not
+measured lies outside its band.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from isthmus.app.reproduce.experiment import Experiment, Results, key_of
 
 FOLDER = Path(__file__).parent / "expected"
-WIDTH, LEAST = 3.0, 1e-6
+WIDTH, LEAST = 3.0, 2e-6
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def deviations(rows: dict[str, dict[str, float]]) -> dict[str, float]:
     """The deviation that each band uses.
 
     >>> rows = {f"m={m} / loss": {"mean": 1.0, "sd": sd} for m, sd in ((1, 0.0), (2, 0.1), (3, 9.0))}
-    >>> [round(each, 4) for each in deviations(rows).values()]
+    >>> [round(spread, 4) for spread in deviations(rows).values()]
     [0.1, 0.1, 9.0]
     """
     relative: dict[str, list[float]] = {}
@@ -71,9 +72,9 @@ def check(experiment: Experiment, results: Results, scale: str) -> list[Checked]
     expected = load(experiment.name, scale)
     if expected is None or len(expected["seeds"]) < 2:
         return None
-    wanted, checked = expected["metrics"], []
-    spread, measured = deviations(wanted), summary(experiment, results)
-    for key, row in wanted.items():
+    bands, checked = expected["metrics"], []
+    spread, measured = deviations(bands), summary(experiment, results)
+    for key, row in bands.items():
         value, half = measured.get(key, {"mean": math.nan})["mean"], WIDTH * spread[key]
         checked.append(Checked(key, value, row["mean"] - half, row["mean"] + half))
     return checked

@@ -42,13 +42,13 @@ class Finished:
     @property
     def outside(self) -> list[bands.Checked]:
         """Numbers that left their bands."""
-        return [each for each in self.checked or [] if not each.holds]
+        return [figure for figure in self.checked or [] if not figure.holds]
 
     def line(self) -> str:
         """One line for the screen."""
         total = len(self.checked or [])
-        held = f"{total - len(self.outside)} of {total} within bands" if total else "no bands yet"
-        return f"{self.experiment.name:28} {self.judgement.kind:15} {held:28} {self.seconds:7.1f} s"
+        within = f"{total - len(self.outside)} of {total} within bands" if total else "no bands yet"
+        return f"{self.experiment.name:28} {self.judgement.kind:15} {within:28} {self.seconds:7.1f} s"
 
 
 def missing(experiment: Experiment) -> list[str]:
@@ -58,11 +58,12 @@ def missing(experiment: Experiment) -> list[str]:
 
 def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) -> list[Finished]:
     """Run everything that is not done yet; each experiment is written when its last run has ended."""
-    ready = [each for each in plan.experiments if not missing(each)]
-    for each in plan.experiments:
-        if each not in ready:
-            say(f"{each.name} is left out: ISTHMUS_DATA, the folder of data sets, has no {', '.join(missing(each))}.")
-    todo = {each.name: runner.jobs(each, plan.scale, plan.seeds, plan.device) for each in ready}
+    ready = [candidate for candidate in plan.experiments if not missing(candidate)]
+    for candidate in plan.experiments:
+        if candidate not in ready:
+            absent = ", ".join(missing(candidate))
+            say(f"{candidate.name} is left out: ISTHMUS_DATA, the folder of data sets, has no {absent}.")
+    todo = {candidate.name: runner.jobs(candidate, plan.scale, plan.seeds, plan.device) for candidate in ready}
     lines: dict[str, list[Any]] = {name: [] for name in todo}
     finished: dict[str, Finished] = {}
     every = [job for jobs in todo.values() for job in jobs]
@@ -71,10 +72,10 @@ def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) 
             bar.update()
             lines[job.name].append((job, line))
             if len(lines[job.name]) == len(todo[job.name]):
-                experiment = next(each for each in ready if each.name == job.name)
+                experiment = next(candidate for candidate in ready if candidate.name == job.name)
                 finished[job.name] = finish(experiment, plan, lines[job.name])
                 say(finished[job.name].line())
-    return [finished[each.name] for each in ready]
+    return [finished[candidate.name] for candidate in ready]
 
 
 def finish(experiment: Experiment, plan: Request, lines: list[Any]) -> Finished:
@@ -82,12 +83,14 @@ def finish(experiment: Experiment, plan: Request, lines: list[Any]) -> Finished:
     results = runner.results_of(sorted(lines, key=lambda pair: _place(experiment, plan, pair[0])))
     checked = bands.check(experiment, results, plan.scale)
     seconds, machines = sum(line["took"] for _, line in lines), [line["machine"] for _, line in lines]
-    each = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
-    done = Finished(experiment, results, experiment.judged(results), checked, seconds, each)
+    distinct = [machine for i, machine in enumerate(machines) if machine not in machines[:i]]
+    outcome = Finished(experiment, results, experiment.judged(results), checked, seconds, distinct)
     folder = plan.out / plan.scale
     figures.draw(experiment, results, folder / f"{experiment.name}.svg")
-    (folder / f"{experiment.name}.json").write_text(json.dumps(record(done, plan), indent=1) + "\n", encoding="utf-8")
-    return done
+    (folder / f"{experiment.name}.json").write_text(
+        json.dumps(record(outcome, plan), indent=1) + "\n", encoding="utf-8"
+    )
+    return outcome
 
 
 def record(done: Finished, plan: Request) -> dict[str, Any]:
@@ -112,13 +115,13 @@ def expect(done: Finished, plan: Request, pages: Path) -> None:
     figures.draw(done.experiment, done.results, pages / "reproduction" / f"{done.experiment.name}-{plan.scale}.svg")
 
 
-def _unbanded(done: Finished) -> dict[str, float]:
-    shown = {}
-    for cell in done.results.cells:
-        for name in done.experiment.unbanded:
-            if any(name in run.metrics for run in done.results.of(**cell)):
-                shown[f"{runner.key_of(cell)} / {name}"] = done.results.mean(name, **cell)
-    return shown
+def _unbanded(outcome: Finished) -> dict[str, float]:
+    means = {}
+    for cell in outcome.results.cells:
+        for name in outcome.experiment.unbanded:
+            if any(name in run.metrics for run in outcome.results.of(**cell)):
+                means[f"{runner.key_of(cell)} / {name}"] = outcome.results.mean(name, **cell)
+    return means
 
 
 def _place(experiment: Experiment, plan: Request, job: runner.Job) -> int:

@@ -32,21 +32,21 @@ three standard deviations.
 
 def page() -> str:
     """The whole page."""
-    known = all_experiments()
-    parts = [HEAD, overview(known)]
-    for paper in sorted({each.paper for each in known.values()}):
+    experiments = all_experiments()
+    parts = [HEAD, overview(experiments)]
+    for paper in sorted({experiment.paper for experiment in experiments.values()}):
         parts.append(f"## {TITLES[paper]}\n")
-        parts += [section(each) for each in known.values() if each.paper == paper]
+        parts += [section(experiment) for experiment in experiments.values() if experiment.paper == paper]
     return "\n".join(parts)
 
 
 def overview(known: Mapping[str, Experiment]) -> str:
     """One line an experiment."""
     rows = ["| experiment | of the paper | verdict on the claim |", "|---|---|---|"]
-    for each in known.values():
-        stored = _best(each)
+    for experiment in known.values():
+        stored = _best(experiment)
         kind = f"**{stored['verdict']['kind']}**" if stored else "not run yet"
-        rows.append(f"| [{each.name}](#{each.name}) | {each.item} | {kind} |")
+        rows.append(f"| [{experiment.name}](#{experiment.name}) | {experiment.item} | {kind} |")
     return "\n".join(rows) + "\n"
 
 
@@ -66,11 +66,11 @@ def section(experiment: Experiment) -> str:
 def measured(experiment: Experiment, scale: str, stored: dict[str, Any]) -> list[str]:
     """The verdict, the numbers and the plot of one scale."""
     verdict, seeds = stored["verdict"], len(stored["seeds"])
-    which = "full scale" if scale == "full" else "small scale"
-    words = f"{which}, {seeds} seed{'s' if seeds > 1 else ''}, {stored['cpu_seconds'] / seeds:.0f} CPU-seconds each"
+    size = "full scale" if scale == "full" else "small scale"
+    words = f"{size}, {seeds} seed{'s' if seeds > 1 else ''}, {stored['cpu_seconds'] / seeds:.0f} CPU-seconds each"
     parts = [f"**Verdict: {verdict['kind']}** ({words}). {verdict['why']}\n"]
     if (Path(__file__).parents[3] / "docs" / "reproduction" / f"{experiment.name}-{scale}.svg").exists():
-        parts.append(f"![{experiment.item}, {which}](reproduction/{experiment.name}-{scale}.svg)\n")
+        parts.append(f"![{experiment.item}, {size}](reproduction/{experiment.name}-{scale}.svg)\n")
     return [*parts, table(stored)]
 
 

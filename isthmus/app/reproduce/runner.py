@@ -58,24 +58,24 @@ def do(job: Job) -> dict[str, Any]:
 def run(todo: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
     """Do what is not done yet; yields each job with its line as it ends, done ones first."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = done(folder)
-    left = []
+    lines = done(folder)
+    remaining = []
     for job in todo:
-        line = kept.get(identity(job))
+        line = lines.get(identity(job))
         if line is None:
-            left.append(job)
+            remaining.append(job)
         else:
             yield job, line
     if workers == 1:
-        for job in left:
+        for job in remaining:
             yield job, _keep(folder, job, do(job))
         return
-    yield from _in_processes(left, folder, workers)
+    yield from _in_processes(remaining, folder, workers)
 
 
-def _in_processes(left: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+def _in_processes(remaining: Sequence[Job], folder: Path, workers: int) -> Iterator[tuple[Job, dict[str, Any]]]:
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[Future[dict[str, Any]], Job] = {pool.submit(do, job): job for job in left}
+        waiting: dict[Future[dict[str, Any]], Job] = {pool.submit(do, job): job for job in remaining}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], _keep(folder, waiting[future], future.result())
@@ -101,22 +101,22 @@ def identity(job: Job) -> Identity:
 
 def _experiment(job: Job) -> Experiment:
     package = import_module(f"isthmus.app.reproduce.paper_{job.paper}")
-    experiment: Experiment = next(each for each in package.EXPERIMENTS if each.name == job.name)
+    experiment: Experiment = next(candidate for candidate in package.EXPERIMENTS if candidate.name == job.name)
     return experiment
 
 
 def done(folder: Path) -> dict[Identity, dict[str, Any]]:
     """The lines that are kept in a folder; what a kill cut off, or does not say all of `KEYS`, is left out."""
-    kept = {}
+    lines = {}
     for path in sorted(folder.glob("*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
             try:
                 line = json.loads(text)
                 name, cell, seed, config, device, code = (line[key] for key in KEYS)
-                kept[(name, cell, seed, config, device, code)] = line
+                lines[(name, cell, seed, config, device, code)] = line
             except (ValueError, KeyError, TypeError):
                 continue
-    return kept
+    return lines
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Sources:
 
 
 @cache
-def code_of(run: Callable[..., Any]) -> str:
-    """A fingerprint of all that a function of a module reaches in it and in `isthmus.app.reproduce`.
+def code_of(run: Callable[..., Any], within: str = HERE) -> str:
+    """A fingerprint of all that a function of a module reaches in it and in a package.
 
     >>> code_of(code_of) == code_of(taken_apart)
     False
@@ -47,9 +47,18 @@ def code_of(run: Callable[..., Any]) -> str:
     names = [run.__qualname__] if run.__qualname__ in own.definitions else list(own.definitions)
     seen: dict[tuple[str, str], str] = {}
     for name in names:
-        _reach(module, name, seen)
+        _reach(module, name, seen, within)
     text = "\n".join(f"{module}:{name}\n{code}" for (module, name), code in sorted(seen.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def code_of_files(files: tuple[Path, ...]) -> str:
+    """A fingerprint of whole files: what they say without comments and docstrings."""
+    made = hashlib.sha256()
+    for path in files:
+        made.update(ast.dump(_Bare().visit(ast.parse(path.read_text(encoding="utf-8")))).encode())
+    return made.hexdigest()[:12]
 
 
 @cache
@@ -68,7 +77,7 @@ def taken_apart(module: str) -> Sources:
     return made
 
 
-def _reach(module: str, name: str, seen: dict[tuple[str, str], str]) -> None:
+def _reach(module: str, name: str, seen: dict[tuple[str, str], str], within: str = HERE) -> None:
     """Note a definition and all that it names; "" is the whole module."""
     sources = taken_apart(module)
     if (module, name) in seen:
@@ -78,12 +87,12 @@ def _reach(module: str, name: str, seen: dict[tuple[str, str], str]) -> None:
     seen[(module, name)] = "\n".join(ast.unparse(_Bare().visit(_copy(node))) for node in nodes)
     for used in sorted({each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}):
         if used in sources.definitions:
-            _reach(module, used, seen)
+            _reach(module, used, seen, within)
         elif used in sources.imports:
             there, what = sources.imports[used]
             whole = f"{there}.{what}" if what and f"{there}.{what}" in sys.modules else ""
-            if (whole or there).startswith(HERE) and (whole or there) not in FRAME:
-                _reach(whole or there, "" if whole else what, seen)
+            if (whole or there).startswith(within) and (whole or there) not in FRAME:
+                _reach(whole or there, "" if whole else what, seen, within)
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:

@@ -159,7 +159,7 @@ class Settings:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Settings:
         """What `to_dict` wrote."""
-        known_keys("settings", data, [each.name for each in fields(Settings)])
+        known_keys("settings", data, [member.name for member in fields(Settings)])
         return Settings(**data)
 
 
@@ -174,22 +174,25 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number > 0; inf trains without privacy
     """
     settings = {} if file is None else _read_toml(Path(file))
-    names = [each.name for each in fields(Settings)]
+    names = [member.name for member in fields(Settings)]
     known_keys("config", settings, [*names, "columns"])
-    given = {key: value for key, value in options.items() if value is not None and value != ()}
-    path = given.get("schema") or settings.get("schema")
+    chosen = {key: value for key, value in options.items() if value is not None and value != ()}
+    path = chosen.get("schema") or settings.get("schema")
     declared = Schema() if path is None else _declared(Schema.load(path))
     declared = _with_target(declared, settings.pop("target", None))
     columns = [read_column(name, value) for name, value in settings.pop("columns", {}).items()]
-    columns += [read_column(name, value) for name, value in given.pop("columns", {}).items()]
+    columns += [read_column(name, value) for name, value in chosen.pop("columns", {}).items()]
     declared = declared.with_columns(columns)
     target = declared.target
-    if target is not None and given.get("target") in (None, target.name):  # what it says of another target is of no use
+    if target is not None and chosen.get("target") in (
+        None,
+        target.name,
+    ):  # what it says of another target is of no use
         for key, value in (("target", target.name), ("task", target.task), ("classes", target.classes)):
             settings.setdefault(key, value)
         settings.setdefault("target_bounds", target.bounds)
         settings.setdefault("decimal", target.decimal)
-    whole = Settings(**{**settings, **given})
+    whole = Settings(**{**settings, **chosen})
     _check_files(whole)
     return whole, replace(declared, target=None)
 
@@ -255,15 +258,15 @@ def read_constraint(text: str | None) -> Any:
         return None
     kind, _, numbers = text.partition(":")
     try:
-        values = [float(each) for each in numbers.split(",")] if numbers else []
-        made: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+        values = [float(number) for number in numbers.split(",")] if numbers else []
+        kinds: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
             "l1": (sets.L1Ball, (1,)),
             "l2": (sets.L2Ball, (1,)),
             "linf": (sets.LInfBall, (1,)),
             "box": (sets.Box, (2,)),
             "simplex": (sets.Simplex, (0, 1)),
         }
-        build, sizes = made[kind.strip().lower()]
+        build, sizes = kinds[kind.strip().lower()]
         validate.check(len(values) in sizes, "constraint", text, f"{kind} takes {sizes[0]} number(s)")
         return build(*values)
     except (KeyError, TypeError, ValueError) as error:

@@ -86,7 +86,7 @@ def training_epsilon(settings: Settings, delta: float) -> float:
     if settings.measure_epsilon is None or not settings.private:
         return settings.epsilon
     adjacency = Adjacency(settings.adjacency)
-    whole, part = (mu_of(each, delta, adjacency) for each in (settings.epsilon, settings.measure_epsilon))
+    whole, part = (mu_of(epsilon, delta, adjacency) for epsilon in (settings.epsilon, settings.measure_epsilon))
     rest = Gaussian(1 / math.sqrt(whole**2 - part**2)).event()
     return float(epsilon_of(rest, delta, adjacency)) * (1 - 1e-7)
 

@@ -43,7 +43,7 @@ class Model:
             return {}
         have = list(table.frame.columns)
         for name in names:
-            validate.check(name in have, "id", name, f"the file has no such column; it has {have[:20]}")
+            validate.check(name in have, "id", name, f"name a column of the file, which has {have[:20]}")
         own = [column.name for column in self.schema.columns if column.type == "id" and column.name in have]
         return {name: _entries(table.frame[name]) for name in dict.fromkeys([*names, *own])}
 

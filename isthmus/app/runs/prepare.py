@@ -143,18 +143,18 @@ def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
     )
 
 
-def _whole(found: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, int | None]:
+def _whole(rows: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, int | None]:
     """Rows to train on and test rows of all ranks; every rank has the whole of a public test file."""
-    tested = None if found.test is None else len(found.test[1])
+    tested = None if rows.test is None else len(rows.test[1])
     if tested is not None and not (settings.test is not None and settings.measure_epsilon is None):
         tested = crew.count(tested)
-    return crew.count(int(found.x.shape[0])), tested
+    return crew.count(int(rows.x.shape[0])), tested
 
 
-def _filled(what: str, path: str, settings: Settings, part: str = "train") -> Table:
+def _filled(argument: str, path: str, settings: Settings, part: str = "train") -> Table:
     """The table in a file that must have rows."""
     table = read(path, part=part, reading=settings.reading)
-    validate.check(table.n > 0, what, path, "give a file with rows: this one has none")
+    validate.check(table.n > 0, argument, path, "give a file with rows: this one has none")
     return table
 
 
@@ -172,13 +172,13 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
             table.name,
             f"give a file with the column {target.name!r}: this one does not have it",
         )
-    y, kept = encode_target(_targets(table, target.name), target, table.separator)
-    whole = bool(kept.all())
+    y, present = encode_target(_targets(table, target.name), target, table.separator)
+    whole = bool(present.all())
     remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
     if table.frame is None:
-        return (table.x if whole else table.x[kept]), y
-    return numbers_of(table.frame if whole else table.frame[kept], schema.read_by(table.separator)), y
+        return (table.x if whole else table.x[present]), y
+    return numbers_of(table.frame if whole else table.frame[present], schema.read_by(table.separator)), y
 
 
 # ---------------------------------------------------------------- names
@@ -261,21 +261,21 @@ def _leaks_of(guessed: list[str]) -> list[str]:
 
 def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
     """Refuse a column of words in which none of the declared ones ever occurs: all rows would be "(other)"."""
-    at, seen = 0, {}
+    at, occurring = 0, {}
     for column in schema.columns:
         width = len(column.features)
         if column.type == "category":
-            declared, other = _seen(x, at, at + width - 2), _seen(x, at + width - 2, at + width - 1)
-            seen[column.name] = [declared, other]
+            declared, undeclared = _occurs(x, at, at + width - 2), _occurs(x, at + width - 2, at + width - 1)
+            occurring[column.name] = [declared, undeclared]
         at += width
-    counts = crew.all(seen)
-    for name in seen:
+    counts = crew.all(occurring)
+    for name in occurring:
         known, unknown = (any(count[name][k] for count in counts) for k in (0, 1))
         remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
 
-def _seen(x: Any, lo: int, hi: int) -> bool:
+def _occurs(x: Any, lo: int, hi: int) -> bool:
     """Whether some row has something in the columns lo, ..., hi - 1."""
     if isinstance(x, Streamed):
         return any(bool(rows[:, lo:hi].any()) for _, _, rows in x.chunks())
@@ -284,10 +284,10 @@ def _seen(x: Any, lo: int, hi: int) -> bool:
 
 def _inferred(name: str, settings: Settings, table: Table, public: Table | None) -> Guess:
     """A column that was not declared: as public rows have it, where they have it."""
-    known = public is not None and public.frame is not None and name in public.frame.columns
-    source = public if public is not None and known else table
+    is_public = public is not None and public.frame is not None and name in public.frame.columns
+    source = public if public is not None and is_public else table
     signs = Signs.of(settings.decimal, source.separator)
-    return infer(name, source.frame[name], public=known, signs=signs)
+    return infer(name, source.frame[name], public=is_public, signs=signs)
 
 
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
@@ -345,8 +345,8 @@ def _settle_target(
             ranged = _range_of(public_targets, settings.decimal, public.separator)
     if table.frame is not None:
         notes.append("rows without a target are left out")
-    kept = classes if task == "classification" else None
-    return Target(name, task, kept, ranged, settings.decimal if kept is None else None), leaks, notes
+    labels = classes if task == "classification" else None
+    return Target(name, task, labels, ranged, settings.decimal if labels is None else None), leaks, notes
 
 
 def _check_number_of(classes: tuple[str, ...]) -> None:
@@ -371,10 +371,10 @@ def as_option(words: Iterable[str]) -> str:
 def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
     """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
-    known = as_option(label for label in classes if rows[label] >= FEW)
+    usual = as_option(label for label in classes if rows[label] >= FEW)
     remedy = (
         f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
-        f"may be public (those of more rows are --classes {known}) and remove the other rows, or give --task regression"
+        f"may be public (those of more rows are --classes {usual}) and remove the other rows, or give --task regression"
     )
     validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 
@@ -445,10 +445,10 @@ def split(
     bound, secret = int(fraction * 2**64), salt.encode()
     places = range(first, first + len(y))
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
-    held = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
-    sizes = crew.count(int((~held).sum())), crew.count(int(held.sum()))
+    held_out = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
+    sizes = crew.count(int((~held_out).sum())), crew.count(int(held_out.sum()))
     validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
-    return (_side(x, ~held), y[~held]), (_side(x, held), y[held])
+    return (_side(x, ~held_out), y[~held_out]), (_side(x, held_out), y[held_out])
 
 
 def _side(x: Any, mask: np.ndarray) -> Any:

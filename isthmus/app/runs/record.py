@@ -73,11 +73,11 @@ def trained(estimator: Any, settings: Settings, problem: PreparedRows) -> dict[s
     }
     title = settings.title or f"{problem.target.name} from {problem.name}"
     record = Record.of(estimator, title=title, data=data, purpose=settings.purpose, owner=settings.owner).to_dict()
-    asked = settings.epsilon if settings.private else "inf"
+    epsilon = settings.epsilon if settings.private else "inf"
     curve = record["budget"]["curve"] or [list(point) for point in estimator.budget_curve()]
     statement = estimator.privacy_
     return {
-        "record": record | {"budget": record["budget"] | {"epsilon": asked, "curve": curve, "shared": None}},
+        "record": record | {"budget": record["budget"] | {"epsilon": epsilon, "curve": curve, "shared": None}},
         "statement": None if statement is None else statement.to_json(),
     }
 

@@ -109,7 +109,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
     stored = crew.lead(lambda: _stored(run, crew))  # type: ignore[arg-type]
     settings = Settings.from_dict(json.loads(stored["settings"]))
     if stored["done"]:
-        return None if run is None else _done(run, settings, say)
+        return None if run is None else _finished(run, settings, say)
     schema = Schema.from_toml(stored["schema"], files.SCHEMA)
     problem = prepare(settings, schema, salt=stored["salt"], settled=True, crew=crew)
     if run is None:
@@ -131,7 +131,7 @@ def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     return {"settings": text, "done": run.has(files.RUN), "schema": run.read(files.SCHEMA).decode(), "salt": salt}
 
 
-def _done(run: RunFolder, settings: Settings, say: Say) -> Outcome:
+def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
     """What a run that is done left behind."""
     say(f"{run.path} is finished: there is nothing left to do")
     record.tidy(run)
@@ -238,8 +238,8 @@ def _train(
     if checkpoint is not None:
         _check_readable(checkpoint)
     seed = 0 if run is None else run.settings["seed"]
-    given: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
-    estimator = _estimator(settings, problem, **given)
+    options: dict[str, Any] = {"ledger": ledger, "checkpoint": checkpoint, "seed": seed, "verbose": int(progress)}
+    estimator = _estimator(settings, problem, **options)
     estimator.fit(problem.x, problem.y, group=crew.group)
     if run is not None:
         run.write(files.PLAN, estimator.plan_.to_json().encode())
@@ -273,7 +273,7 @@ def _estimator(
 ) -> Any:
     """The estimator that the settings describe, not fitted."""
     target = problem.target
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "epsilon": measure.training_epsilon(settings, _delta(settings, problem)),
         "delta": _delta(settings, problem),
         "algorithm": settings.algorithm,
@@ -300,9 +300,9 @@ def _estimator(
         **({} if settings.loss is None else {"loss": settings.loss}),
     }
     if target.task == "classification":
-        given |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
-        return PrivateClassifier(**given)
-    return PrivateRegressor(**given, target_bounds=target.bounds)
+        options |= {"classes": list(target.classes or ()), "class_weight": settings.class_weight}
+        return PrivateClassifier(**options)
+    return PrivateRegressor(**options, target_bounds=target.bounds)
 
 
 def _measured(
@@ -330,16 +330,16 @@ def _delta(settings: Settings, problem: PreparedRows) -> float:
 
 
 @contextmanager
-def _heard(told: list[str], warn: Say) -> Iterator[None]:
+def _heard(remembered: list[str], warn: Say) -> Iterator[None]:
     """Pass every warning on once, and remember those about privacy."""
-    seen = set(told)
+    heard = set(remembered)
 
     def show(message: Any, category: type[Warning], *rest: Any) -> None:
         words = str(message)
-        if words not in seen:
-            seen.add(words)
+        if words not in heard:
+            heard.add(words)
             warn(words)
-            told.extend([words] if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning) else [])
+            remembered.extend([words] if issubclass(category, PrivacyBudgetWarning | PrivacyLeakWarning) else [])
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -51,10 +51,8 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     sent = for_wire(message, Reach(reach.own, reach.own), 1)
     values = {}
     for name, clipped in sent.values.items():
-        known = (
-            clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize
-        )  # the server's bound is for these
-        validate.check(known, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
+        same = clipped.dtype is None or clipped.dtype.itemsize >= plan.dtype.itemsize  # the server's bound is for these
+        validate.check(same, "dtype", plan.dtype, f"give {clipped.dtype}, which this client's gradients are")
         more = room(clipped, reach, plan.clients)
         remedy = f"give a lower rate or fewer clients: to add sums of up to {reach.own:g} bounds would round too much"
         validate.check(more < 0.5, "n", plan.terms, remedy)
@@ -123,13 +121,13 @@ def _words(value: Any) -> Iterator[str]:
         yield str(value)
     elif is_dataclass(value) and not isinstance(value, type):
         yield type(value).__qualname__
-        for item in (each for each in fields(value) if each.init):  # the others are memories
+        for item in (member for member in fields(value) if member.init):  # the others are memories
             yield item.name
             yield from _words(getattr(value, item.name))
     elif isinstance(value, (Mapping, list, tuple)):
         yield f"{len(value)}:"
-        for each in value.items() if isinstance(value, Mapping) else value:
-            yield from _words(each)
+        for part in value.items() if isinstance(value, Mapping) else value:
+            yield from _words(part)
     elif callable(value):
         yield str(getattr(value, "__qualname__", type(value).__qualname__))
     else:
@@ -139,9 +137,9 @@ def _words(value: Any) -> Iterator[str]:
 
 def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:
     """Refuse an order that was made by another plan, before a record is looked at."""
-    said = config.get("plan")
+    sent = config.get("plan")
     remedy = f"it is {ANOTHER} than this client's ({plan.digest}): give server and clients the same Federation"
-    validate.check(said == plan.digest, "plan", said, remedy)
+    validate.check(sent == plan.digest, "plan", sent, remedy)
 
 
 def check_linear(plan: Federation, problem: Any) -> None:

@@ -57,11 +57,11 @@ def client_app(
 
     @app.train()
     def train(message: Any, context: Any) -> Any:
-        def records(plan: Federation, asked: Ask, name: str) -> Any:
+        def records(plan: Federation, request: Ask, name: str) -> Any:
             problem = data(context)
             if plan.unit == "record":
                 return problem
-            return OneTerm(lambda w: _term(plan, problem, w, asked, name))
+            return OneTerm(lambda w: _term(plan, problem, w, request, name))
 
         return answered(message, context, federation, records, noise, physical_batch_size)
 
@@ -81,7 +81,7 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
         if not message.has_content() or RECORD not in message.content:
             return call_next(message, context)
 
-        def change(plan: Federation, asked: Ask, name: str) -> OneTerm:
+        def change(plan: Federation, request: Ask, name: str) -> OneTerm:
             validate.check(
                 plan.unit == "client", "unit", plan.unit, 'give unit="client": a mod sends what one client changed'
             )
@@ -111,17 +111,17 @@ def answered(
     """The reply to an order, or to a step of secure aggregation."""
     app, plan = flower().app, federation if isinstance(federation, Federation) else federation(context)
 
-    def added(asked: Ask) -> Message:
-        return contribution(plan, asked, context, terms, noise, physical)
+    def added(order: Ask) -> Message:
+        return contribution(plan, order, context, terms, noise, physical)
 
     check_plan(plan, message.content[RECORD])
     if plan.dropouts is not None:
         data = _secured(message.content, context, plan, added, noise)
     else:
-        asked = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
+        request = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
         if plan.down == "update":
-            keep(context.state, ITERATE, {"w": asked.w})
-        data = answer(added(asked), asked.data, not plan.private)
+            keep(context.state, ITERATE, {"w": request.w})
+        data = answer(added(request), request.data, not plan.private)
     return app.Message(app.RecordDict({RECORD: app.ConfigRecord({"answer": data})}), reply_to=message)
 
 
@@ -135,7 +135,7 @@ def contribution(
     site.read = lambda: asked.w
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
-        read_off = [str(each[0]) for each in getattr(problem, "read_off", ())]
+        read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
         remedy = "give it to the objective: it was read from private records, and no budget pays for that"
         validate.check(not read_off, "data", read_off, remedy)
         check_linear(plan, problem)
@@ -169,9 +169,9 @@ def name_of(context: Any) -> str:
     return str(context.node_config.get("partition-id", context.node_id))
 
 
-def _term(plan: Federation, problem: Any, w: Tensor, asked: Ask, name: str) -> Tensor:
+def _term(plan: Federation, problem: Any, w: Tensor, request: Ask, name: str) -> Tensor:
     """The vector of a client that is one term."""
     if plan.local is None:
         mean: Tensor = problem.rows(w).sum() / problem.n
         return mean
-    return plan.local.change(problem, w, asked.order.t, asked.order.seed, name)
+    return plan.local.change(problem, w, request.order.t, request.order.seed, name)

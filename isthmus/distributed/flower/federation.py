@@ -149,21 +149,21 @@ class Federation:
         validate.positive_int(rounds=self.rounds, clients=self.clients)
         validate.one_of(UNITS, unit=self.unit)
         validate.one_of(DOWN, down=self.down)
-        one = self.unit == "client"
+        by_client = self.unit == "client"
         validate.check(
-            one or self.n is not None,
+            by_client or self.n is not None,
             "n",
             self.n,
             "give the number of records of all clients, or a public estimate of it",
         )
         validate.check(
-            one or self.local is None,
+            by_client or self.local is None,
             "local",
             self.local,
             'give unit="client": local steps make one vector of each client',
         )
         remedy = 'give a share in [0, 1/3), and unit="client"'
-        fits = self.dropouts is None or (one and 0 <= self.dropouts < 1 / 3)
+        fits = self.dropouts is None or (by_client and 0 <= self.dropouts < 1 / 3)
         validate.check(fits, "dropouts", self.dropouts, remedy)
 
     # ------------------------------------------------------------ what follows
@@ -260,8 +260,8 @@ class Federation:
             "use a private recipe: this one promises nothing, so there is no statement",
         )
         assert promise is not None
-        said = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
-        account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=said)
+        assumptions = (*promise.assumptions, "the reader may know which clients (or records) each round looked at")
+        account = Account(promise.delta, promise.adjacency, promise.n, seeded, assumptions=assumptions)
         for stage in self.pipe.stages:
             mechanisms = [release.mechanism for release in stage.releases]
             event = joint([mechanism.event(promise.adjacency) for mechanism in mechanisms])
@@ -273,12 +273,12 @@ class Federation:
 
     def assumptions(self) -> list[str]:
         """What a promise over clients rests on, in words."""
-        one = self.unit == "client"
+        by_client = self.unit == "client"
         sentences = [
             "whether a client answers, and answers in time, does not depend on its records: a lost client adds "
             "nothing, and the noise and the divisor stay as they are"
         ]
-        if one:
+        if by_client:
             sentences += ["a client is connected once", "a record, here, is all that one client has"]
         else:
             sentences.append("no record is with two clients, and each client draws its own records secretly")

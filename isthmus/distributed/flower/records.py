@@ -92,7 +92,7 @@ def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None,
     if places is None or len(places) * (w.element_size() + 4) >= w.numel() * w.element_size():
         return app.RecordDict({RECORD: app.ConfigRecord(config), ARRAYS: to_arrays(w, space)})
     changes = {"places": places.to(torch.int32).numpy(), "values": w[places].cpu().numpy()}
-    record = app.ArrayRecord({name: app.Array(each) for name, each in changes.items()})
+    record = app.ArrayRecord({name: app.Array(array) for name, array in changes.items()})
     return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), UPDATE: record})
 
 
@@ -123,8 +123,8 @@ def read_ask(content: Any, space: Space, kept: Tensor | None) -> Ask:
 def answer(message: Message, asked: bytes, divides: bool) -> bytes:
     """A message as bytes: a seal, the divisor where the server does not know it, and the code of every release."""
     parts = [struct.pack("<d", message.divisor)] if divides else []
-    for name, each in message.values.items():
-        data = message.coded.get(name) or _raw(each.value)
+    for name, bounded in message.values.items():
+        data = message.coded.get(name) or _raw(bounded.value)
         parts += [struct.pack("<I", len(data)), data]
     body = b"".join(parts)
     return _seal(asked, body) + body
@@ -143,9 +143,9 @@ def read_answer(data: Any, asked: bytes, like: Message, codec: Codec | None, div
     if divides:
         divisor, at = _number("<d", data, at)
         validate.positive(divisor=divisor)
-    for name, each in like.values.items():
+    for name, bounded in like.values.items():
         size, at = _number("<I", data, at)
-        values[name] = _value(name, each, data[at : at + size], codec)
+        values[name] = _value(name, bounded, data[at : at + size], codec)
         at += size
     validate.check(at == len(data), "answer", f"{len(data)} bytes", f"send {at} bytes, as the plan says")
     sent = len(data)
@@ -176,9 +176,9 @@ def _raw(value: Tensor) -> bytes:
     return value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _seal(asked: bytes, body: bytes) -> bytes:
+def _seal(order: bytes, body: bytes) -> bytes:
     """Of an order and what answers it: a late answer to another order does not fit."""
-    return hashlib.blake2b(hashlib.blake2b(asked, digest_size=16).digest() + body, digest_size=SEAL).digest()
+    return hashlib.blake2b(hashlib.blake2b(order, digest_size=16).digest() + body, digest_size=SEAL).digest()
 
 
 def content_of(reply: Any, name: str) -> Any:
@@ -203,11 +203,11 @@ def content_of(reply: Any, name: str) -> Any:
 def keep(state: Any, name: str, vectors: Mapping[str, Tensor]) -> None:
     """Keep vectors in a client's `context.state`."""
     app = flower().app
-    state[name] = app.ArrayRecord({key: app.Array(each.detach().cpu().numpy()) for key, each in vectors.items()})
+    state[name] = app.ArrayRecord({key: app.Array(vector.detach().cpu().numpy()) for key, vector in vectors.items()})
 
 
 def kept(state: Any, name: str) -> dict[str, Tensor]:
     """The vectors that were kept."""
     if name not in state:
         return {}
-    return {key: torch.from_numpy(each.numpy().copy()) for key, each in state[name].items()}
+    return {key: torch.from_numpy(array.numpy().copy()) for key, array in state[name].items()}

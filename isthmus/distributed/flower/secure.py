@@ -84,11 +84,11 @@ def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told
     traffic, timeout = told
     paid: Any = _Charged()
     server = SecureServer(plan, paid)
-    said = {"m": plan.m, "plan": order[RECORD]["plan"]}
+    terms = {"m": plan.m, "plan": order[RECORD]["plan"]}
     index = {node: place for place, node in enumerate(sorted(nodes)[: plan.clients])}
 
     def exchange(step: str, letters: dict[int, bytes], more: Any = None) -> None:
-        for node, data in _sent(grid, step, said, letters, index, more, traffic, timeout):
+        for node, data in _sent(grid, step, terms, letters, index, more, traffic, timeout):
             try:
                 server.receive(data, index[node])
             except BadMessage as error:
@@ -110,7 +110,7 @@ def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told
 def _sent(
     grid: Any,
     step: str,
-    said: dict[str, Any],
+    terms: dict[str, Any],
     letters: dict[int, bytes],
     index: dict[int, int],
     more: Any,
@@ -120,10 +120,10 @@ def _sent(
     """Send one step's letters, and whose answers have come."""
     app, messages = flower().app, []
     for node, data in letters.items():
-        config = {"step": step, "data": data, "index": index[node], **said}
+        config = {"step": step, "data": data, "index": index[node], **terms}
         content = app.RecordDict() if more is None else app.RecordDict(dict(more.items()))
-        held = dict(content[RECORD].items()) if RECORD in content else {}
-        content[RECORD] = app.ConfigRecord({**held, **config})
+        earlier = dict(content[RECORD].items()) if RECORD in content else {}
+        content[RECORD] = app.ConfigRecord({**earlier, **config})
         traffic.down += sum(record.count_bytes() for record in content.values())
         messages.append(app.Message(content, node, app.MessageType.TRAIN, ttl=timeout, group_id=step))
     answers = []
@@ -155,24 +155,24 @@ def secure_step(config: Any, state: Any, plan: SecurePlan, rounds: int, vector: 
     Of a run of so many rounds a client sends so many vectors and no more, whatever a server asks.
     """
     step = str(config["step"])
-    kept: dict[str, Any] = dict(state[SECURE].items()) if SECURE in state else {"sent": 0}
+    saved: dict[str, Any] = dict(state[SECURE].items()) if SECURE in state else {"sent": 0}
     validate.one_of(STEPS, step=step)
     if step == "keys":
         client = SecureClient(plan, int(config["index"]), noise)
         answer = client.keys(config["data"])
     else:
-        validate.check("client" in kept, "step", step, "invite the client first: it keeps nothing of this round")
-        client = SecureClient.from_bytes(plan, kept["client"], noise)
+        validate.check("client" in saved, "step", step, "invite the client first: it keeps nothing of this round")
+        client = SecureClient.from_bytes(plan, saved["client"], noise)
         if step == "vector":
             validate.check(
-                kept["sent"] < rounds,
+                saved["sent"] < rounds,
                 "rounds",
                 rounds,
                 "begin a new plan: this client has sent a vector for every round of this one",
             )
-            kept["sent"] += 1
+            saved["sent"] += 1
             answer = client.masked(config["data"], vector())
         else:
             answer = (client.shares if step == "letters" else client.reveal)(config["data"])
-    state[SECURE] = flower().app.ConfigRecord({**kept, "client": client.to_bytes()})
+    state[SECURE] = flower().app.ConfigRecord({**saved, "client": client.to_bytes()})
     return answer

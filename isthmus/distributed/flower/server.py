@@ -36,7 +36,7 @@ PAUSE = 1.0
 
 
 class NobodyAnswered(RuntimeError):
-    """Several rounds in a row were asked of clients and got no right answer; nothing of the last one was charged."""
+    """Several rounds in a row were asked of clients and got no valid answer; nothing of the last one was charged."""
 
 
 @dataclass
@@ -127,10 +127,10 @@ class FlowerClients(Aggregator):
         empty = self.nothing(order, site, stage)
         if self.noisy:
             return self._secured(order, stage, empty)
-        asked = self.asked(order, site)
-        messages = [self._letter(order, node, visit) for node, visit in asked]
+        visits = self.asked(order, site)
+        messages = [self._letter(order, node, visit) for node, visit in visits]
         answers = self._answers(order, messages, empty) if messages else []
-        self._patient(order, len(asked), len(answers))
+        self._patient(order, len(visits), len(answers))
         return self._total(stage, empty, answers)
 
     def nothing(self, order: Order, site: Any, stage: Stage) -> Message:
@@ -178,23 +178,23 @@ class FlowerClients(Aggregator):
 
     def _answers(self, order: Order, letters: list[Any], empty: Message) -> list[Message]:
         """The right answers of those that came in time."""
-        said = letters[0].content[RECORD]["order"]
+        sent = letters[0].content[RECORD]["order"]
         codec, divides = self.plan.pipe.wire.codec, not self.plan.private
         messages: dict[str, Message] = {}
-        asked = [letter.metadata.dst_node_id for letter in letters]
+        nodes = [letter.metadata.dst_node_id for letter in letters]
         replies = [*self.grid.send_and_receive(letters, timeout=self.timeout)]
         for reply in replies:
             node, about = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
             try:
                 data = content_of(reply, "answer")
                 self.traffic.up += len(data) if isinstance(data, bytes) else 0
-                came = read_answer(data, said, empty, codec, divides)
+                came = read_answer(data, sent, empty, codec, divides)
                 messages.setdefault(about, self._checked(order, came))
             except (validate.InvalidInput, CodecError) as error:
                 self.traffic.refused(node, str(error))
-        for node in set(asked) - {reply.metadata.src_node_id for reply in replies}:
+        for node in set(nodes) - {reply.metadata.src_node_id for reply in replies}:
             self.traffic.holds.pop(node, None)
-        counts = {"asked": len(asked), "answered": len(messages), "late": len(asked) - len(replies)}
+        counts = {"asked": len(nodes), "answered": len(messages), "late": len(nodes) - len(replies)}
         self.traffic.rounds.append({"t": order.t, **counts, "failed": len(replies) - len(messages)})
         return list(messages.values())
 
@@ -203,7 +203,7 @@ class FlowerClients(Aggregator):
         if not self.plan.private:
             return message
         own = reach_of(self.plan, stage_of(self.plan.at_clients, order.stage).sampler).own
-        return replace(message, values={name: shortened(each, own) for name, each in message.values.items()})
+        return replace(message, values={name: shortened(bounded, own) for name, bounded in message.values.items()})
 
     def _secured(self, order: Order, stage: Stage, empty: Message) -> Message:
         """The noisy total of secure aggregation; where too few were left, zero, and the charge is kept."""
@@ -218,15 +218,15 @@ class FlowerClients(Aggregator):
         sums, count = replace(empty, values={name: value}), plan.vector_bytes * plan.clients
         return replace(self._total(stage, sums, []), dims=plan.m * plan.clients, bytes=count)
 
-    def _patient(self, order: Order, asked: int, answered: int) -> None:
+    def _patient(self, order: Order, visited: int, answered: int) -> None:
         """Give up a run that nobody answers."""
-        if not asked:
+        if not visited:
             self.traffic.rounds.append({"t": order.t, "asked": 0, "answered": 0, "late": 0, "failed": 0})
-        self.traffic.silent = 0 if answered else self.traffic.silent + bool(asked or not self.plan.private)
+        self.traffic.silent = 0 if answered else self.traffic.silent + bool(visited or not self.plan.private)
         if self.traffic.silent >= self.patience:
             why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
             raise NobodyAnswered(
-                f"{self.traffic.silent} rounds in a row got no right answer, the last was {order.t}: "
+                f"no valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
                 f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
             )
 

@@ -72,20 +72,20 @@ class SketchStrategy:
         """
         plan, remedy = self.plan, f"the plan has {self.plan.rounds} rounds: give that number, or another plan"
         validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, remedy)
-        extra = [each for each in (train_config, evaluate_config) if each]
+        extra = [config for config in (train_config, evaluate_config) if config]
         validate.check(not extra, "train_config, evaluate_config", extra, "leave them out: clients have the plan")
         result = flower().strategy.Result()
         self.clients = FlowerClients(grid, plan, timeout=timeout, wait=self.wait, patience=self.patience)
         self.summary()
 
         def look(record: dict[str, Any], state: State) -> None:
-            self._told(result, state)
+            self._note_metrics(result, state)
             if evaluate_fn is not None:
                 self._evaluated(result, evaluate_fn, state)
 
         zero = torch.zeros(plan.whole.d, dtype=plan.dtype)
-        given = None if initial_arrays is None else from_arrays(initial_arrays, plan.whole).to(plan.dtype)
-        first = plan.constraint.project(zero) if given is None else given
+        start = None if initial_arrays is None else from_arrays(initial_arrays, plan.whole).to(plan.dtype)
+        first = plan.constraint.project(zero) if start is None else start
         if evaluate_fn is not None and self.resume is None:
             self._evaluated(result, evaluate_fn, State(w=first))
         self.found = minimize(
@@ -97,7 +97,7 @@ class SketchStrategy:
             result.arrays = to_arrays(self.found.x, plan.whole)
         return result
 
-    def _told(self, result: Any, state: State) -> None:
+    def _note_metrics(self, result: Any, state: State) -> None:
         """What a round moved: public numbers only, so a private run does not say who answered."""
         figures: dict[str, int] = {"numbers-up": state.dims, "bytes-up": state.bytes}
         if not self.plan.private and self.clients is not None and self.clients.traffic.rounds:

@@ -35,7 +35,7 @@ def sketch_hook(state: SketchState, bucket: dist.GradBucket) -> Future[Tensor]:
 
 def _whole(state: SketchState, buffer: Tensor) -> Future[Tensor]:
     """The mean as it is."""
-    return _sum(state, buffer.div_(_size(state))).then(lambda done: done.value()[0])
+    return _sum(state, buffer.div_(_size(state))).then(lambda future: future.value()[0])
 
 
 def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Future[Tensor]:
@@ -48,21 +48,21 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
     wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
     own = wire.to(wide) * _size(state)
     coming = _sum(state, wire)
-    left = _left(drawn, v, own) if state.feedback else None  # while the numbers travel
+    error = _remainder(drawn, v, own) if state.feedback else None  # while the numbers travel
 
-    def lifted(done: Future[list[Tensor]]) -> Tensor:
-        mean = done.value()[0].to(wide)
+    def lifted(future: Future[list[Tensor]]) -> Tensor:
+        mean = future.value()[0].to(wide)
         if not mean.sum().isfinite():
             return buffer.fill_(torch.nan)
-        if left is not None:
-            state.keep(layout, left)
+        if error is not None:
+            state.keep(layout, error)
         state.way.learn(drawn, mean, state.seed, t, state.kept)
         return buffer.copy_(drawn.pinv(mean))
 
     return coming.then(lifted)
 
 
-def _left(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
+def _remainder(drawn: Linear, v: Tensor, own: Tensor) -> Tensor:
     """v - Phi^+ y for the y that was sent, in the room of v."""
     return v.sub_(drawn.pinv(own))
 

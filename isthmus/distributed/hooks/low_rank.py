@@ -66,20 +66,20 @@ class WarmRank:
             side, _ = drawn.sides[leaf.name] or (None, None)
             if side is None:
                 continue
-            matrix, other = (part.T, RIGHT) if side == LEFT else (part, LEFT)
+            matrix, opposite = (part.T, RIGHT) if side == LEFT else (part, LEFT)
             kept.pop(f"{side} {leaf.name}", None)
-            kept[f"{other} {leaf.name}"] = _basis(matrix, key(seed, t, other, leaf.name))
+            kept[f"{opposite} {leaf.name}"] = _basis(matrix, key(seed, t, opposite, leaf.name))
 
-    def _side(self, leaf: Leaf, seed: int, t: int, kept: Kept, like: Tensor) -> tuple[str, Tensor] | None:
+    def _side(self, leaf: Leaf, seed: int, t: int, bases: Kept, like: Tensor) -> tuple[str, Tensor] | None:
         n, k = matrix_shape(leaf)
         rank = min(self.rank, n // 2, k // 2)
         if not rank:
             return None
-        if f"{LEFT} {leaf.name}" in kept:
-            return LEFT, kept[f"{LEFT} {leaf.name}"].to(like)
-        if f"{RIGHT} {leaf.name}" not in kept:
-            kept[f"{RIGHT} {leaf.name}"] = _basis(like.new_zeros(k, rank), key(seed, t, RIGHT, leaf.name))
-        return RIGHT, kept[f"{RIGHT} {leaf.name}"].to(like)
+        if f"{LEFT} {leaf.name}" in bases:
+            return LEFT, bases[f"{LEFT} {leaf.name}"].to(like)
+        if f"{RIGHT} {leaf.name}" not in bases:
+            bases[f"{RIGHT} {leaf.name}"] = _basis(like.new_zeros(k, rank), key(seed, t, RIGHT, leaf.name))
+        return RIGHT, bases[f"{RIGHT} {leaf.name}"].to(like)
 
 
 class LowRankMap:

@@ -75,10 +75,10 @@ class SketchState:
 
     def layout(self, bucket: dist.GradBucket) -> Layout:
         """The parameters of a bucket by number: that of their first appearance, which has one order on all ranks."""
-        known = len(self._parameters)
+        count = len(self._parameters)
         shapes = {self._name(parameter): tuple(parameter.shape) for parameter in bucket.parameters()}
         layout = Layout(bucket.index(), Space.of(shapes))
-        if len(self._parameters) > known:
+        if len(self._parameters) > count:
             first = self.first.setdefault(str(layout.index), list(layout.names))
             remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} when this state was kept"
             validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
@@ -120,18 +120,18 @@ class SketchState:
         """What this step leaves."""
         self._errors[layout.names] = error
 
-    def _relay(self, wanted: Names) -> None:
+    def _relay(self, layout: Names) -> None:
         """Take apart the errors of buckets that are no more, and put those of one that is new together."""
         singles: dict[str, Tensor] = {}
-        for names in [error for error in self._errors if set(error) & set(wanted)]:
+        for names in [error for error in self._errors if set(error) & set(layout)]:
             singles |= self._singles(names)
             del self._errors[names]
-        for name in singles.keys() - set(wanted):
+        for name in singles.keys() - set(layout):
             self._errors[(name,)] = singles[name]
         if singles:
             like = next(iter(singles.values()))
-            parts = (singles.get(name, like.new_zeros(torch.Size(self.shapes[name]).numel())) for name in wanted)
-            self._errors[wanted] = torch.cat(list(parts))
+            parts = (singles.get(name, like.new_zeros(torch.Size(self.shapes[name]).numel())) for name in layout)
+            self._errors[layout] = torch.cat(list(parts))
 
     def _singles(self, names: Names) -> dict[str, Tensor]:
         """The error of one bucket by parameter."""
@@ -155,7 +155,7 @@ class SketchState:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "first": dict(self.first),
             "kept": dict(self.kept),
-            "errors": {name: each.clone() for name, each in errors.items()},
+            "errors": {name: error.clone() for name, error in errors.items()},
         }
 
     def load_state_dict(self, found: Mapping[str, Any]) -> None:

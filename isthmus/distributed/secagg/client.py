@@ -128,7 +128,7 @@ class SecureClient:
         secrets = {"letters": self._letters, "masks": self._masks, "seed": self._seed}
         answer = {"session": self._session, "about": self._about, **secrets}
         tables = {"roster": self._roster, "held": self._held}
-        tree: dict[str, Any] = {name: each.hex() for name, each in answer.items()}
+        tree: dict[str, Any] = {name: share.hex() for name, share in answer.items()}
         tree |= {name: {str(k): v.hex() for k, v in table.items()} for name, table in tables.items()}
         due = None if self._due is None else int(self._due)
         return packed.pack("secure client", {**tree, "index": self.index, "due": due})

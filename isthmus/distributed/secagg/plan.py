@@ -214,9 +214,9 @@ class SecurePlan:
 
     def assumptions(self) -> list[str]:
         """What the promise rests on, in words."""
-        other = f"all but at most {self.colluding}" if self.colluding else "all"
+        honest = f"all but at most {self.colluding}" if self.colluding else "all"
         return [
-            f"of the {self.clients} clients {other} follow the protocol as long as they answer, draw their noise as "
+            f"of the {self.clients} clients {honest} follow the protocol as long as they answer, draw their noise as "
             f"stated, and tell nobody what they know; the noise of {self.counted} makes the whole, which is what a "
             f"reader faces who knows that of {self._known}, and a server that tells clients different lists",
             "the server passes on public keys as they are (channels are authenticated, or keys known beforehand)",
@@ -238,7 +238,7 @@ class SecurePlan:
             data: Any = json.loads(text)
         except ValueError:
             validate.refuse("plan", text, "give what to_json wrote: this is not JSON")
-        names = {each.name for each in fields(cls)}
+        names = {member.name for member in fields(cls)}
         fits = isinstance(data, dict) and set(data) == names | {"version"} and data["version"] == VERSION
         validate.check(fits, "plan", text, f"give version {VERSION} with the fields {sorted(names)}")
         return cls(**{name: data[name] for name in names})

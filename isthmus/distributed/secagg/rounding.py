@@ -53,18 +53,18 @@ def to_integers(rows: NDArray[np.float64], steps: float, limit: int, noise: Nois
     values = values / np.maximum(peak, 1e-300)  # squares neither overflow nor vanish
     values *= np.minimum(peak, steps / np.maximum(np.linalg.norm(values, axis=1)[:, None], 1.0))
     out = np.zeros(values.shape, np.int64)
-    left = np.arange(len(values))
+    undrawn = np.arange(len(values))
     for _ in range(_TRIES):
-        down = np.floor(values[left])
-        up = noise.uniform(values[left].shape).numpy() < values[left] - down
+        down = np.floor(values[undrawn])
+        up = noise.uniform(values[undrawn].shape).numpy() < values[undrawn] - down
         drawn = (down + up).astype(np.int64)
         good = _fits(drawn, limit)
-        out[left[good]] = drawn[good]
-        left = left[~good]
-        if not len(left):
+        out[undrawn[good]] = drawn[good]
+        undrawn = undrawn[~good]
+        if not len(undrawn):
             return out
-    inward = np.trunc(values[left]).astype(np.int64)
-    out[left] = np.where(_fits(inward, limit)[:, None], inward, 0)
+    inward = np.trunc(values[undrawn]).astype(np.int64)
+    out[undrawn] = np.where(_fits(inward, limit)[:, None], inward, 0)
     return out
 
 

@@ -90,11 +90,11 @@ class SecureServer:
         self._senders = sorted(answers)
         self._commitments = {index: body[: crypto.KEY] for index, body in answers.items()}
         letters = {index: self._letters(index, body[crypto.KEY :]) for index, body in answers.items()}
-        found = {}
+        inboxes = {}
         for to in self._senders:
             mine = {index: letters[index][to] for index in self._senders if index != to}
-            found[to] = self._out([to], write(Kind.INBOX, self._session, write_records(mine)))
-        return found
+            inboxes[to] = self._out([to], write(Kind.INBOX, self._session, write_records(mine)))
+        return inboxes
 
     def survivors(self) -> bytes:
         """Whose vectors have come."""
@@ -112,9 +112,9 @@ class SecureServer:
             if index in self._survivors:
                 self._sum -= crypto.stream(secret, self.plan.m, self.plan.bits)
                 continue
-            for other in self._survivors:
-                key = pair_key(secret, self._roster[other], self._session, self._about, index, other)
-                add_pair(self._sum, self.plan, key, index, other)  # what the survivor has, with the other sign
+            for survivor in self._survivors:
+                key = pair_key(secret, self._roster[survivor], self._session, self._about, index, survivor)
+                add_pair(self._sum, self.plan, key, index, survivor)  # what the survivor has, with the other sign
         return from_field(self._sum, self.plan.bits)
 
     def value(self) -> NDArray[np.float64]:
@@ -188,7 +188,7 @@ class SecureServer:
 
     def _letters(self, index: int, body: bytes) -> dict[int, bytes]:
         """One client's letters by whom they are for."""
-        size, others = 2 * self.plan.share_bytes + crypto.TAG, [each for each in self._roster if each != index]
+        size, others = 2 * self.plan.share_bytes + crypto.TAG, [client for client in self._roster if client != index]
         return {to: body[place * size : (place + 1) * size] for place, to in enumerate(others)}
 
     def _recovered(self, index: int, shares: dict[int, bytes]) -> bytes:

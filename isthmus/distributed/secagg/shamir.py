@@ -39,9 +39,9 @@ def share(secret: bytes, clients: int, threshold: int, packing: int, random: Cal
     rows = np.frombuffer(secret, "<u2").reshape(-1, packing)
     free = threshold - packing
     drawn = np.frombuffer(random(2 * free * len(rows)), "<u2").reshape(len(rows), free)
-    known = np.concatenate([rows, drawn], axis=1)  # values at the points of the secret and of the first clients
+    values = np.concatenate([rows, drawn], axis=1)  # values at the points of the secret and of the first clients
     matrix = _interpolation((*_points(packing), *range(1, free + 1)), tuple(range(1, clients + 1)))
-    return [part.astype("<u2").tobytes() for part in _product(matrix, known.T)]
+    return [part.astype("<u2").tobytes() for part in _product(matrix, values.T)]
 
 
 def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:

@@ -56,10 +56,10 @@ def validate(module: nn.Module, strict: bool = False) -> list[Problem]:
         module: any module; it is read, not run.
         strict: raise with all errors in one message rather than return them.
 
-    >>> found = validate(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GRU(4, 2)))
-    >>> [problem.layer for problem in found]
+    >>> problems = validate(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GRU(4, 2)))
+    >>> [problem.layer for problem in problems]
     ['1', '1', '2']
-    >>> print(found[0])  # doctest: +ELLIPSIS
+    >>> print(problems[0])  # doctest: +ELLIPSIS
     error: layer '1' is a BatchNorm1d that mixes the examples of a batch: call `engine.get_compatible_module...
     """
     problems = [problem for name, layer in module.named_modules() for problem in _problems(name, layer)]
@@ -152,8 +152,8 @@ def _recurrent(layer: Any) -> nn.Module:
         **extra,
     )
     for name, parameter in layer.named_parameters(remove_duplicate=False):
-        which, _, part = name.partition("_")
-        setattr(fit._modules[part], which, parameter)
+        weight, _, part = name.partition("_")
+        setattr(fit._modules[part], weight, parameter)
     return fit
 
 

@@ -162,12 +162,12 @@ def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple
     fewest, patience = len(piece.free) + 1, 5
     z, tau = pieces.solve(piece, eps)
     for iteration in range(1, max_iter + 1):
-        found = pieces.shape.classify(z, tau)
-        changed = piece.changes(found)
+        following = pieces.shape.classify(z, tau)
+        changed = piece.changes(following)
         count = int(np.count_nonzero(changed))
         if count == 0:
             return piece, z, tau, iteration, True
-        if piece.bound == found.bound and count <= 64:
+        if piece.bound == following.bound and count <= 64:
             changed &= pieces.shape.margin(z, tau) > pieces.resolution(z, tau)
             if not changed.any():
                 return piece, z, tau, iteration, True
@@ -177,6 +177,6 @@ def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple
             patience -= 1
         else:
             return piece, z, tau, iteration, False
-        piece = found
+        piece = following
         z, tau = pieces.solve(piece, eps)
     return piece, z, tau, max_iter, False

@@ -171,8 +171,8 @@ class NewtonEngine:
         point, used, solved = newton(self._dual, start, eps, max(loose, self._floor(start)), min(50, budget))
         if not solved and used < budget:
             closer, steps = self._dual.descend(start, eps, min(DESCENT, budget - used))
-            left = min(50, budget - used - steps)
-            point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), left)
+            most = min(50, budget - used - steps)
+            point, more, solved = newton(self._dual, closer, eps, max(loose, self._floor(closer)), most)
             used += steps + more
         self._point = point if solved else start
         return point.w, point.mu, used, solved

@@ -72,10 +72,10 @@ def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
                 break
         seen = torch.cat([seen, columns[:, None]], 1) if seen.numel() else columns[:, None]
         z = _fitted(matrix, y[going], columns, k)
-        left = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
-        better = left < least[going]
-        best[going[better]], least[going[better]] = z[better], left[better]
-        stays = left > rounding[going]
+        misfit = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
+        better = misfit < least[going]
+        best[going[better]], least[going[better]] = z[better], misfit[better]
+        stays = misfit > rounding[going]
         going, z, seen = going[stays], z[stays], seen[stays]
     return best
 
@@ -96,9 +96,9 @@ def _fitted(matrix: Tensor, y: Tensor, columns: Tensor, k: int) -> Tensor:
     real = columns < d
     at = columns.clamp(max=d - 1)
     fit = _least_squares(matrix.T[at].mT * real[:, None, :], y) * real
-    kept = fit.abs().topk(min(k, fit.shape[1]), dim=1).indices
+    largest = fit.abs().topk(min(k, fit.shape[1]), dim=1).indices
     whole = y.new_zeros(len(y), d + 1)  # the last place takes what stands for no column
-    return whole.scatter_(1, columns.gather(1, kept), fit.gather(1, kept))[:, :d]
+    return whole.scatter_(1, columns.gather(1, largest), fit.gather(1, largest))[:, :d]
 
 
 def _least_squares(columns: Tensor, y: Tensor) -> Tensor:

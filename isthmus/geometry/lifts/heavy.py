@@ -36,8 +36,8 @@ class HeavyHitters(Lift):
     >>> import torch
     >>> from isthmus.geometry.sketches import Identity
     >>> phi, lift = Identity().draw(3), HeavyHitters(1)
-    >>> first, kept = lift.remember(phi, torch.tensor([0.0, 2.0, 1.5]), None, 1.0, None)
-    >>> second, _ = lift.remember(phi, torch.tensor([0.0, 0.1, 0.1]), None, 1.0, kept)
+    >>> first, memory = lift.remember(phi, torch.tensor([0.0, 2.0, 1.5]), None, 1.0, None)
+    >>> second, _ = lift.remember(phi, torch.tensor([0.0, 0.1, 0.1]), None, 1.0, memory)
     >>> first.direction, second.direction
     (tensor([0., 2., 0.]), tensor([0.0000, 0.0000, 1.6000]))
     """
@@ -73,5 +73,5 @@ class HeavyHitters(Lift):
         change = torch.zeros_like(estimate).index_copy_(0, places, estimate[places])
         code = sketch.forward(change)
         share = (error @ code) / (code @ code).clamp(min=torch.finfo(y.dtype).tiny)
-        kept = {"map": sketch.fingerprint, "velocity": velocity, "error": error - share * code}
-        return Lifted(share * change / eta), kept
+        following = {"map": sketch.fingerprint, "velocity": velocity, "error": error - share * code}
+        return Lifted(share * change / eta), following

@@ -73,8 +73,8 @@ def basis_pursuit(
     Raises:
         InvalidInput: y is not in the range of Phi.
 
-    >>> found = basis_pursuit(np.array([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]), np.array([2.0, 3.0]))
-    >>> found.point.round(9).tolist(), round(found.value, 9)
+    >>> pursuit = basis_pursuit(np.array([[1.0, 2.0, 0.0], [0.0, 0.0, 1.0]]), np.array([2.0, 3.0]))
+    >>> pursuit.point.round(9).tolist(), round(pursuit.value, 9)
     ([0.0, 1.0, 3.0], 4.0)
     """
     validate.positive(tol=tol)

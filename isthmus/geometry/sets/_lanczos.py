@@ -33,8 +33,8 @@ class TopPair:
 def top_pair(g: Tensor, error: float) -> TopPair | None:
     """A pair with upper - value <= error; None where only the decomposition is as exact as that.
 
-    >>> found = top_pair(torch.diag(torch.tensor([3.0, 1.0, 1.0]).double()), 0.1)
-    >>> 2.9 <= found.value <= 3.0 <= found.upper <= 3.1
+    >>> pair = top_pair(torch.diag(torch.tensor([3.0, 1.0, 1.0]).double()), 0.1)
+    >>> 2.9 <= pair.value <= 3.0 <= pair.upper <= 3.1
     True
     """
     size = float(torch.linalg.matrix_norm(g))

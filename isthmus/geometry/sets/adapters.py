@@ -68,9 +68,9 @@ class FromProjection(_Adapter):
     minimiser: Any = None
 
     def __init__(self, project: Any, *, lmo: Any = None, d: int | None = None, bound: float | None = None) -> None:
-        given = lmo if lmo is not None else project if hasattr(project, "lmo") else None
+        oracle = lmo if lmo is not None else project if hasattr(project, "lmo") else None
         _fill(self, d=d, bound=bound, projection=_projection_of(project))
-        _fill(self, minimiser=None if given is None else _minimiser_of(given))
+        _fill(self, minimiser=None if oracle is None else _minimiser_of(oracle))
 
     def _refusal(self, operation: str) -> str | None:
         if operation in ("lmo", "support", "gaussian_width") and self.minimiser is None:
@@ -149,31 +149,31 @@ def _support_by_rows(lmo: Oracle, g: Tensor) -> Tensor:
     return torch.stack([row @ lmo(-row) for row in rows]).reshape(g.shape[:-1])
 
 
-def _projection_of(given: Any) -> Oracle:
-    if isinstance(given, ConvexSet):
-        return given.project
-    if hasattr(given, "prox"):
-        return lambda x: given.prox(x.cpu().numpy(), 1.0)
-    if not callable(given):
-        refuse("project", given, "give a callable x -> Px or an object with .prox(x, step)")
-    oracle: Oracle = given
+def _projection_of(source: Any) -> Oracle:
+    if isinstance(source, ConvexSet):
+        return source.project
+    if hasattr(source, "prox"):
+        return lambda x: source.prox(x.cpu().numpy(), 1.0)
+    if not callable(source):
+        refuse("project", source, "give a callable x -> Px or an object with .prox(x, step)")
+    oracle: Oracle = source
     return oracle
 
 
-def _minimiser_of(given: Any) -> Oracle:
-    if isinstance(given, ConvexSet):
-        return given.lmo
-    if hasattr(given, "lmo"):
-        return lambda g: _maximiser(given, -g.cpu().numpy())
-    if not callable(given):
-        refuse("lmo", given, "give a callable g -> argmin <g, s> or an object with .lmo")
-    oracle: Oracle = given
+def _minimiser_of(source: Any) -> Oracle:
+    if isinstance(source, ConvexSet):
+        return source.lmo
+    if hasattr(source, "lmo"):
+        return lambda g: _maximiser(source, -g.cpu().numpy())
+    if not callable(source):
+        refuse("lmo", source, "give a callable g -> argmin <g, s> or an object with .lmo")
+    oracle: Oracle = source
     return oracle
 
 
-def _maximiser(given: Any, u: np.ndarray) -> np.ndarray:
+def _maximiser(oracle: Any, u: np.ndarray) -> np.ndarray:
     """The `.lmo(u, x)` convention returns s - x (first of a tuple) with s a maximiser of <u, s>: x = 0 gives s."""
-    answer = given.lmo(u, np.zeros_like(u))
+    answer = oracle.lmo(u, np.zeros_like(u))
     return np.asarray(answer[0] if isinstance(answer, tuple) else answer)
 
 

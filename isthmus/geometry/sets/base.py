@@ -95,8 +95,8 @@ class ConvexSet(ABC):
 
     def can(self, operation: str) -> bool:
         """Whether the set offers `operation`, one of `OPERATIONS` or, of polytopes, "vertex_form"."""
-        known = (*OPERATIONS, "vertex_form")
-        check(operation in known, "operation", operation, f"choose one of {list(known)}")
+        operations = (*OPERATIONS, "vertex_form")
+        check(operation in operations, "operation", operation, f"choose one of {list(operations)}")
         return self._refusal(operation) is None
 
     def require(self, *operations: str) -> None:
@@ -267,14 +267,14 @@ class ConvexSet(ABC):
         check(ok, f"{name}.shape", tuple(x.shape), f"give one point of shape {allowed}")
         return x
 
-    def _write(self, result: Tensor, point: Tensor, given: Point) -> Point:
+    def _write(self, result: Tensor, point: Tensor, original: Point) -> Point:
         result = result.reshape(point.shape).to(point.dtype)
         narrow = point.dtype != torch.float64 and result.device.type == "cpu"  # on a device the host would wait for it
         if narrow and not math.isfinite(float(result.sum(dtype=torch.float64))):
             check(False, "dtype", point.dtype, "give float64: points of this set are too large for other numbers")
         if result.data_ptr() == point.data_ptr():
             result = result.clone()
-        if isinstance(given, Tensor):
+        if isinstance(original, Tensor):
             return result
         array: np.ndarray = result.cpu().numpy()
         return array

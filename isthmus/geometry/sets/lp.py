@@ -74,8 +74,8 @@ def _coordinates(a: Tensor, mu: float, q: float) -> Tensor:
         residual = linear * v + power * v**m - a
         step = residual / (linear + m * power * v ** (m - 1))
         following = (v - step).clamp_min(0)
-        done = bool(((v - following).abs() <= 2 * _EPS * v).all())
+        settled = bool(((v - following).abs() <= 2 * _EPS * v).all())
         v = following
-        if done:
+        if settled:
             break
     return v if q >= 1 else v**m

@@ -84,24 +84,24 @@ class NuclearBall(_MatrixSet):
         if s.sum() <= self.radius:
             return z, same
         tau = threshold(s, self.radius)
-        kept = s > tau
-        f = np.where(kept, s - tau, 0.0)
+        above = s > tau
+        f = np.where(above, s - tau, 0.0)
         tiny = np.finfo(float).tiny
         plus = (f[:, None] + f) / np.maximum(s[:, None] + s, tiny)
         gap = s[:, None] - s
         near = np.abs(gap) <= 1e-12 * s[0]
-        minus = np.where(near, np.minimum(kept[:, None], kept), (f[:, None] - f) / np.where(near, 1.0, gap))
+        minus = np.where(near, np.minimum(above[:, None], above), (f[:, None] - f) / np.where(near, 1.0, gap))
         symmetric, skew, side = (minus + plus) / 2, (minus - plus) / 2, (f / np.maximum(s, tiny))[:, None]
-        count = int(kept.sum())
+        count = int(above.sum())
 
         def derivative(x: Array) -> Array:
             left = u.T @ matrix(x)
             core = left @ vt.T
             mixed = symmetric * core + skew * core.T - side * core
-            mixed.flat[:: p + 1] -= kept * (np.diagonal(core)[kept].sum() / count)
+            mixed.flat[:: p + 1] -= above * (np.diagonal(core)[above].sum() / count)
             return flat(u @ (mixed @ vt + side * left))
 
-        return flat((u[:, kept] * f[kept]) @ vt[kept]), derivative
+        return flat((u[:, above] * f[above]) @ vt[above]), derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
         u, s, vh = self._svd(g)

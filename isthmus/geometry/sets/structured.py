@@ -55,8 +55,8 @@ class GroupBall(ConvexSet):
 
     def _project(self, x: Tensor) -> Tensor:
         norms = self._norms(x.double())
-        kept = L1Ball(self.radius)._project(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
-        y = x.double() * self._spread(kept.clamp(max=1.0))
+        shares = L1Ball(self.radius)._project(norms) / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+        y = x.double() * self._spread(shares.clamp(max=1.0))
         return inside(y, self._gauge(y)).to(x.dtype) if float(norms.sum()) > self.radius else x
 
     def linearised(self, z: Array) -> Linearised:
@@ -70,14 +70,14 @@ class GroupBall(ConvexSet):
         if norms.sum() <= self.radius:
             return z, same
         tau = threshold(norms, self.radius)
-        kept = norms > tau
-        safe = np.where(kept, norms, 1.0)
-        shrink: Array = np.where(kept, 1 - tau / safe, 0.0)[ids]
-        unit: Array = z * np.where(kept, 1 / safe, 0.0)[ids]
+        above = norms > tau
+        safe = np.where(above, norms, 1.0)
+        shrink: Array = np.where(above, 1 - tau / safe, 0.0)[ids]
+        unit: Array = z * np.where(above, 1 / safe, 0.0)[ids]
 
         def derivative(x: Array) -> Array:
             along = totals(unit * x)
-            level = float(along.sum()) / np.count_nonzero(kept)
+            level = float(along.sum()) / np.count_nonzero(above)
             moved: Array = shrink * x + unit * ((1 - shrink) * along[ids] - level)
             return moved
 
@@ -158,7 +158,7 @@ class Product(ConvexSet):
         pieces = [part.linearised(block) for part, block in zip(self.sets, np.split(z, cuts), strict=True)]
 
         def derivative(x: Array) -> Array:
-            return np.concatenate([one(block) for (_, one), block in zip(pieces, np.split(x, cuts), strict=True)])
+            return np.concatenate([slope(block) for (_, slope), block in zip(pieces, np.split(x, cuts), strict=True)])
 
         return np.concatenate([w for w, _ in pieces]), derivative
 

@@ -225,14 +225,14 @@ class Progressive(Encoder):
     @property
     def clips_before(self) -> bool:
         """What every part of the schedule asks for."""
-        asked = {encoder.clips_before for _, encoder in self.schedule}
+        places = {encoder.clips_before for _, encoder in self.schedule}
         validate.check(
-            len(asked) == 1,
+            len(places) == 1,
             "sketch",
             self,
             "let every part of the schedule clip after its map, or every part before it",
         )
-        return asked.pop()
+        return places.pop()
 
     @property
     def keeps_layers(self) -> bool:
@@ -251,8 +251,8 @@ class Progressive(Encoder):
     def bind(self, context: Context, state: State) -> tuple[Sketch, State]:
         """Bind the encoder of the context's epoch; the state of an earlier one is dropped."""
         index = self._index(context.epoch)
-        held = cast(State, state["inner"]) if state and state["index"] == index else None
-        sketch, inner = self.schedule[index][1].bind(context, held)
+        memory = cast(State, state["inner"]) if state and state["index"] == index else None
+        sketch, inner = self.schedule[index][1].bind(context, memory)
         return sketch, {"index": index, "inner": inner}
 
     def token(self, context: Context) -> Hashable:

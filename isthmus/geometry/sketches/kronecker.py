@@ -217,12 +217,12 @@ class RandomKroneckerMap(KroneckerMap):
 
     def memory(self) -> Sequence[Tensor]:
         """The factors."""
-        return [each.whole for each in self._drawn]
+        return [side.whole for side in self._drawn]
 
     def placed(self, memory: Sequence[Tensor]) -> RandomKroneckerMap:
         """The map of the same factors elsewhere."""
         drawn = zip(self._drawn, memory, strict=True)
-        return RandomKroneckerMap(self.space, [each._replace(whole=whole) for each, whole in drawn])
+        return RandomKroneckerMap(self.space, [side._replace(whole=whole) for side, whole in drawn])
 
     def bare(self) -> RandomKroneckerMap:
         """The same map with nothing remembered."""
@@ -232,8 +232,8 @@ class RandomKroneckerMap(KroneckerMap):
 
     def moved(self, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
         """All factors of one shape at once."""
-        sides = (each._replace(whole=each.whole if each.side else self.scale * each.whole) for each in self._drawn)
-        return _pairs(self.space, [each._replace(whole=aligned(each.whole, device, dtype)) for each in sides])
+        sides = (side._replace(whole=side.whole if side.side else self.scale * side.whole) for side in self._drawn)
+        return _pairs(self.space, [side._replace(whole=aligned(side.whole, device, dtype)) for side in sides])
 
     @cached_property
     def coverage(self) -> float | Tensor:  # type: ignore[override]
@@ -245,7 +245,7 @@ class RandomKroneckerMap(KroneckerMap):
 def _pairs(space: Space, drawn: Sequence[Side]) -> dict[str, tuple[Tensor, Tensor]]:
     """(P_out, P_in) of every leaf."""
     pairs = {
-        (name, each.side): part for each in drawn for name, part in zip(each.names, each.whole.unbind(), strict=True)
+        (name, side.side): part for side in drawn for name, part in zip(side.names, side.whole.unbind(), strict=True)
     }
     return {leaf.name: (pairs[leaf.name, 0], pairs[leaf.name, 1]) for leaf in space.leaves}
 

@@ -60,11 +60,11 @@ def learned(
     [[0.0], [1.0]]
     """
     pieces = _named(space, rows)
-    factors = {name: found for name, piece in pieces.items() if (found := _worth_holding(piece, k)) is not None}
+    factors = {name: factor for name, piece in pieces.items() if (factor := _worth_holding(piece, k)) is not None}
     if not factors:
         basis, moment, error = _directions(rows, k, dtype, method)
         return {"basis": basis, "norm": _certified(moment, error, dtype)}
-    exact = {name: _factor_gram(pieces[name], found) for name, found in factors.items()}
+    exact = {name: _factor_gram(pieces[name], own) for name, own in factors.items()}
     inside = sum((gram for gram, _ in exact.values()), torch.zeros(()))
     whole = sum((_gram(piece) for name, piece in pieces.items() if name not in factors), inside)
     weights = _weights(

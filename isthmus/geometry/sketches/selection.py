@@ -235,10 +235,10 @@ class Blocks(Random):
         """The block of a key."""
         if space not in self._known:
             self._known[space] = _Partition.of(space, self)
-        known = self._known[space]
-        drawn = known.pick(key / 2.0**64)
+        partition = self._known[space]
+        drawn = partition.pick(key / 2.0**64)
         bound = 1.0 if self.bounds is None else float(_positive("bounds", self.bounds, self.count)[drawn])
-        return SelectionMap(space, known.block(drawn), 1 / bound, known.coverage)
+        return SelectionMap(space, partition.block(drawn), 1 / bound, partition.coverage)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,11 +263,11 @@ class _Partition:
             return _Partition(space.d, count, blocks, None, 1 / count)
         probs = torch.ones(count).double() if recipe.probs is None else _positive("probs", recipe.probs, count)
         probs = probs / probs.sum()
-        known = _Partition(space.d, count, blocks, probs.cumsum(0), 1.0)
+        partition = _Partition(space.d, count, blocks, probs.cumsum(0), 1.0)
         coverage = torch.zeros(space.d, dtype=torch.float64)
         for i in range(count):
-            coverage[known.block(i)] += probs[i]
-        return _Partition(space.d, count, blocks, known.cumulative, coverage)
+            coverage[partition.block(i)] += probs[i]
+        return _Partition(space.d, count, blocks, partition.cumulative, coverage)
 
     def block(self, i: int) -> Tensor:
         if self.blocks is not None:

@@ -54,8 +54,8 @@ class SparseJL(Random):
             validate.at_most(m, "the number of rows m", s=self.s)
             return self.s
         log_d = math.log(max(d, 2))
-        wanted = math.sqrt(m * log_d) if self.s is None else log_d / self.beta**2
-        return min(m, math.ceil(wanted))
+        density = math.sqrt(m * log_d) if self.s is None else log_d / self.beta**2
+        return min(m, math.ceil(density))
 
     def build(self, space: Space, key: int, t: int) -> Sketch:
         """The map of a key."""

@@ -230,11 +230,11 @@ def map_of(space: Space, state: Mapping[str, Tree]) -> Sketch:
     weights, leaves = read(state, "weights", Tensor), read(state, "leaves", dict)
     blocks: dict[str, Sketch] = {}
     for leaf in space.leaves:
-        one, held = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
-        if "basis" in held:
-            blocks[leaf.name] = SubspaceMap(one, read(held, "basis", Tensor), norm)
+        own, stored = Space.of({leaf.name: leaf.shape}), leaves[leaf.name]
+        if "basis" in stored:
+            blocks[leaf.name] = SubspaceMap(own, read(stored, "basis", Tensor), norm)
         else:
-            blocks[leaf.name] = FactoredMap(one, factors_of(held), weights, norm)
+            blocks[leaf.name] = FactoredMap(own, factors_of(stored), weights, norm)
     return JoinedMap(space, blocks, norm)
 
 

@@ -292,10 +292,10 @@ class _Trial:
             half = batch.n // 2
             for gone, stays in ((order[:half], order[half:]), (order[half:], order[:half])):
                 try:
-                    seen = self._pass(batch.altered(gone, value), gone, value)
+                    record = self._pass(batch.altered(gone, value), gone, value)
                 except Exception:  # values that the module itself refuses
                     continue
-                where = self._base.differs(seen, stays)
+                where = self._base.differs(record, stays)
                 if where is not None and self._confirmed(batch, gone, stays, value):
                     self._check_repeats(batch)
                     _refuse(f"with other examples beside it, {where} changes for an example that stays")
@@ -400,7 +400,7 @@ class _Trial:
                 return None
             pulls = [self._cotangent(x, cut) for x, cut in zip(outputs, cuts, strict=True)]
             torch.autograd.backward(outputs, pulls)
-        leaves = [torch.stack(found).sum(0) if found else _none(probe, name) for name, found in pieces.items()]
+        leaves = [torch.stack(parts).sum(0) if parts else _none(probe, name) for name, parts in pieces.items()]
         return [x.detach() for x in outputs], [cut for cut in cuts if cut is not None], torch.cat(leaves, 1)
 
     def _plain(self, batch: Batch, module: nn.Module, i: int, cuts: list[int]) -> tuple[list[Tensor], Tensor]:
@@ -417,16 +417,16 @@ class _Trial:
                 size = [batch.n if dim == cut else length for dim, length in enumerate(x.shape)]
                 row = self._drawn_like(x, size).narrow(cut, i, 1)
                 pulls.append(torch.cat([row, *[torch.zeros_like(row)] * (len(among) - 1)], cut))
-            found = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True)
-        gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)}
+            pulled = torch.autograd.grad(outputs, parameters, pulls, allow_unused=True)
+        gradients = {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(parameters, pulled, strict=True)}
         return [x.detach() for x in outputs], torch.cat([binding.packed(gradients) for binding in bindings])
 
     def _probe(self, module: nn.Module) -> RecordingLayers:
         probe = RecordingLayers(twin_of(module, self.trained), batch_first=self.layers.batch_dim == 0)
         probe.attach(quietly=True)
-        known = self.layers
-        probe.slow, probe.shared_places, probe.read = known.slow, known.shared_places, known.read
-        probe.seen_pieces = known.seen_pieces
+        layers = self.layers
+        probe.slow, probe.shared_places, probe.read = layers.slow, layers.shared_places, layers.read
+        probe.seen_pieces = layers.seen_pieces
         return probe
 
     def _run(self, probe: RecordingLayers, batch: Batch) -> Any:
@@ -441,8 +441,8 @@ class _Trial:
         if rows is None:
             return pull
         rows = rows.to(x.device)
-        other = pull.index_select(cut, rows) * (7.0 if value is None else value)
-        return pull.index_copy(cut, rows, other)
+        changed = pull.index_select(cut, rows) * (7.0 if value is None else value)
+        return pull.index_copy(cut, rows, changed)
 
     def _drawn_like(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         source = torch.Generator(x.device).manual_seed(self._key)

@@ -230,10 +230,10 @@ class _Pass:
 
     def _extra(self, name: str, like: Tensor) -> Tensor:
         """bias_k or bias_v, one of its own for every example."""
-        one = getattr(self.layer, name).expand(like.shape[0], 1, -1).clone()
+        row = getattr(self.layer, name).expand(like.shape[0], 1, -1).clone()
         if name in self.site.wanted:
-            one = self.layers.after(self.site, ((name,), None), {}, one)
-        heads: Tensor = one.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
+            row = self.layers.after(self.site, ((name,), None), {}, row)
+        heads: Tensor = row.unflatten(-1, (self.layer.num_heads, self.layer.head_dim))
         return heads.transpose(1, 2)
 
     def _output(self, mixed: Tensor) -> Tensor:

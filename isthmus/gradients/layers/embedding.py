@@ -99,10 +99,10 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
     def keep(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> tuple[Tensor, Tensor]:
         """The places of every bag, filled up to the longest, and their weights (0 where filled up)."""
         names = dict(zip(("input", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
-        index, offsets, given = (names.get(key) for key in ("input", "offsets", "per_sample_weights"))
+        index, offsets, factors = (names.get(key) for key in ("input", "offsets", "per_sample_weights"))
         assert index is not None
         work = rounding.working(layer.weight.dtype)
-        weights = torch.ones_like(index, dtype=work) if given is None else given.detach().to(work)
+        weights = torch.ones_like(index, dtype=work) if factors is None else factors.detach().to(work)
         if index.ndim == 1:
             if offsets is None:
                 validate.refuse("offsets", offsets, "give the start of every bag, which a flat input needs")

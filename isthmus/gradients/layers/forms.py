@@ -39,7 +39,7 @@ _NAMES = (
 BROADCAST = set(_NAMES.split())
 """Operations that take the numbers at one place of every tensor (for products of matrices: the matrices)."""
 ASIDE: Any = (Tensor.T, Tensor.mT)
-TURNS = {*(each.__get__ for each in ASIDE), torch.t, Tensor.t}
+TURNS = {*(turn.__get__ for turn in ASIDE), torch.t, Tensor.t}
 """Operations that lay a matrix on its side."""
 
 
@@ -113,16 +113,16 @@ def base_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> Bas
     once = place < 0 or value.shape[place] == 1
     if name in SPREADS and once:
         sizes = [1 if i == dim else size for i, size in enumerate(result.shape)]
-        one = result.narrow(dim, 0, 1) if result.shape[dim] else value.source.expand(sizes)
-        form = trace.form if one.numel() == value.numel() else None
-        return Base(mark(one, Trace(trace.leaves, None if form is None or form.turned else form)))
+        source = result.narrow(dim, 0, 1) if result.shape[dim] else value.source.expand(sizes)
+        form = trace.form if source.numel() == value.numel() else None
+        return Base(mark(source, Trace(trace.leaves, None if form is None or form.turned else form)))
     before = trace.base
     finish = None if before is None else before.finish
 
     def again(copies: Tensor) -> Tensor:
-        done = copies if finish is None else finish(copies)
-        made: Tensor = func(*(done if x is value else x for x in args), **kwargs)
-        return made
+        laid = copies if finish is None else finish(copies)
+        remade: Tensor = func(*(laid if x is value else x for x in args), **kwargs)
+        return remade
 
     if before is not None and result.shape[dim] == value.shape[place] and _keeps(func, name, args, result):
         return replace(before, finish=again)
@@ -131,8 +131,8 @@ def base_of(func: Any, name: str, args: Any, kwargs: Any, result: Tensor) -> Bas
         return Base(mark(value.source.reshape(shape), Trace(trace.leaves, trace.form)), again)
     blocks = name in ("repeat", "tile") and result.shape[1:] == value.shape[1:] and not batch_dim
     if blocks and result.ndim == value.ndim:  # several entries, as one block for every example
-        one = value.source.unsqueeze(0)
-        return Base(mark(one, Trace(trace.leaves, trace.form)), lambda copies: copies.flatten(0, 1), blocks=True)
+        source = value.source.unsqueeze(0)
+        return Base(mark(source, Trace(trace.leaves, trace.form)), lambda copies: copies.flatten(0, 1), blocks=True)
     return None
 
 

@@ -128,7 +128,7 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         """Know the layers, the layer's own forward, and whether children have taps."""
         self._taps, self._plain = layers, plain
         below = {id(child) for child in site.layer.modules() if child is not site.layer}
-        self._whole = any(id(other.layer) in below for other in layers.sites)
+        self._whole = any(id(candidate.layer) in below for candidate in layers.sites)
 
     def warn(self, site: Site) -> None:
         """Say what the second pass costs."""
@@ -176,9 +176,9 @@ class FunctionRule(LayerRule[nn.Module, Call]):
     def tapped(self, site: Site, args: Args, kwargs: Kwargs) -> Any:
         """The layer's output with a tap on every tensor in it."""
         self.check(site.name, site.layer)
-        given, spec = tree_flatten((args, kwargs))
-        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in given]
-        outputs, shape = self._outputs(site.name, given, spec)
+        inputs, spec = tree_flatten((args, kwargs))
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in inputs]
+        outputs, shape = self._outputs(site.name, inputs, spec)
         for index, piece in enumerate(outputs):
             if isinstance(piece, Tensor) and piece.is_floating_point():
                 call = self._call(site.name, leaves, spec, piece, index)
@@ -228,9 +228,9 @@ class FunctionRule(LayerRule[nn.Module, Call]):
 
         pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
         with unchanged(name, leaves), _one_by_one(self._layers, name, autocast_of(pairs[0][0])):
-            found = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
+            outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
         ((pieces, shape),) = seen
-        return [self._joined(next(found)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
+        return [self._joined(next(outputs)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
 
     def _joined(self, x: Tensor) -> Tensor:
         """The outputs of batches of one, stacked in front, as the output of a batch (as they are if they are not)."""
@@ -251,12 +251,12 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         dim, batch = self._dim(output), self._layers.batch
         n = output.shape[dim] if output.ndim else -1
         split = self._split(leaves, n)
-        known = n >= 0 and (batch is None or n == batch) and any(cut is not None for cut in split)
+        consistent = n >= 0 and (batch is None or n == batch) and any(cut is not None for cut in split)
         return Call(
             name,
             leaves,
             spec,
-            split if known else [],
+            split if consistent else [],
             index,
             dim,
             n,
@@ -409,9 +409,9 @@ def _slack(output: Tensor, autocast: Autocast) -> float:
 def alike(name: str, whole: Leaves, alone: Leaves, values: bool = True) -> list[int]:
     """Which outputs of a batch have the shape, and then the numbers, of those of its examples alone."""
     apart = [int(not isinstance(x, Tensor) or x.shape == y.shape) for x, y in zip(alone, whole, strict=True)]
-    for batch, one, mine in zip(whole, alone, apart, strict=True):
-        if values and mine and isinstance(one, Tensor) and one.is_floating_point():
-            _agree(name, batch.detach(), one.detach())
+    for batch, single, mine in zip(whole, alone, apart, strict=True):
+        if values and mine and isinstance(single, Tensor) and single.is_floating_point():
+            _agree(name, batch.detach(), single.detach())
     return apart
 
 

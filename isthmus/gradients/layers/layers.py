@@ -47,17 +47,17 @@ class Layers:
 
     def __init__(self, module: nn.Module, *, batch_first: bool = True) -> None:
         self.module, self.batch_dim = module, 0 if batch_first else 1
-        asked = {
+        trained = {
             id(parameter) for parameter in module.parameters() if parameter.requires_grad and not _watched(parameter)
         }
         validate.check(
-            bool(asked), "module", type(module).__name__, "give a module with at least one trainable parameter"
+            bool(trained), "module", type(module).__name__, "give a module with at least one trainable parameter"
         )
         self._mixers = [(name, layer) for name, layer in module.named_modules() if _keeps_batch_statistics(layer)]
         self.reduced: Callable[[], bool] = lambda: True
         """Whether gradients of less than 32 bits are taken (see `TorchDriver`)."""
         self.check_apart()
-        self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in asked, self.batch_dim)
+        self.sites, self.bindings = _read(module, lambda p: p is not None and id(p) in trained, self.batch_dim)
         self.space = Space.of({name: binding.shape for name, binding in self.bindings.items()})
         first = next(self.parameters())
         self._anchor = torch.zeros((), device=first.device, requires_grad=True)
@@ -197,23 +197,23 @@ class Layers:
         else:
             args = site.rule.prepare(site.layer, args, self.batch) or args
         shared = self._given_no_examples(site, args, kwargs)
-        held = [name for name in site.layer._parameters if name in site.layer.__dict__]
-        if not shared and not held:
+        names = [name for name in site.layer._parameters if name in site.layer.__dict__]
+        if not shared and not names:
             return args, kwargs, self.silence(site.parameters)
         with ExitStack() as stack:
             if shared:
                 stack.enter_context(placed(site.layer, open_leaves(site, self, self.batch)))
             else:
-                stack.enter_context(placed(site.layer, dict.fromkeys(held)))
+                stack.enter_context(placed(site.layer, dict.fromkeys(names)))
                 stack.callback(self.silence(site.parameters))
             return args, kwargs, stack.pop_all().close
 
     def _given_no_examples(self, site: Site, args: Args, kwargs: Kwargs) -> bool:
         """Whether all examples share the input: it comes from parameters alone, or has not one entry for each."""
-        found = site.rule.given(site.layer, args, kwargs)
-        if found is None:
+        examples = site.rule.given(site.layer, args, kwargs)
+        if examples is None:
             return False
-        x, dim = found
+        x, dim = examples
         if isinstance(x, Shared) or x.requires_grad or not self.batch:
             return isinstance(x, Shared)
         if self._calls[0] is not self.token:
@@ -228,10 +228,10 @@ class Layers:
         """The output with a tap on it."""
         if not self.listens() or isinstance(output, Shared):
             return output
-        kept, rule = site.rule.keep(site.layer, args, kwargs), site.rule
+        factors, rule = site.rule.keep(site.layer, args, kwargs), site.rule
         seen = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         dim = rule.dim(site.layer, output)
-        return self.tap(site, output, dim, seen, lambda b: [(site, rule.rows(site.layer, kept, b, site.wanted))])
+        return self.tap(site, output, dim, seen, lambda b: [(site, rule.rows(site.layer, factors, b, site.wanted))])
 
     def tap(
         self,
@@ -249,7 +249,7 @@ class Layers:
         """
         self.uses.update(site.leaves.values() if feeds is None else feeds)
         token = self.token
-        seen = [(x, x._version) for x in inputs]
+        versions = [(x, x._version) for x in inputs]
 
         def check(b: Tensor) -> None:
             if self.token is not token:
@@ -265,7 +265,7 @@ class Layers:
                 )
 
         def push(b: Tensor) -> None:
-            if any(x._version != version for x, version in seen):
+            if any(x._version != version for x, version in versions):
                 raise validate.InvalidInput(
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
@@ -336,8 +336,8 @@ class Layers:
     def fixed(self, x: Tensor) -> bool:
         """Whether a tensor is a buffer or a frozen parameter of the module, or a part of one."""
         place = x.untyped_storage().data_ptr()
-        kept = itertools.chain(self.module.buffers(), self.module.parameters())
-        return any(other.untyped_storage().data_ptr() == place for other in kept)
+        tensors = itertools.chain(self.module.buffers(), self.module.parameters())
+        return any(tensor.untyped_storage().data_ptr() == place for tensor in tensors)
 
     def listens(self) -> bool:
         """Whether rows of the pass in progress are asked for."""
@@ -358,19 +358,19 @@ def _keeps_batch_statistics(layer: nn.Module) -> bool:
 
 def _read(module: nn.Module, trainable: Trainable, batch_dim: int) -> tuple[list[Site], dict[str, LeafBinding]]:
     """The sites of a module and the binding of every leaf."""
-    found = []
+    ruled = []
     for name, layer in module.named_modules():
         if any(trainable(parameter) for parameter in layer.parameters(recurse=False)):
             rule = rule_for(name, layer, batch_dim)
             rule.check(name, layer)
-            found.append((name, layer, rule))
+            ruled.append((name, layer, rule))
     uses: Counter[int] = Counter()
-    for _, layer, rule in found:
+    for _, layer, rule in ruled:
         uses.update({id(p) for b in rule.bindings(layer, trainable, False).values() for p in b.parameters})
     sites: list[Site] = []
     bindings: dict[str, LeafBinding] = {}
     owner: dict[tuple[int, str], str] = {}
-    for name, layer, rule in found:
+    for name, layer, rule in ruled:
         wanted = rule.bindings(layer, trainable, False)
         if any(uses[id(p)] > 1 for binding in wanted.values() for p in binding.parameters):
             wanted = rule.bindings(layer, trainable, True)

@@ -101,29 +101,29 @@ class OperationRule(FunctionRule):
                 seen.append(tree_flatten(plain(*args, **kwargs)))
             return tuple(x for x in seen[-1][0] if _computed(x)) or examples[:1]
 
-        held = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
+        batched = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
         signature = tuple(general.shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
-        known = self._known(signature)
-        dice = Dice(held[0][0].device).began() if known is None else None
-        autocast = general.autocast_of(held[0][0])
+        ways = self._known(signature)
+        dice = Dice(batched[0][0].device).began() if ways is None else None
+        autocast = general.autocast_of(batched[0][0])
         with general.unchanged(site.name, leaves), general.singly(site.name, autocast, site.wanted):
-            cuts, examples = tuple(cut for _, cut in held), [leaf for leaf, _ in held]
-            found = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
+            cuts, examples = tuple(cut for _, cut in batched), [leaf for leaf, _ in batched]
+            outputs = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
         for value in own.values():  # what is returned of them meets whole batches
             value.history.leaves[0].single = False
         ((pieces, shape),) = seen
-        alone = [self._joined(next(found)) if _computed(x) else x for x in pieces]
+        alone = [self._joined(next(outputs)) if _computed(x) else x for x in pieces]
         if dice is not None:
-            known = self._compared(site, leaves, spec, alone, drew=dice.drew())
+            ways = self._compared(site, leaves, spec, alone, drew=dice.drew())
             if n > 1:
-                self._settled[signature] = known
-        assert known is not None
-        if all(known):
+                self._settled[signature] = ways
+        assert ways is not None
+        if all(ways):
             return [
-                _spread(x, n, self._dim(x)) if how == SPREAD else x for x, how in zip(alone, known, strict=True)
+                _spread(x, n, self._dim(x)) if how == SPREAD else x for x, how in zip(alone, ways, strict=True)
             ], shape
         whole = self._together(site, leaves, spec)
-        return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, known, strict=True)], shape
+        return [x if mine else self._barred(site, y) for x, y, mine in zip(alone, whole, ways, strict=True)], shape
 
     def _examples(self, leaves: Leaves) -> tuple[int, list[int | None]]:
         """How many examples there are, or pieces of them, and where each argument keeps them."""
@@ -137,23 +137,23 @@ class OperationRule(FunctionRule):
 
     def _known(self, signature: Hashable) -> list[int] | None:
         """What is known of the outputs of a shape of call: of its own, or of the first few where there are many."""
-        known = self._settled.get(signature)
-        if known is None and len(self._settled) >= CHECKED:
+        ways = self._settled.get(signature)
+        if ways is None and len(self._settled) >= CHECKED:
             return next(iter(self._settled.values()))
-        return known
+        return ways
 
     def _compared(self, site: Site, leaves: Leaves, spec: TreeSpec, alone: Leaves, drew: bool) -> list[int]:
         """Refuse outputs of single examples that are not those of the batch; which of them have one for each."""
         whole = self._together(site, leaves, spec)
         general.refuse_unless(len(whole) == len(alone), site.name, "returns other things for an example alone")
         ours: Leaves = []
-        known = []
+        ways = []
         for x, y in zip(alone, whole, strict=True):
             wide = isinstance(x, Shared) and isinstance(y, Tensor) and x.shape != y.shape and x.ndim == y.ndim
             ours.append((bare(x).expand_as(y) if wide else bare(x)) if isinstance(x, Shared) else x)
-            known.append(SPREAD if wide else 1)
+            ways.append(SPREAD if wide else 1)
         apart = general.alike(site.name, whole, ours, values=not drew)
-        return [how if mine else 0 for how, mine in zip(known, apart, strict=True)]
+        return [how if mine else 0 for how, mine in zip(ways, apart, strict=True)]
 
     def _together(self, site: Site, leaves: Leaves, spec: TreeSpec) -> Leaves:
         """The output of the batch as a whole, its parameters asking for no gradient, and the dice as they were."""

@@ -88,7 +88,7 @@ class RecordingLayers(Layers):
             return super().tap(site, output, dim, inputs, found, feeds)
         seen, place = self.seen, len(self.seen.given)
         k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
-        known = k == 1 or (k > 1 and dim == 0)
+        divided = k == 1 or (k > 1 and dim == 0)
 
         def examples(x: Tensor) -> Tensor:
             x = x.detach().movedim(dim, 0)
@@ -96,15 +96,15 @@ class RecordingLayers(Layers):
 
         if k > 1:
             self.note_pieces(site, k)
-        if known and self.rows is not None and self.value is not None:
+        if divided and self.rows is not None and self.value is not None:
             rows = self.rows if k == 1 else (self.rows[:, None] * k + torch.arange(k)).flatten()
             output = altered(output, dim, rows, self.value)
         seen.names.append(site.name)
-        seen.given.append(examples(output) if known else None)
+        seen.given.append(examples(output) if divided else None)
         seen.got.append(None)
 
         def push(b: Tensor) -> None:
-            seen.got[place] = examples(b) if known else None
+            seen.got[place] = examples(b) if divided else None
 
         return tap(output, self._anchor, push)
 

@@ -251,13 +251,13 @@ def _back(value: Shared, rows: Rows) -> Found:
         for leaf in leaves:
             leaf.gate.append(True)
         try:
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 plain, [leaf.value for leaf in some], pull, retain_graph=True, allow_unused=True, is_grads_batched=True
             )
         finally:
             for leaf in leaves:
                 leaf.gate.pop()
-        pairs = zip(some, found, strict=True)
+        pairs = zip(some, gradients, strict=True)
         return [
             leaf.value.new_zeros(hi - lo, leaf.value.numel()) if x is None else x.detach().reshape(hi - lo, -1)
             for leaf, x in pairs
@@ -270,14 +270,14 @@ def _back(value: Shared, rows: Rows) -> Found:
     small = [leaf for leaf in leaves if leaf not in large]
     result: Found = []
     for leaf in large:
-        made = Lazy(
+        lazy = Lazy(
             lambda lo, hi, leaf=leaf: chunk([leaf], lo, hi)[0],  # type: ignore[misc]
             rows.n,
             leaf.value.numel(),
             dtype=leaf.value.dtype,
             device=leaf.value.device,
         )
-        result.append((leaf, leaf.laid(made)))
+        result.append((leaf, leaf.laid(lazy)))
     if small:
         width = size * (plain.numel() + sum(leaf.value.numel() for leaf in small))
         parts = [chunk(small, lo, hi) for lo, hi in row_spans(rows.n, width)]

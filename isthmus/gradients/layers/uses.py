@@ -82,13 +82,13 @@ class Multiplied(Use):
     def rows(self, b: Tensor) -> Found:
         """Outer products of the input and the gradient; the bias has the sum of the latter."""
         a, b = (_positions(x.movedim(self.dim, 0), self.n) for x in (self.x, b))
-        found = matrix_rows(self.weight, b, a) if self.turned else matrix_rows(self.weight, a, b)
+        rows = matrix_rows(self.weight, b, a) if self.turned else matrix_rows(self.weight, a, b)
         if self.bias is not None:
             shift = b if b.ndim == 2 else b.sum(1, dtype=rounding.working(b.dtype))
             if self.bias.numel() == 1 < shift.shape[1]:
                 shift = shift.sum(1, keepdim=True)
-            found += pulled(self.bias, Dense(shift))
-        return found
+            rows += pulled(self.bias, Dense(shift))
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,10 +153,10 @@ class Convolved(Use):
             in_channels=shape[1] * self.settings["groups"],
             out_channels=shape[0],
         )
-        found = pulled(self.weight, _at_most(weight_rows(layer, self.x, b, ones=False), self.n))
+        rows = pulled(self.weight, _at_most(weight_rows(layer, self.x, b, ones=False), self.n))
         if self.bias is not None:
-            found += pulled(self.bias, _at_most(Dense(b.sum(2, dtype=rounding.working(b.dtype))), self.n))
-        return found
+            rows += pulled(self.bias, _at_most(Dense(b.sum(2, dtype=rounding.working(b.dtype))), self.n))
+        return rows
 
 
 def _at_most(rows: Rows, n: int) -> Rows:

@@ -28,14 +28,14 @@ def loss_of(loss: str | Loss, labels: bool | None = None) -> Loss:
     >>> loss_of("logistic") is loss_of(loss_of("logistic"))
     True
     """
-    known = known_losses(labels)
+    losses = known_losses(labels)
     if isinstance(loss, str):
-        validate.check(loss in known, "loss", loss, f"choose one of {list(known)}, or give a subclass of LinearModel")
-        return known[loss]
+        validate.check(loss in losses, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
+        return losses[loss]
     fits = isinstance(loss, type) and issubclass(loss, LinearModel)
-    validate.check(fits, "loss", loss, f"choose one of {list(known)}, or give a subclass of LinearModel")
-    wanted = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
-    validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {wanted}")
+    validate.check(fits, "loss", loss, f"choose one of {list(losses)}, or give a subclass of LinearModel")
+    targets = "labels (reads = SignedLabels)" if labels else "numbers (reads = RealTargets)"
+    validate.check(labels in (None, loss.labelled()), "loss", loss.__name__, f"give a loss of {targets}")
     return loss
 
 
@@ -54,7 +54,7 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
     if classes == 2 or kind.outputs(classes) > 1:
         return kind
     every = subclasses(LinearModel)  # type: ignore[type-abstract]
-    wider = [each for each in every if vars(each).get("extends") is kind]
+    wider = [candidate for candidate in every if vars(candidate).get("extends") is kind]
     remedy = f"{name_of(kind)} is for two: declare a loss with extends = {kind.__name__} for more"
     validate.check(bool(wider), "classes", classes, remedy)
     return wider[0]

@@ -116,8 +116,8 @@ class LinearModel(Objective):
         weights: object = None,
     ) -> None:
         self.penalty = choose_penalty(penalty, l1, l2)
-        known = classes is None or (targets is None and self.labelled())
-        validate.check(known, "classes", classes, "leave it out: only a classifier has classes")
+        allowed = classes is None or (targets is None and self.labelled())
+        validate.check(allowed, "classes", classes, "leave it out: only a classifier has classes")
         if targets is None:
             targets = self.reads(classes) if issubclass(self.reads, LABELS) else self.reads()
         self.targets = targets
@@ -185,11 +185,11 @@ class LinearModel(Objective):
 
     def part(self, index: Index) -> LinearModel:
         """The same problem with some of its records only."""
-        other = copy.copy(self)
-        other.X, other.y = self._batch(index)
-        other.n, other.lengths = other.X.shape[0], Lengths(other.X.shape[0])
-        other.weights = None if self.weights is None else self._weighted(torch.ones(other.n).double(), index)
-        return other
+        model = copy.copy(self)
+        model.X, model.y = self._batch(index)
+        model.n, model.lengths = model.X.shape[0], Lengths(model.X.shape[0])
+        model.weights = None if self.weights is None else self._weighted(torch.ones(model.n).double(), index)
+        return model
 
     def forget(self) -> None:
         """Forget what was computed of the rows: they may have been written to since."""
@@ -239,33 +239,33 @@ class LinearModel(Objective):
     def on(self, data: tuple[object, object]) -> LinearModel:
         """The same loss, classes and penalty on other examples `(X, y)` with as many columns."""
         X, y = data
-        other = copy.copy(self)
-        other.weights = None
-        other._load(X, y)
-        validate.check(other.d == self.d, "X.shape", tuple(other.X.shape), f"give {self.X.shape[1]} columns")
-        return other
+        model = copy.copy(self)
+        model.weights = None
+        model._load(X, y)
+        validate.check(model.d == self.d, "X.shape", tuple(model.X.shape), f"give {self.X.shape[1]} columns")
+        return model
 
     def with_inputs(self, X: object) -> LinearModel:
         """The same loss, targets and penalty on other columns of the same examples (scaled, with a bias, ...)."""
-        other = copy.copy(self)
-        other.X = as_matrix("X", X)
-        validate.check(other.X.shape[0] == self.n, "X.shape", tuple(other.X.shape), f"give {self.n} rows")
-        other.dtype, other.space, other.lengths = dtype_of(other.X), other._space(), Lengths(self.n)
-        return other
+        model = copy.copy(self)
+        model.X = as_matrix("X", X)
+        validate.check(model.X.shape[0] == self.n, "X.shape", tuple(model.X.shape), f"give {self.n} rows")
+        model.dtype, model.space, model.lengths = dtype_of(model.X), model._space(), Lengths(self.n)
+        return model
 
     def with_targets(self, y: object, targets: Targets | None = None) -> LinearModel:
         """The same loss and inputs with other targets of the same examples."""
-        other = copy.copy(self)
-        other.targets, target = (targets or self.targets).read(y)
+        model = copy.copy(self)
+        model.targets, target = (targets or self.targets).read(y)
         validate.check(len(target) == self.n, "len(y)", len(target), f"give one target for each of {self.n} rows")
-        other.y = target
-        return other
+        model.y = target
+        return model
 
     def with_weights(self, weights: Tensor | None) -> LinearModel:
         """The same problem with other weights of its examples."""
-        other = copy.copy(self)
-        other.weights = weights
-        return other
+        model = copy.copy(self)
+        model.weights = weights
+        return model
 
     def _slopes(self, X: Matrix, y: Tensor, w: Tensor, index: Index) -> Tensor:
         return self._weighted(self.slopes(*self._margins(X, y, w)), index)

@@ -93,13 +93,13 @@ class ModuleObjective:
 
 def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "mean") -> Stack:
     """Forward and backward once; the per-example gradients of every layer as factors."""
-    seen: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
-    with layers.listening(lambda name, rows: seen[name].append(rows.compact()), len(x)), torch.enable_grad():
+    pieces_of: dict[str, list[Rows]] = {leaf.name: [] for leaf in layers.space.leaves}
+    with layers.listening(lambda name, rows: pieces_of[name].append(rows.compact()), len(x)), torch.enable_grad():
         value = loss(layers.module(x), y)
         (value * len(x) if reduction == "mean" else value).backward()
-    for name, rows in unused(layers, [name for name, pieces in seen.items() if not pieces], len(x)):
-        seen[name].append(rows)
-    return Stack([(name, merged(name, pieces)) for name, pieces in seen.items()])
+    for name, rows in unused(layers, [name for name, pieces in pieces_of.items() if not pieces], len(x)):
+        pieces_of[name].append(rows)
+    return Stack([(name, merged(name, pieces)) for name, pieces in pieces_of.items()])
 
 
 def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
@@ -107,8 +107,8 @@ def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None =
 
     That is the gradient which every example has there.  `told` has the layers that were warned about before.
 
-    >>> layers, told = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
-    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, told)]
+    >>> layers, unused_names = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
+    >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, unused_names)]
     [('1', [0.0, 0.0])]
     """
     told = set() if told is None else told
@@ -131,7 +131,7 @@ def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None: ...
 def merged(name: str, pieces: Sequence[Rows | None]) -> Rows | None:
     """One piece from all the times a layer was used in the pass; None where a sketch takes nothing of it."""
     assert pieces, name
-    kept = [piece for piece in pieces if piece is not None]
-    if len(kept) < 2:
-        return kept[0] if kept else None
-    return kept[0].plus(kept[1:])
+    present = [piece for piece in pieces if piece is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    return present[0].plus(present[1:])

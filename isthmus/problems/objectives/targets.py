@@ -59,8 +59,8 @@ class SignedLabels(Targets):
     def read(self, y: object) -> tuple[SignedLabels, Tensor]:
         """The two classes and y in {-1, 1}."""
         labels = _labels(y)
-        known = self if self.classes is not None else SignedLabels(_two_classes(labels))
-        return known, torch.from_numpy(2.0 * _positions(labels, known.classes or ()) - 1.0)
+        targets = self if self.classes is not None else SignedLabels(_two_classes(labels))
+        return targets, torch.from_numpy(2.0 * _positions(labels, targets.classes or ()) - 1.0)
 
     def predict(self, z: Tensor) -> Labels:
         """The positive class where the margin is > 0."""
@@ -95,12 +95,15 @@ class ClassLabels(Targets):
     def read(self, y: object) -> tuple[ClassLabels, Tensor]:
         """The classes and y in 0..K-1."""
         labels = _labels(y)
-        known = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
+        targets = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
         if self.classes is None:
             validate.check(
-                len(known.classes) > 1, "y", known.classes, "declare all classes with classes=: y holds one class only"
+                len(targets.classes) > 1,
+                "y",
+                targets.classes,
+                "declare all classes with classes=: y holds one class only",
             )
-        return known, torch.from_numpy(_positions(labels, known.classes))
+        return targets, torch.from_numpy(_positions(labels, targets.classes))
 
     def predict(self, z: Tensor) -> Labels:
         """The class with the largest margin."""
@@ -166,9 +169,9 @@ def _r2(prediction: Tensor, y: Tensor) -> float:
 
 def _numbers(y: object) -> Tensor:
     validate.check(not sp.issparse(y), "y", type(y).__name__, "give a dense 1-d array")
-    given = y if isinstance(y, Tensor) else np.asarray(y)
-    validate.check(given.ndim == 1, "y.shape", tuple(given.shape), "give one number an example (1-d; y.ravel()?)")
-    return validate.as_tensor("y", given, ndim=1)
+    numbers = y if isinstance(y, Tensor) else np.asarray(y)
+    validate.check(numbers.ndim == 1, "y.shape", tuple(numbers.shape), "give one number an example (1-d; y.ravel()?)")
+    return validate.as_tensor("y", numbers, ndim=1)
 
 
 def _labels(y: object) -> Labels:
@@ -182,9 +185,9 @@ def _labels(y: object) -> Labels:
 
 
 def _distinct(classes: Sequence[object]) -> tuple[object, ...]:
-    given = tuple(np.asarray(classes).tolist()) if isinstance(classes, (np.ndarray, Tensor)) else tuple(classes)
-    validate.check(len(given) > 0 and len(set(given)) == len(given), "classes", given, "give distinct labels")
-    return given
+    labels = tuple(np.asarray(classes).tolist()) if isinstance(classes, (np.ndarray, Tensor)) else tuple(classes)
+    validate.check(len(labels) > 0 and len(set(labels)) == len(labels), "classes", labels, "give distinct labels")
+    return labels
 
 
 def _two_classes(labels: Labels) -> tuple[object, object]:

@@ -182,9 +182,9 @@ def hostile() -> Record:
             return [spoilt(each) for each in value]
         return f"{HOSTILE}{value}" if isinstance(value, str) else value
 
-    kept = {name: full()[name] for name in ("format", "created", "privacy", "words")}
-    free = {name: value for name, value in full().items() if name not in kept}
-    found = kept | spoilt(free)
+    by_name = {name: full()[name] for name in ("format", "created", "privacy", "words")}
+    free = {name: value for name, value in full().items() if name not in by_name}
+    found = by_name | spoilt(free)
     found["model"]["task"] = "classification"
     found["comparison"][-1]["epsilon"] = "inf"
     return Record.from_dict(found)

@@ -91,8 +91,8 @@ def test_its_structure_can_be_followed(name: str) -> None:
     assert levels[0] == 1 and all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
     ids = [attrs["id"] for _, attrs in parsed.elements if "id" in attrs]
     assert len(ids) == len(set(ids))
-    wanted = [attrs.get("aria-labelledby") for _, attrs in parsed.elements if "aria-labelledby" in attrs]
-    assert {each for names in wanted for each in (names or "").split()} <= set(ids)
+    values = [attrs.get("aria-labelledby") for _, attrs in parsed.elements if "aria-labelledby" in attrs]
+    assert {each for names in values for each in (names or "").split()} <= set(ids)
     assert {(attrs["href"] or "")[1:] for attrs in parsed.all("a")} <= set(ids)
     assert all(attrs.get("scope") in ("row", "col") for attrs in parsed.all("th"))
     assert tags.count("caption") == tags.count("table")
@@ -131,8 +131,8 @@ def test_the_best_guess_is_that_of_two_worlds() -> None:
     """Against the pair that attains (epsilon, delta): P = (delta, p e^eps, p), Q = (0, p, p e^eps), and delta for Q."""
     for epsilon, delta in ((0.1, 0.0), (1.0, 1e-5), (3.0, 0.05)):
         p = (1 - delta) / (1 + math.exp(epsilon))
-        one, two = (delta, p * math.exp(epsilon), p, 0.0), (0.0, p, p * math.exp(epsilon), delta)
-        attained = sum(max(a, b) for a, b in zip(one, two, strict=True)) / 2
+        first, second = (delta, p * math.exp(epsilon), p, 0.0), (0.0, p, p * math.exp(epsilon), delta)
+        attained = sum(max(a, b) for a, b in zip(first, second, strict=True)) / 2
         assert best_guess(epsilon, delta) == pytest.approx(attained, rel=1e-12)
 
 
@@ -152,10 +152,10 @@ def test_a_run_without_privacy_says_so_first() -> None:
 
 
 def test_a_large_epsilon_is_called_weak_and_a_large_delta_is_named() -> None:
-    found = copy.deepcopy(full())
-    found["privacy"] |= {"epsilon": 12.0, "nominal": 12.0, "delta": 0.01}
-    found["words"] = found["words"].replace("epsilon = 1 ", "epsilon = 12 ")
-    verdict = page(Record.from_dict(found | {"warnings": []})).text("verdict")
+    copied = copy.deepcopy(full())
+    copied["privacy"] |= {"epsilon": 12.0, "nominal": 12.0, "delta": 0.01}
+    copied["words"] = copied["words"].replace("epsilon = 1 ", "epsilon = 12 ")
+    verdict = page(Record.from_dict(copied | {"warnings": []})).text("verdict")
     assert "the promise is weak" in verdict and "delta is not below 1 in 400" in verdict
     assert "strong promise" not in verdict.replace("is a strong promise, of at most 10", "")
 
@@ -228,14 +228,14 @@ def test_figures_with_noise_say_how_much() -> None:
 
 
 def test_a_figure_stands_beside_its_baseline_in_one_unit() -> None:
-    told = [
+    entries = [
         {"name": "recall of yes", "value": 0.612, "on": "100 test rows", "noise": 0.0312},
         {"name": "AUC", "value": 0.9, "on": "100 test rows", "baseline": 0.5, "than": "guessing"},
         {"name": "log loss", "value": None, "on": "100 test rows", "noise": 0.2, "note": "too few rows: noise"},
     ]
-    words = page(changed(metrics=told)).text("quality")
+    words = page(changed(metrics=entries)).text("quality")
     assert "61.20% ± 3.1%" in words and "90.00% 50.00% guessing" in words and "Too few rows: noise." in words
-    card = page(changed(metrics=told)).text("card")
+    card = page(changed(metrics=entries)).text("card")
     assert "AUC 90.00% (guessing: 50.00%)" in card and "Too few rows were measured to tell: log loss" in card
 
 
@@ -275,13 +275,13 @@ def test_what_a_reader_cannot_do_is_not_asked_of_them() -> None:
         "the task, regression, was guessed from the target column 'y': give --task regression.",
         "the labels (classes) were read from the data and treated as public; give classes=[...]",
     ]
-    found = copy.deepcopy(full())
-    found["privacy"]["leaks"] = leaks
+    copied = copy.deepcopy(full())
+    copied["privacy"]["leaks"] = leaks
     head = "Epsilon does NOT cover the following, which was read from the private data without noise:"
-    first, *rest = found["words"].split("\n\n")
-    found["words"] = "\n\n".join([first, "\n".join([head, *(f"- {each}" for each in leaks)]), *rest])
-    found["warnings"] = leaks
-    parsed = page(Record.from_dict(found))
+    first, *rest = copied["words"].split("\n\n")
+    copied["words"] = "\n\n".join([first, "\n".join([head, *(f"- {leak}" for leak in leaks)]), *rest])
+    copied["warnings"] = leaks
+    parsed = page(Record.from_dict(copied))
     for section in ("verdict", "statement", "warnings", "card"):
         words = parsed.text(section)
         assert "the task, regression, was guessed from the target column 'y'" in words

@@ -28,21 +28,21 @@ from isthmus.privacy.statement import _rounded_up
 
 @pytest.mark.parametrize("name", CASES)
 def test_writing_and_reading_gives_the_same(name: str, tmp_path: Path) -> None:
-    found = record(name)
-    assert Record.from_dict(json.loads(found.to_json())) == found
-    where = found.save(tmp_path)
+    entry = record(name)
+    assert Record.from_dict(json.loads(entry.to_json())) == entry
+    where = entry.save(tmp_path)
     assert where == tmp_path / "run.json"
-    assert Record.from_file(tmp_path) == Record.from_file(where) == found
-    assert render(Record.from_file(where)) == render(found)
+    assert Record.from_file(tmp_path) == Record.from_file(where) == entry
+    assert render(Record.from_file(where)) == render(entry)
 
 
 def test_a_record_is_frozen_all_the_way() -> None:
-    found = record("full")
+    entry = record("full")
     with pytest.raises(FrozenInstanceError):
-        found.title = "x"  # type: ignore[misc]
+        entry.title = "x"  # type: ignore[misc]
     with pytest.raises(TypeError):
-        found.privacy["epsilon"] = 0.1  # type: ignore[index]
-    assert isinstance(found.history, tuple) and isinstance(found.data["features"], tuple)
+        entry.privacy["epsilon"] = 0.1  # type: ignore[index]
+    assert isinstance(entry.history, tuple) and isinstance(entry.data["features"], tuple)
 
 
 def test_infinity_is_written_as_text() -> None:
@@ -93,24 +93,24 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_wrong_is_refused_with_its_place(case: str) -> None:
     change, message = BROKEN[case]
-    found = copy.deepcopy(full())
-    change(found)
+    copied = copy.deepcopy(full())
+    change(copied)
     with pytest.raises(InvalidInput, match=message):
-        Record.from_dict(found)
+        Record.from_dict(copied)
 
 
 def test_a_seeded_run_may_not_pass_for_private() -> None:
-    found = copy.deepcopy(seeded())
-    found["words"] = full()["words"]
+    copied = copy.deepcopy(seeded())
+    copied["words"] = full()["words"]
     with pytest.raises(InvalidInput, match="words="):
-        Record.from_dict(found)
+        Record.from_dict(copied)
 
 
 def test_a_number_of_records_that_is_private_is_refused() -> None:
-    found = copy.deepcopy(seeded())
-    found["data"]["n"] = 400
+    copied = copy.deepcopy(seeded())
+    copied["data"]["n"] = 400
     with pytest.raises(InvalidInput, match="data.n=400 .* keeps the number of records private"):
-        Record.from_dict(found)
+        Record.from_dict(copied)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 
 def test_characters_that_cannot_be_printed_are_replaced() -> None:
-    found = copy.deepcopy(full())
-    found["title"], found["warnings"] = "a\x00b\ud800c", ["\u202eevil"]
-    kept = Record.from_dict(found)
+    copied = copy.deepcopy(full())
+    copied["title"], copied["warnings"] = "a\x00b\ud800c", ["\u202eevil"]
+    kept = Record.from_dict(copied)
     assert kept.title == "a\ufffdb\ufffdc" and kept.warnings == ("\ufffdevil",)
     render(kept).encode("utf-8")
 
@@ -223,11 +223,11 @@ def test_the_energy_of_public_rows_is_shown(rng: np.random.Generator) -> None:
 
 
 def test_noise_is_shown_only_where_its_length_in_the_step_is_known() -> None:
-    found = plan(n=30_000, d=5, epsilon=1.0, delta=1e-5, algorithms=["dp_gd"])
+    ranked = plan(n=30_000, d=5, epsilon=1.0, delta=1e-5, algorithms=["dp_gd"])
     rows = [{"t": 1, "noise": 0.5}, {"t": 2, "moved": 1.0, "noise": 0.5}, {"t": 3, "moved": math.inf, "noise": 0.5}]
-    told = _history(rows, found.choice("dp_gd (plain)"))
+    told = _history(rows, ranked.choice("dp_gd (plain)"))
     assert [(row["moved"], row["noise"]) for row in told] == [(None, 0.5), (1.0, 0.5), (None, 0.5)]
-    assert {row["noise"] for row in _history(rows, found.choice("dp_gd (statistics bought)"))} == {None}
+    assert {row["noise"] for row in _history(rows, ranked.choice("dp_gd (statistics bought)"))} == {None}
 
 
 def test_other_estimators_and_unfitted_ones_are_refused() -> None:

@@ -20,14 +20,21 @@ def drawn(text: str) -> list[ElementTree.Element]:
 
 def path(chart: ElementTree.Element, style: str) -> np.ndarray:
     """The points of a line, in pixels."""
-    found = next(each for each in chart.iter("path") if each.get("class") == f"line {style}")
-    return np.array([[float(v) for v in pair.split()] for pair in re.split("[ML]", found.get("d", ""))[1:]])
+    first = next(element for element in chart.iter("path") if element.get("class") == f"line {style}")
+    return np.array([[float(v) for v in pair.split()] for pair in re.split("[ML]", first.get("d", ""))[1:]])
 
 
 def ticks(chart: ElementTree.Element) -> list[tuple[float, float]]:
     """(pixel, value) of the ticks of y."""
-    found = [each for each in chart.iter("text") if each.get("class") == "tick end" and float(each.get("x", 0)) < 100]
-    return [(float(each.get("y", 0)) - 4, float((each.text or "").replace(",", "").rstrip("%"))) for each in found]
+    elements = [
+        element
+        for element in chart.iter("text")
+        if element.get("class") == "tick end" and float(element.get("x", 0)) < 100
+    ]
+    return [
+        (float(element.get("y", 0)) - 4, float((element.text or "").replace(",", "").rstrip("%")))
+        for element in elements
+    ]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e7])
@@ -42,11 +49,11 @@ def test_a_line_stands_where_its_axis_says(scale: float, rng: np.random.Generato
 def test_a_logarithmic_axis_says_so_and_is_true() -> None:
     y = np.geomspace(1e-3, 10.0, 9)
     for chart in drawn(lines("a", "t", [Series("one", range(9), list(y))], Frame("round", "loss"))):
-        assert any("log scale" in (each.text or "") for each in chart.iter("text"))
+        assert any("log scale" in (element.text or "") for element in chart.iter("text"))
         steps = np.diff(path(chart, "s1")[:, 1])
         assert np.ptp(steps) < 0.25 and (steps < 0).all()
     for chart in drawn(lines("a", "t", [Series("one", range(9), list(y))], Frame("round", "loss", zero=True))):
-        assert not any("log scale" in (each.text or "") for each in chart.iter("text"))
+        assert not any("log scale" in (element.text or "") for element in chart.iter("text"))
 
 
 def test_thinning_keeps_the_peaks() -> None:
@@ -63,7 +70,7 @@ def test_thinning_keeps_the_peaks() -> None:
 
 def test_gaps_break_the_line_and_single_points_are_dots() -> None:
     chart = drawn(lines("a", "t", [Series("one", range(5), [1.0, 2.0, None, 3.0, 4.0])], Frame("x", "y")))[0]
-    line = next(each for each in chart.iter("path") if each.get("class") == "line s1")
+    line = next(element for element in chart.iter("path") if element.get("class") == "line s1")
     assert line.get("d", "").count("M") == 2
     for y in (0.0, 5.0):
         assert drawn(lines("a", "t", [Series("one", [3], [y])], Frame("x", "y")))[0].find("circle") is not None
@@ -82,23 +89,27 @@ def test_charts_are_told_in_words_and_escaped() -> None:
 
 def test_lines_differ_by_more_than_colour() -> None:
     text = lines("a", "t", [Series(f"line {i}", [0, 1], [i, i + 1]) for i in range(4)], Frame("x", "y"))
-    names = [[each.text for each in chart.iter("text") if "name" in each.get("class", "")] for chart in drawn(text)]
+    names = [
+        [element.text for element in chart.iter("text") if "name" in element.get("class", "")] for chart in drawn(text)
+    ]
     assert sorted(map(str, names[0])) == [f"line {i}" for i in range(4)] and names[1] == []
     assert 'class="legend spare"' in text  # what the lines of the phone's chart are called
-    heights = sorted(float(each.get("y", 0)) for each in drawn(text)[0].iter("text") if "name" in each.get("class", ""))
+    heights = sorted(
+        float(element.get("y", 0)) for element in drawn(text)[0].iter("text") if "name" in element.get("class", "")
+    )
     assert np.diff(heights).min() >= 16.9
 
 
 def test_bars_start_at_zero_and_keep_their_proportions() -> None:
     rows = [("a", 0.8, True), ("b", 0.4, False), ("c", -0.2, False)]
     for chart in drawn(bars("b", "t", rows)):
-        found = [each for each in chart.iter("rect") if each.get("class") != "rest"]
-        wide = [float(each.get("width", 0)) for each in found]
-        left = [float(each.get("x", 0)) for each in found]
+        elements = [element for element in chart.iter("rect") if element.get("class") != "rest"]
+        wide = [float(element.get("width", 0)) for element in elements]
+        left = [float(element.get("x", 0)) for element in elements]
         assert wide[0] == pytest.approx(2 * wide[1], abs=0.2) and wide[1] == pytest.approx(2 * wide[2], abs=0.2)
         assert left[0] == left[1] == pytest.approx(left[2] + wide[2], abs=0.2)
     whole = drawn(bars("b", "t", [("a", 0.5, True)], percent=True))[0]
-    assert [each.get("width") for each in whole.iter("rect")] == ["720.0", "360.0"]
+    assert [element.get("width") for element in whole.iter("rect")] == ["720.0", "360.0"]
 
 
 def test_a_meter_is_filled_by_its_parts_and_never_over_full() -> None:

@@ -28,7 +28,7 @@ TINY: dict[str, dict[str, Any]] = {
     "001-epoch-times": {"problems": TIMES},
 }
 """Sizes of a moment, on data of the same form."""
-BY_NAME = {each.name: each for each in EXPERIMENTS}
+BY_NAME = {experiment.name: experiment for experiment in EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", TINY)

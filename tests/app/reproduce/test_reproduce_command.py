@@ -74,8 +74,8 @@ def test_a_run_is_kept_and_a_second_one_goes_on(trial: Any) -> None:
     log = trial()
     first = invoke("000-trial", "--seeds", "2")
     assert "holds" in first and len(log.read_text().splitlines()) == 4
-    kept = Path("reproduced/small/000-trial.jsonl")
-    kept.write_text("\n".join(kept.read_text().splitlines()[:3]) + '\n{"cut')
+    path = Path("reproduced/small/000-trial.jsonl")
+    path.write_text("\n".join(path.read_text().splitlines()[:3]) + '\n{"cut')
     invoke("000-trial", "--seeds", "2")
     assert len(log.read_text().splitlines()) == 5
     stored = json.loads(Path("reproduced/small/000-trial.json").read_text())
@@ -130,17 +130,17 @@ def test_other_code_of_a_run_is_other_code(
 def test_lines_of_other_code_or_another_device_answer_for_nothing(trial: Any) -> None:
     log = trial()
     invoke("000-trial")
-    kept = Path("reproduced/small/000-trial.jsonl")
-    line, *rest = [json.loads(text) for text in kept.read_text().splitlines()]
+    path = Path("reproduced/small/000-trial.jsonl")
+    line, *rest = [json.loads(text) for text in path.read_text().splitlines()]
     stale: list[Any] = [line | {"code": "0" * 12}, line | {"device": "cuda"}, {**line, "code": ["0"]}, *rest]
-    kept.write_text("".join(json.dumps(each) + "\n" for each in stale) + "[1]\n")
+    path.write_text("".join(json.dumps(each) + "\n" for each in stale) + "[1]\n")
     invoke("000-trial")
     assert log.read_text().split()[::2] == ["1", "2", "1"]
     assert line["code"] == sources.code_of(run) != sources.code_of(judge)
 
 
 def test_every_experiment_has_code() -> None:
-    codes = {each.name: sources.code_of(each.run) for each in all_experiments().values()}
+    codes = {experiment.name: sources.code_of(experiment.run) for experiment in all_experiments().values()}
     assert codes["000-table-1"] != codes["000-table-1-private"]
     assert codes["004-figures-5a-9"] != codes["004-figures-3a-4a-7"]  # lambdas: the whole module, with what it imports
 
@@ -156,6 +156,16 @@ def test_what_was_not_measured_is_outside_its_band_and_outliers_widen_no_other(t
     assert "2 of 3 within bands" in answer and "m=3 / loss: nan" in answer
     spread = bands.deviations(stored["metrics"])
     assert spread["m=2 / loss"] < 1 == spread["m=3 / loss"]
+
+
+def test_a_number_that_no_seed_moves_agrees_with_itself_after_its_file_was_rounded(trial: Any, tmp_path: Path) -> None:
+    trial()
+    own, fixed = experiment(tmp_path / "log"), 10.0000449  # the file says 10.0
+    results = Results([({"m": 1}, seed, Observed({"loss": fixed}, {})) for seed in range(5)])
+    bands.store(own.name, "small", {"seeds": [*range(5)], "metrics": bands.summary(own, results)})
+    for value, held in ((fixed, True), (fixed * (1 + 3e-5), False), (fixed * (1 - 3e-5), False)):
+        checked = bands.check(own, Results([({"m": 1}, 9, Observed({"loss": value}, {}))]), "small")
+        assert [row.holds for row in checked or []] == [held]
 
 
 def test_no_verdict_on_what_is_no_number(tmp_path: Path) -> None:

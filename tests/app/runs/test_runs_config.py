@@ -53,11 +53,11 @@ def test_settings_survive_json() -> None:
 
 
 def test_what_test_rows_cost() -> None:
-    held = {"data": "a.csv", "test_fraction": 0.2}
-    assert Settings(**held, epsilon=2.0).measure_epsilon == 0.2
-    assert Settings(**held, test_epsilon=0.7).measure_epsilon == 0.7
-    assert Settings(**held, release_test_metrics=True).measure_epsilon is None
-    assert Settings(**held, epsilon=math.inf).measure_epsilon is None
+    options = {"data": "a.csv", "test_fraction": 0.2}
+    assert Settings(**options, epsilon=2.0).measure_epsilon == 0.2
+    assert Settings(**options, test_epsilon=0.7).measure_epsilon == 0.7
+    assert Settings(**options, release_test_metrics=True).measure_epsilon is None
+    assert Settings(**options, epsilon=math.inf).measure_epsilon is None
     assert Settings(data="a.csv", test="b.csv").measure_epsilon is None
     assert Settings(data="a.csv", test="b.csv", test_epsilon=0.3).measure_epsilon == 0.3
 

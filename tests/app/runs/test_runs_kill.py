@@ -31,10 +31,10 @@ def stops(tmp_path_factory: pytest.TempPathFactory) -> Stops:
     Ledger.open(folder / "budget", budget=(5.0, 1e-5))
     command = [sys.executable, str(CHILD), str(folder / "data.npz"), str(folder), "1", *SIGNALS]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     log = folder / "log"
-    assert found.returncode == 0, found.stderr + (log.read_text() if log.exists() else "")
-    return folder, [json.loads(line) for line in found.stdout.splitlines()[1:]]  # the first names the whole run
+    assert process.returncode == 0, process.stderr + (log.read_text() if log.exists() else "")
+    return folder, [json.loads(line) for line in process.stdout.splitlines()[1:]]  # the first names the whole run
 
 
 def test_each_stop_leaves_its_code(stops: Stops) -> None:

@@ -100,10 +100,10 @@ def test_a_run_with_leaks_says_so_everywhere() -> None:
     run = Path("runs/t-1")
     record = json.loads((run / "run.json").read_text())
     leaks = record["privacy"]["leaks"]
-    assert len(leaks) == 3 and all(f"NOT COVERED  {each}" in result.stdout for each in leaks)
+    assert len(leaks) == 3 and all(f"NOT COVERED  {leak}" in result.stdout for leak in leaks)
     for words in ("the types of 'age', 'sex'", "the task, classification", "the classes ['no', 'yes']"):
-        assert any(words in each for each in leaks)
-    assert "Epsilon does NOT cover the following" in record["words"] and all(each in record["words"] for each in leaks)
+        assert any(words in leak for leak in leaks)
+    assert "Epsilon does NOT cover the following" in record["words"] and all(leak in record["words"] for leak in leaks)
     model = estimators.load(run / "model.safetensors").privacy_
     assert list(model.leaks) == leaks and "except for 3 facts that were read from the data" in str(model)
     page = render(Record.from_file(run))
@@ -131,7 +131,7 @@ def test_a_large_delta_is_warned_of() -> None:
     result = invoke("train", table(), "--target", "y", *DECLARED, *QUICK, "--delta", "0.5")
     assert "warning: delta=0.5 is at least 1/n" in result.stderr and "everything counted" not in result.stdout
     record = Record.from_file("runs/t-1")
-    assert any("at least 1/n" in each for each in record.warnings) and "protects hardly anyone" in record.words
+    assert any("at least 1/n" in warning for warning in record.warnings) and "protects hardly anyone" in record.words
 
 
 def test_a_plan_warns_of_a_large_delta_too() -> None:
@@ -143,7 +143,7 @@ def test_a_plan_warns_of_a_large_delta_too() -> None:
 
 def test_a_record_that_hides_a_leak_is_refused() -> None:
     invoke("train", table(), "--target", "y", *QUICK)
-    told = json.loads(Path("runs/t-1/run.json").read_text())
-    leak = told["privacy"]["leaks"][0]
+    data = json.loads(Path("runs/t-1/run.json").read_text())
+    leak = data["privacy"]["leaks"][0]
     with pytest.raises(ValueError, match="as leaked"):
-        Record.from_dict(told | {"words": told["words"].replace(leak, "")})
+        Record.from_dict(data | {"words": data["words"].replace(leak, "")})

@@ -53,12 +53,12 @@ def labels(path: str, n: int) -> None:
 def test_public_test_rows_are_scored_on_their_targets_as_they_are() -> None:
     table("train.csv", 3000, tail=0.02)
     x, y = table("test.csv", 500, seed=1, tail=0.02)
-    found = trained("train.csv", *REGRESSION, "--test", "test.csv", "--epsilon", "3")
-    model = load(Path(found["run"], "model.safetensors"))
+    outcome = trained("train.csv", *REGRESSION, "--test", "test.csv", "--epsilon", "3")
+    model = load(Path(outcome["run"], "model.safetensors"))
     predicted = model.predict(x[:, None])
     true = 1 - np.mean((predicted - y) ** 2) / np.var(y)
     clipped = np.clip(y, 0, 5)
-    figures = {each["name"]: each for each in found["metrics"]}
+    figures = {metric["name"]: metric for metric in outcome["metrics"]}
     assert figures["R2"]["value"] == pytest.approx(true, abs=1e-9)
     assert abs(true - (1 - np.mean((predicted - clipped) ** 2) / np.var(clipped))) > 0.2  # what was printed before
     assert figures["mean absolute error"]["value"] == pytest.approx(np.mean(np.abs(predicted - y)))
@@ -67,8 +67,8 @@ def test_public_test_rows_are_scored_on_their_targets_as_they_are() -> None:
 
 def test_noisy_figures_of_held_out_rows_say_what_they_clip() -> None:
     table("train.csv", 30_000, tail=0.02)
-    found = trained("train.csv", *REGRESSION, "--test-fraction", "0.4", "--epsilon", "8")
-    figures = {each["name"]: each for each in found["metrics"]}
+    outcome = trained("train.csv", *REGRESSION, "--test-fraction", "0.4", "--epsilon", "8")
+    figures = {metric["name"]: metric for metric in outcome["metrics"]}
     note = figures["R2"]["note"]
     assert "errors are cut at" in note and "targets at" in note
     limit = float(note.split("errors are cut at ")[1].split(",")[0])
@@ -79,15 +79,17 @@ def test_noisy_figures_of_held_out_rows_say_what_they_clip() -> None:
 @pytest.mark.parametrize("more", [[], ["--test-epsilon", "0.4"], ["--algorithm", "dp_sgd", "--batch-size", "200"]])
 def test_everything_is_inside_the_epsilon_that_was_asked_for(more: list[str]) -> None:
     labels("t.csv", 3000)
-    found = trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", *more)
-    run = Path(found["run"])
+    outcome = trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", *more)
+    run = Path(outcome["run"])
     ledger = Ledger.open(run / "ledger")
-    assert 0.95 < found["epsilon"] <= 1 and ledger.spent(found["delta"]) == found["epsilon"]
+    assert 0.95 < outcome["epsilon"] <= 1 and ledger.spent(outcome["delta"]) == outcome["epsilon"]
     assert {"test ranges", "test figures"} <= set(ledger.rounds())
     stated = json.loads((run / "run.json").read_text())
-    assert stated["privacy"]["epsilon"] == found["epsilon"] and stated["budget"]["epsilon"] == 1.0
-    covered = any("a record is either trained on or held out" in each for each in stated["privacy"]["assumptions"])
-    assert covered is (more == []) and found["warnings"] == []
+    assert stated["privacy"]["epsilon"] == outcome["epsilon"] and stated["budget"]["epsilon"] == 1.0
+    covered = any(
+        "a record is either trained on or held out" in assumption for assumption in stated["privacy"]["assumptions"]
+    )
+    assert covered is (more == []) and outcome["warnings"] == []
 
 
 def test_the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_gaussian() -> None:
@@ -109,8 +111,8 @@ def test_twenty_rows_print_no_number() -> None:
     assert result.exit_code == 0, result.output
     assert "accuracy: too few rows: noise of s.d." in result.output and "test rows would be enough" in result.output
     assert "Expect no better than always answering the most frequent class" in " ".join(result.output.split())
-    found = json.loads(Path("runs/t-1/metrics.json").read_text())
-    assert [(each["name"], each["value"]) for each in found["metrics"]] == [("accuracy", None)]
+    data = json.loads(Path("runs/t-1/metrics.json").read_text())
+    assert [(metric["name"], metric["value"]) for metric in data["metrics"]] == [("accuracy", None)]
     assert not any("test" in name for name in Ledger.open("runs/t-1/ledger").rounds())  # nothing was looked at
 
 

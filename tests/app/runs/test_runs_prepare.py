@@ -39,28 +39,28 @@ def prepared(path: Path, **options: Any) -> PreparedRows:
 
 
 def test_undeclared_columns_are_leaks_with_their_remedy(people: Path) -> None:
-    found = prepared(people, columns={"joined": "drop"})
-    assert len(found.leaks) == 3
-    assert "the types of 'customer_id', 'Alter', 'sex'" in found.leaks[0] and "--schema" in found.leaks[0]
-    assert "--task classification" in found.leaks[1] and "--classes Ja,Nein" in found.leaks[2]
-    assert any("go into fixed buckets" in note for note in found.notes)
-    assert any("'income' is read as number" in note for note in found.notes)
-    assert found.bounds is not None and int(np.isnan(found.bounds[0]).sum()) == 4  # numbers: their ranges are bought
-    assert np.isfinite(found.x).all() and set(found.y) == {"Ja", "Nein"} and found.n < 400
+    begun = prepared(people, columns={"joined": "drop"})
+    assert len(begun.leaks) == 3
+    assert "the types of 'customer_id', 'Alter', 'sex'" in begun.leaks[0] and "--schema" in begun.leaks[0]
+    assert "--task classification" in begun.leaks[1] and "--classes Ja,Nein" in begun.leaks[2]
+    assert any("go into fixed buckets" in note for note in begun.notes)
+    assert any("'income' is read as number" in note for note in begun.notes)
+    assert begun.bounds is not None and int(np.isnan(begun.bounds[0]).sum()) == 4  # numbers: their ranges are bought
+    assert np.isfinite(begun.x).all() and set(begun.y) == {"Ja", "Nein"} and begun.n < 400
 
 
 def test_nothing_leaks_where_all_is_declared(people: Path) -> None:
-    found = prepared(people, columns=DECLARED, classes=["Nein", "Ja"])
-    assert found.leaks == () and found.target.task == "classification"
-    assert found.features is not None and "city#3" in found.features and found.d == len(found.features)
-    assert found.bounds is not None and int(np.isnan(found.bounds[0]).sum()) == 1
+    begun = prepared(people, columns=DECLARED, classes=["Nein", "Ja"])
+    assert begun.leaks == () and begun.target.task == "classification"
+    assert begun.features is not None and "city#3" in begun.features and begun.d == len(begun.features)
+    assert begun.bounds is not None and int(np.isnan(begun.bounds[0]).sum()) == 1
 
 
 def test_nothing_leaks_where_public_rows_tell(people: Path, tmp_path: Path) -> None:
     public = messy.write(tmp_path / "public.csv", 120, seed=3)
-    found = prepared(people, public=str(public))
-    assert found.leaks == () and found.bounds is not None and not np.isnan(found.bounds[0]).any()
-    assert found.target.classes == ("Ja", "Nein") and found.public[0].shape == (len(found.public[1]), found.d)
+    begun = prepared(people, public=str(public))
+    assert begun.leaks == () and begun.bounds is not None and not np.isnan(begun.bounds[0]).any()
+    assert begun.target.classes == ("Ja", "Nein") and begun.public[0].shape == (len(begun.public[1]), begun.d)
     number = prepared(people, public=str(public), target="visits", task="regression")
     assert number.target.bounds is not None and number.target.bounds[0] == number.public[1].min()
 
@@ -89,13 +89,13 @@ def test_a_settled_run_reads_the_same_labels(tmp_path: Path, labels: list[str]) 
 
 def test_what_a_schema_says_of_another_target_is_left(people: Path, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text('[target]\nname = "churned"\nclasses = ["Ja", "Nein"]\n[columns]\njoined = "drop"')
-    found = prepared(people, schema=str(tmp_path / "s.toml"), target="visits", task="regression")
-    assert found.target.classes is None and found.target.name == "visits"
+    begun = prepared(people, schema=str(tmp_path / "s.toml"), target="visits", task="regression")
+    assert begun.target.classes is None and begun.target.name == "visits"
 
 
 def test_one_range_for_all_numbers(people: Path) -> None:
-    found = prepared(people, columns={"joined": "drop", "Alter": [18, 90]}, bounds=[-5, 5])
-    alter, balance = found.schema.get("Alter"), found.schema.get("balance")
+    begun = prepared(people, columns={"joined": "drop", "Alter": [18, 90]}, bounds=[-5, 5])
+    alter, balance = begun.schema.get("Alter"), begun.schema.get("balance")
     assert alter is not None and balance is not None and (alter.bounds, balance.bounds) == ((18, 90), (-5, 5))
 
 
@@ -125,9 +125,9 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(people: Path, options: d
 def test_the_task_of_a_matrix_is_guessed(tmp_path: Path, labels: list[float], task: str) -> None:
     np.savez(tmp_path / "t.npz", X=np.ones((30, 2)), y=labels * 10)
     settings, declared = load(None, {"data": str(tmp_path / "t.npz"), "bounds": [0, 1]})
-    found = prepare(settings, declared, salt="")
-    assert found.target.task == task and f"--task {task}" in found.leaks[0] and found.features is None
-    assert found.bounds is not None and found.bounds[1].tolist() == [1, 1]
+    problem = prepare(settings, declared, salt="")
+    assert problem.target.task == task and f"--task {task}" in problem.leaks[0] and problem.features is None
+    assert problem.bounds is not None and problem.bounds[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_the_split_is_independent_of_what_the_rows_hold(rng: np.random.Generator
     other[0], label[0] = 0, "b"
     sizes = []
     for k in range(20):
-        held = [len(split(x, z, 0.3, f"{k:032x}")[1][1]) for x, z in ((same, y), (other, label))]
-        assert held[0] == held[1]
-        sizes.append(held[0])
+        values = [len(split(x, z, 0.3, f"{k:032x}")[1][1]) for x, z in ((same, y), (other, label))]
+        assert values[0] == values[1]
+        sizes.append(values[0])
     deviation = np.sqrt(1000 * 0.3 * 0.7)
     assert max(abs(size - 300) for size in sizes) < 5 * deviation and np.std(sizes) > deviation / 3  # coins, no quota
 
@@ -208,9 +208,9 @@ def test_one_row_does_not_change_how_others_are_read(tmp_path: Path, name: str, 
         sign = "," if name == "decimal" else "."
         (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *(f'{line},"{k % 4}{sign}5"' for k, line in lines)]) + "\n")
         options = {"decimal": sign, "task": "regression", "target_bounds": [0, 60]}
-        found = prepared(tmp_path / "t.csv", columns=columns, target="y", **options)
-        assert found.leaks == ()
-        return found.x, found.y
+        begun = prepared(tmp_path / "t.csv", columns=columns, target="y", **options)
+        assert begun.leaks == ()
+        return begun.x, begun.y
 
     usual = list(enumerate(rows))
     alone, targets = read(usual)
@@ -222,13 +222,13 @@ def test_one_row_does_not_change_how_others_are_read(tmp_path: Path, name: str, 
 @pytest.mark.parametrize("extra", ["x,a", "1.5,b", "True,a"])
 def test_types_of_public_rows_are_read_as_written(tmp_path: Path, extra: str) -> None:
     (tmp_path / "p.csv").write_text("z,y\n" + "007,a\n012,b\nx,a\n007,b\n" * 5)
-    found = []
+    collected = []
     for more in ("", f"{extra}\n"):
         (tmp_path / "t.csv").write_text("z,y\n" + "007,a\n012,b\n" * 50 + more)
         problem = prepared(tmp_path / "t.csv", public=str(tmp_path / "p.csv"), target="y", classes=["a", "b"])
         assert problem.leaks == () and problem.features is not None
-        found.append(problem.x[:100])
-    assert (found[0] == found[1]).all() and found[0][:, problem.features.index("z=007")].sum() == 50
+        collected.append(problem.x[:100])
+    assert (collected[0] == collected[1]).all() and collected[0][:, problem.features.index("z=007")].sum() == 50
 
 
 @pytest.mark.parametrize("decimal", [".", ","])
@@ -240,15 +240,15 @@ def test_numbers_are_read_to_the_last_bit(tmp_path: Path, rng: np.random.Generat
     options = {"target": "y", "classes": ["0", "1"], "decimal": decimal}
     guessed = prepared(tmp_path / "t.csv", **options)
     (tmp_path / "s.toml").write_text(guessed.schema.to_toml())
-    told = prepared(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), **options)
-    assert guessed.x[:, 0].tolist() == told.x[:, 0].tolist() == numbers and told.leaks == () != guessed.leaks
+    begun = prepared(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), **options)
+    assert guessed.x[:, 0].tolist() == begun.x[:, 0].tolist() == numbers and begun.leaks == () != guessed.leaks
 
 
 def test_the_decimal_sign_of_the_target(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a;y\n1;1,5\n2;2,25\n3;-\n")
-    found = prepared(tmp_path / "t.csv", target="y", task="regression", decimal=",", columns={"a": [0, 3]})
-    assert found.y.tolist() == [1.5, 2.25] and found.target.decimal == ","
-    (tmp_path / "s.toml").write_text(found.schema.to_toml())
+    begun = prepared(tmp_path / "t.csv", target="y", task="regression", decimal=",", columns={"a": [0, 3]})
+    assert begun.y.tolist() == [1.5, 2.25] and begun.target.decimal == ","
+    (tmp_path / "s.toml").write_text(begun.schema.to_toml())
     again = prepared(tmp_path / "t.csv", schema=str(tmp_path / "s.toml"), target=None)
     assert again.y.tolist() == [1.5, 2.25]
 

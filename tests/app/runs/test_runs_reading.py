@@ -51,25 +51,25 @@ def prepared(**options: Any) -> PreparedRows:
 def test_a_column_that_names_a_person_is_left_out_by_its_name(name: str) -> None:
     """No row is looked at for it, so that it is no leak; it is said, with how to keep it."""
     table(x=lambda k: k % 5, **{name: lambda k: f"u{k % 3}@x.org"})
-    found = prepared(columns={"x": [0, 5]})
-    assert found.features == ["x"] and found.leaks == ()
-    assert any(f"column {name!r} is left out: its name says" in note and "--hash" in note for note in found.notes)
+    begun = prepared(columns={"x": [0, 5]})
+    assert begun.features == ["x"] and begun.leaks == ()
+    assert any(f"column {name!r} is left out: its name says" in note and "--hash" in note for note in begun.notes)
     assert prepared(columns={"x": [0, 5], name: "hash"}).d == 18
 
 
 def test_words_that_every_row_has_of_its_own_are_left_out() -> None:
     table(x=lambda k: k % 5, contact=lambda k: f"u{k}@x.org")
-    found = prepared()
-    assert found.features == ["x"] and "'contact'" in found.leaks[0]
-    assert any("'contact' is left out: nearly every row has a word of its own" in note for note in found.notes)
+    begun = prepared()
+    assert begun.features == ["x"] and "'contact'" in begun.leaks[0]
+    assert any("'contact' is left out: nearly every row has a word of its own" in note for note in begun.notes)
 
 
 def test_undeclared_words_say_what_to_declare() -> None:
     table(gender=lambda k: ["female", "male"][k % 2], x=lambda k: k % 5)
-    found = prepared()
-    assert found.d == 18
-    told = next(note for note in found.notes if "go into fixed buckets" in note)
-    assert "16 for a column even where it has two words" in told and '--categories "gender=a,b,c"' in told
+    begun = prepared()
+    assert begun.d == 18
+    first = next(note for note in begun.notes if "go into fixed buckets" in note)
+    assert "16 for a column even where it has two words" in first and '--categories "gender=a,b,c"' in first
     assert prepared(columns={"gender": ["female", "male"]}).d == 5
 
 
@@ -86,26 +86,26 @@ def test_ids_are_never_features_and_go_along_with_predictions() -> None:
     Path("new.csv").write_text("x\n3\n")  # new rows need no identifier
     invoke("predict", "runs/t-1", "new.csv", "-o", "out.csv")
     assert Path("out.csv").read_text().splitlines()[0] == "prediction"
-    told = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "z", code=2).output
-    assert "the file has no such column" in told
+    output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "z", code=2).output
+    assert "name a column of the file, which has" in output
     Path("new.csv").write_text("x,prediction\n3,4\n")
-    told = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "prediction", code=2).output
-    assert "a column of predictions has that name" in told
+    output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "prediction", code=2).output
+    assert "a column of predictions has that name" in output
 
 
 def test_rows_of_one_id_are_not_protected_together() -> None:
     """It is said whenever there is an id, whatever the rows hold."""
     table(customer=lambda k: f"c{k // 7}", x=lambda k: k % 5)
-    told = prepared(columns={"customer": "id", "x": [0, 5]}).notes
-    assert any("epsilon protects one row; where one 'customer' has several rows" in note for note in told)
+    notes = prepared(columns={"customer": "id", "x": [0, 5]}).notes
+    assert any("epsilon protects one row; where one 'customer' has several rows" in note for note in notes)
 
 
 def test_a_matrix_has_no_ids() -> None:
     rng = np.random.default_rng(0)
     np.savez("m.npz", X=rng.uniform(-1, 1, (60, 2)), y=np.arange(60) % 2)
     invoke("train", "m.npz", "--classes", "0,1", "--bounds=-1,1", *QUICK)
-    told = invoke("predict", "runs/m-1", "m.npz", "-o", "o.csv", "--id", "a", code=2).output
-    assert "this file has no named columns" in told
+    output = invoke("predict", "runs/m-1", "m.npz", "-o", "o.csv", "--id", "a", code=2).output
+    assert "this file has no named columns" in output
     np.savez("none.npz", X=np.empty((0, 2)))
     invoke("predict", "runs/m-1", "none.npz", "-o", "o.csv")
     assert Path("o.csv").read_text().split() == ["prediction"]
@@ -141,26 +141,26 @@ def test_predictions_for_no_rows_are_none(suffix: str) -> None:
 def test_other_files_without_rows_are_refused(option: str) -> None:
     data = table(x=lambda k: k % 5)
     Path("none.csv").write_text("x,y\n")
-    told = invoke("train", data, "--target", "y", "--classes", "no,yes", option, "none.csv", *QUICK, code=2).output
-    assert f"{option[2:]}='none.csv' is not allowed: give a file with rows" in told and not Path("runs").exists()
+    output = invoke("train", data, "--target", "y", "--classes", "no,yes", option, "none.csv", *QUICK, code=2).output
+    assert f"{option[2:]}='none.csv' is not allowed: give a file with rows" in output and not Path("runs").exists()
 
 
 def test_one_label_is_not_too_many() -> None:
     Path("t.csv").write_text("x,y\n" + "1,no\n" * 50)
-    told = invoke("train", "t.csv", "--target", "y", code=2).output
-    assert "classes='1 label' is not allowed: a classifier needs two" in told and "too many" not in told
+    output = invoke("train", "t.csv", "--target", "y", code=2).output
+    assert "classes='1 label' is not allowed: a classifier needs two" in output and "too many" not in output
     Path("t.csv").write_text("x,y\n" + "".join(f"1,w{k}\n" for k in range(200)))
-    told = invoke("train", "t.csv", "-y", "y", code=2).output
-    assert "'200 labels' is not allowed: that is too many (at most 100)" in told
+    output = invoke("train", "t.csv", "-y", "y", code=2).output
+    assert "'200 labels' is not allowed: that is too many (at most 100)" in output
 
 
 def test_words_with_commas_are_quoted() -> None:
     table(city=lambda k: ["Rome, Italy", "Paris", 'the "Hague"'][k % 3], **{"a=b": lambda k: k % 2})
     quoted = 'city="Rome, Italy", Paris, "the ""Hague"""'
     common = ["train", "t.csv", "--target", "y", "--classes", "no,yes", "--categories", quoted, "--dry-run"]
-    told = invoke(*common, "--bounds", '"a=b"=0,1', "--algorithm", "dp_gd", "--json")
-    found = json.loads(told.stdout)
-    assert 'categories = ["Rome, Italy", "Paris", "the \\"Hague\\""]' in found["schema"] and '"a=b"' in found["schema"]
+    result = invoke(*common, "--bounds", '"a=b"=0,1', "--algorithm", "dp_gd", "--json")
+    data = json.loads(result.stdout)
+    assert 'categories = ["Rome, Italy", "Paris", "the \\"Hague\\""]' in data["schema"] and '"a=b"' in data["schema"]
     assert "close the quotes" in invoke(*common[:-2], 'city="Rome, Italy', code=2).output
 
 
@@ -177,8 +177,8 @@ def test_labels_with_commas_come_back_as_an_option() -> None:
 def test_declared_words_that_look_missing_are_kept() -> None:
     """NA is Namibia; None is a level of education: the reader of csv files would have taken both for nothing."""
     table(country=lambda k: ["NA", "DE", ""][k % 3], n=60)
-    found = prepared(columns={"country": ["NA", "DE"]})
-    assert found.x.sum(0).tolist() == [20, 20, 0, 20]
+    begun = prepared(columns={"country": ["NA", "DE"]})
+    assert begun.x.sum(0).tolist() == [20, 20, 0, 20]
     Path("t.csv").write_text("x,y\n" + "1,None\n2,some\n3,\n" * 20)
     assert sorted(set(prepared(classes=["None", "some"], columns={"x": [0, 3]}).y)) == ["None", "some"]
 
@@ -210,8 +210,8 @@ def test_a_format_and_a_range_of_dates_are_two_options() -> None:
     data = table(when=lambda k: f"{1 + k % 28:02d}/02/2020", x=lambda k: k % 5)
     common = ["train", data, "-y", "y", "--classes", "no,yes", "--bounds", "x=0,5", "--algorithm", "dp_gd", "--dry-run"]
     ranged = ["--bounds", "when=2020-01-01,2020-12-31"]
-    told = invoke(*common, *ranged, "--date-format", "when=%d/%m/%Y")
-    assert "date, 2020-01-01 to 2020-12-31, written as %d/%m/%Y (declared)" in told.stdout and told.stderr == ""
+    result = invoke(*common, *ranged, "--date-format", "when=%d/%m/%Y")
+    assert "date, 2020-01-01 to 2020-12-31, written as %d/%m/%Y (declared)" in result.stdout and result.stderr == ""
     assert "another format than ISO" in invoke(*common, *ranged, code=2).output
     assert "another format than %m/%d/%Y" in invoke(*common, *ranged, "--date-format", "when=%m/%d/%Y", code=2).output
     assert "give the public range" in invoke(*common, "--date-format", "when=%d/%m/%Y", code=2).output
@@ -244,8 +244,8 @@ def test_a_tab_may_be_written_as_one_types_it() -> None:
 def test_wrong_options_are_answered_in_json(arguments: list[str], first: bool) -> None:
     command, *rest = arguments
     result = invoke(command, *(["--json", *rest] if first else [*rest, "--json"]), code=2)
-    said = json.loads(result.stdout)
-    assert said["exit_code"] == 2 and said["error"] and "Usage:" in result.stderr
+    data = json.loads(result.stdout)
+    assert data["exit_code"] == 2 and data["error"] and "Usage:" in result.stderr
     assert invoke(*arguments, code=2).stdout == ""
 
 
@@ -268,8 +268,8 @@ def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr("isthmus.app.runs.record.write", interrupted)
         invoke("train", data, "--target", "y", "--classes", "no,yes", "--bounds", "x=0,5", *QUICK, code=4)
-    said = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
-    assert "was stopped before its record was written" in said and "isthmus train --resume runs/t-1" in said
+    error = json.loads(invoke("report", "runs/t-1", "--json", code=2).stdout)["error"]
+    assert "was stopped before its record was written" in error and "isthmus train --resume runs/t-1" in error
     invoke("train", "--resume", "runs/t-1")
     invoke("report", "runs/t-1")
 

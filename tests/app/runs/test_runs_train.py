@@ -55,20 +55,20 @@ def trained(*arguments: str) -> dict[str, Any]:
 def test_a_newcomers_table(people: str) -> None:
     """Mixed types, gaps, text labels: it works, says what it guessed, and states what it cost."""
     result = invoke("train", people, "--target", "churned", "--drop", "joined", "--test-fraction", "0.25", "--json")
-    found = json.loads(result.stdout)
+    data = json.loads(result.stdout)
     names = ["accuracy", "recall of Nein", "precision of Nein", "AUC", "log loss", "calibration error"]
-    assert found["run"] == "runs/people-1" and [figure["name"] for figure in found["metrics"]] == names
-    right = found["metrics"][0]
+    assert data["run"] == "runs/people-1" and [figure["name"] for figure in data["metrics"]] == names
+    right = data["metrics"][0]
     assert right["value"] > 0.7 and 0.5 < right["baseline"] < 0.65  # the larger class is about .57
     assert "held-out rows, with noise, inside the epsilon of the training" in right["on"]
-    assert result.stderr.count("warning: ") == 3 == len(found["warnings"])
-    assert 0.98 < found["epsilon"] <= 1
-    run = Path(found["run"])
+    assert result.stderr.count("warning: ") == 3 == len(data["warnings"])
+    assert 0.98 < data["epsilon"] <= 1
+    run = Path(data["run"])
     record = json.loads((run / "run.json").read_text())
-    assert record["privacy"]["epsilon"] == found["epsilon"] and record["warnings"] == found["warnings"]
-    assert any("the classes ['Ja', 'Nein'] were read from" in each for each in record["privacy"]["leaks"])
-    assert found["leaks"] == record["privacy"]["leaks"] and len(found["leaks"]) == 3
-    assert Ledger.open(run / "ledger").spent(found["delta"]) == found["epsilon"]
+    assert record["privacy"]["epsilon"] == data["epsilon"] and record["warnings"] == data["warnings"]
+    assert any("the classes ['Ja', 'Nein'] were read from" in leak for leak in record["privacy"]["leaks"])
+    assert data["leaks"] == record["privacy"]["leaks"] and len(data["leaks"]) == 3
+    assert Ledger.open(run / "ledger").spent(data["delta"]) == data["epsilon"]
     assert sorted(path.name for path in run.iterdir() if path.name[0] != ".") == [
         "ledger",
         "ledger.lock",
@@ -80,11 +80,11 @@ def test_a_newcomers_table(people: str) -> None:
         "settings.json",
     ]
     own = estimators.load(run / "model.safetensors").privacy_  # the model is what gets passed on: it says the same
-    assert own.epsilon == found["epsilon"] and list(own.assumptions) == record["privacy"]["assumptions"]
+    assert own.epsilon == data["epsilon"] and list(own.assumptions) == record["privacy"]["assumptions"]
     assert list(own.leaks) == record["privacy"]["leaks"]
     assert "salt" not in (run / "settings.json").read_text()
-    kept = "".join(path.read_text() for path in run.iterdir() if path.suffix in (".json", ".toml"))
-    assert "Zürich" not in kept and "female" not in kept  # no word of a private column is kept
+    text = "".join(path.read_text() for path in run.iterdir() if path.suffix in (".json", ".toml"))
+    assert "Zürich" not in text and "female" not in text  # no word of a private column is kept
     invoke("predict", str(run), people, "-o", "out.csv", "--proba")
     lines = Path("out.csv").read_text().splitlines()
     assert lines[0] == "prediction,p(Ja),p(Nein)" and len(lines) == 3001
@@ -116,14 +116,14 @@ def test_regression(people: str) -> None:
         "--max-iter",
         "60",
     ]
-    found = trained(*common, "--target-bounds", "0,15", "--test-fraction", "0.4", "--test-epsilon", "2")
-    figures = {each["name"]: each for each in found["metrics"]}
+    outcome = trained(*common, "--target-bounds", "0,15", "--test-fraction", "0.4", "--test-epsilon", "2")
+    figures = {metric["name"]: metric for metric in outcome["metrics"]}
     assert figures["R2"]["value"] > 0.1 and 0 < figures["R2"]["noise"] < 0.1  # about .37 with noise of .05
-    assert found["epsilon"] == pytest.approx(4, rel=1e-3) and found["epsilon"] <= 4
+    assert outcome["epsilon"] == pytest.approx(4, rel=1e-3) and outcome["epsilon"] <= 4
     bought = trained(*common, "--test-fraction", "0.4")  # the range of the target too
-    assert [each["name"] for each in bought["metrics"]] == ["R2", "root mean squared error", "mean absolute error"]
+    assert [metric["name"] for metric in bought["metrics"]] == ["R2", "root mean squared error", "mean absolute error"]
     Path("rows.csv").write_text("\n".join(Path(people).read_text("utf-8-sig").splitlines()[:6]), "utf-8")
-    for run in (found["run"], bought["run"]):
+    for run in (outcome["run"], bought["run"]):
         invoke("predict", run, "rows.csv", "-o", "out.npz")
         with np.load("out.npz") as stored:
             assert stored["prediction"].shape == (5,) and np.isfinite(stored["prediction"]).all()
@@ -133,19 +133,21 @@ def test_regression(people: str) -> None:
 def test_public_rows_and_public_test_rows(people: str, tmp_path: Path) -> None:
     public = str(messy.write(tmp_path / "public.csv", 200, seed=5))
     test = str(messy.write(tmp_path / "test.csv", 500, seed=6))
-    found = trained(people, "--target", "churned", "--public", public, "--test", test, *QUICK)
-    assert found["warnings"] == [] and found["epsilon"] == pytest.approx(1.0, rel=1e-3)
-    assert "rows of test.csv, which counts as public" in found["metrics"][0]["on"] and not found["metrics"][0]["noise"]
+    outcome = trained(people, "--target", "churned", "--public", public, "--test", test, *QUICK)
+    assert outcome["warnings"] == [] and outcome["epsilon"] == pytest.approx(1.0, rel=1e-3)
+    assert (
+        "rows of test.csv, which counts as public" in outcome["metrics"][0]["on"] and not outcome["metrics"][0]["noise"]
+    )
 
 
 def test_figures_of_held_out_rows_can_be_published_bare_with_words(matrix: str) -> None:
-    found = trained(
+    outcome = trained(
         matrix, "--classes", "0,1", "--bounds=-1,1", "--test-fraction", "0.3", "--release-test-metrics", *QUICK
     )
-    assert any("epsilon does not cover them" in each for each in found["warnings"])
-    assert "published without noise" in found["metrics"][0]["on"]
-    own = estimators.load(Path(found["run"], "model.safetensors")).privacy_
-    assert any("The figures of the held-out rows" in each for each in own.leaks)
+    assert any("epsilon does not cover them" in warning for warning in outcome["warnings"])
+    assert "published without noise" in outcome["metrics"][0]["on"]
+    own = estimators.load(Path(outcome["run"], "model.safetensors")).privacy_
+    assert any("The figures of the held-out rows" in leak for leak in own.leaks)
 
 
 def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +160,12 @@ def test_the_salt_of_the_split_is_secret_and_gone_with_the_record(matrix: str, m
     assert secret.read_text() not in "".join(path.read_text() for path in run.glob("*.json"))
     on = json.loads((run / "metrics.json").read_text())["metrics"][0]["on"]
     (run / "metrics.json").unlink()  # as if killed before: the same rows are held out again
-    found = json.loads(invoke("train", "--resume", str(run), "--json").stdout)
-    again = found["metrics"][0]["on"]
+    data = json.loads(invoke("train", "--resume", str(run), "--json").stdout)
+    again = data["metrics"][0]["on"]
     assert again.split(",")[0] == on.split(",")[0] and not secret.exists()
     # the figures that were lost are covered by the training; a second time they would have to be bought, inside epsilon
-    assert "inside the epsilon of the training" in on and found["metrics"][0]["value"] is None
-    assert "too few rows" in found["metrics"][0]["note"] and 0.99 < found["epsilon"] <= 1
+    assert "inside the epsilon of the training" in on and data["metrics"][0]["value"] is None
+    assert "too few rows" in data["metrics"][0]["note"] and 0.99 < data["epsilon"] <= 1
     secret.write_text("as if killed after the record was written")
     invoke("train", "--resume", str(run))
     assert not secret.exists()
@@ -175,8 +177,8 @@ def _interrupted(*arguments: Any) -> None:
 
 def test_a_hidden_number_of_rows_is_not_published(matrix: str) -> None:
     result = invoke("train", matrix, "--classes", "0,1", "--bounds=-1,1", "--rows", "1000", *QUICK)
-    kept = "".join(path.read_text() for path in Path("runs/m-1").iterdir() if path.suffix in (".json", ".toml"))
-    numbers = set(re.findall(r"\d+", kept + result.output))
+    text = "".join(path.read_text() for path in Path("runs/m-1").iterdir() if path.suffix in (".json", ".toml"))
+    numbers = set(re.findall(r"\d+", text + result.output))
     assert "1000" in numbers and "800" not in numbers
     assert json.loads(Path("runs/m-1/run.json").read_text())["data"]["n"] is None
 
@@ -194,8 +196,8 @@ def test_a_shared_budget_refuses_the_run_that_would_exceed_it(matrix: str) -> No
     invoke("train", *common)
     before = Path("b").read_bytes()
     refused = invoke("train", *common, "--json", code=3)
-    said = json.loads(refused.stdout)
-    assert said["exit_code"] == 3 and "'m-2' needs epsilon" in said["error"] and "the budget holds" in said["error"]
+    data = json.loads(refused.stdout)
+    assert data["exit_code"] == 3 and "'m-2' needs epsilon" in data["error"] and "the budget holds" in data["error"]
     assert Path("b").read_bytes() == before and not Path("runs/m-2").exists()
     shown = json.loads(invoke("budget", "b", "--json").stdout)
     assert shown["spent"] == pytest.approx(1.0, rel=1e-3) and shown["left"] == pytest.approx(0.2, abs=1e-3)
@@ -234,13 +236,13 @@ def test_a_toml_file_and_libsvm(tmp_path: Path) -> None:
         'data = "d.libsvm"\nfeatures = 40\nepsilon = 3.0\nclasses = [-1, 1]\ntitle = "Words"\nalgorithm = "dp_gd"\n'
         'scale = "none"\nstep = 4.0\nmax_iter = 10\n'
     )
-    found = trained("--config", "run.toml", "--epsilon", "2")
-    record = json.loads(Path(found["run"], "run.json").read_text())
-    assert found["warnings"] == [] and record["title"] == "Words" and record["data"]["d"] == 40
-    assert found["epsilon"] == pytest.approx(2.0, rel=1e-3)
-    invoke("predict", found["run"], "d.libsvm", "-o", "out.csv")
+    outcome = trained("--config", "run.toml", "--epsilon", "2")
+    record = json.loads(Path(outcome["run"], "run.json").read_text())
+    assert outcome["warnings"] == [] and record["title"] == "Words" and record["data"]["d"] == 40
+    assert outcome["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    invoke("predict", outcome["run"], "d.libsvm", "-o", "out.csv")
     assert set(Path("out.csv").read_text().split()[1:]) <= {"-1", "1"}
-    invoke("predict", found["run"], "run.toml", "-o", "out.csv", code=2)
+    invoke("predict", outcome["run"], "run.toml", "-o", "out.csv", code=2)
 
 
 @pytest.mark.parametrize(

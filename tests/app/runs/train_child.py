@@ -57,12 +57,12 @@ def child(arguments: list[str], log: Path) -> None:
 def state(run: Path, budget: Path) -> dict[str, Any]:
     from isthmus.privacy import Ledger
 
-    found: dict[str, Any] = {"charged": {}, "epsilon": 0.0, "done": (run / "run.json").exists()}
+    facts: dict[str, Any] = {"charged": {}, "epsilon": 0.0, "done": (run / "run.json").exists()}
     if (run / "ledger").exists():
         ledger = Ledger(run / "ledger")
-        found |= {"charged": ledger.rounds(), "epsilon": ledger.spent(1e-5)}
+        facts |= {"charged": ledger.rounds(), "epsilon": ledger.spent(1e-5)}
     shared = Ledger.open(budget)
-    return found | {"shared": shared.rounds(), "shared_epsilon": shared.spent()}
+    return facts | {"shared": shared.rounds(), "shared_epsilon": shared.spent()}
 
 
 def main(data: str, folder: str, seed: int, signals: list[int]) -> None:

@@ -31,8 +31,8 @@ def pipe_of(rate: float = 0.5, bound: float = 1.0, noise: float = 1.0, m: int = 
 
 
 def plan_of(recipe: Any = None, **more: Any) -> Federation:
-    told = {"rounds": 2, "clients": 3, "n": N, "linear": True, **more}
-    return Federation(pipe_of() if recipe is None else recipe, D, **told)
+    options = {"rounds": 2, "clients": 3, "n": N, "linear": True, **more}
+    return Federation(pipe_of() if recipe is None else recipe, D, **options)
 
 
 def part_of(draws: torch.Generator) -> Logistic:
@@ -133,11 +133,11 @@ def test_equal_plans_have_one_digest_in_every_process() -> None:
     )
     here: dict[str, Any] = {}
     exec(made, here)
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", made + "print(plan.digest)"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"},
     )  # fmt: skip
-    assert said.stdout.strip() == here["plan"].digest
+    assert process.stdout.strip() == here["plan"].digest
 
 
 def test_a_model_that_is_not_linear_is_refused_where_the_plan_says_so(draws: torch.Generator) -> None:

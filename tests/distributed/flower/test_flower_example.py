@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[3] / "examples" / "flower"
 
 def test_the_example_learns_from_a_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in [each for each in sys.modules if each.split(".")[0] == "federated"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "federated"]:
         del sys.modules[name]
     from federated.client_app import app
     from federated.task import federation, objective

@@ -35,8 +35,8 @@ def data(
 
 
 def plan_of(recipe: Any, clients: int = 3, **more: Any) -> Federation:
-    told = {"rounds": ROUNDS, "n": 60, "constraint": BALL, "dtype": torch.float64, "linear": True}
-    return Federation(recipe, D, clients=clients, **{**told, **more})
+    facts = {"rounds": ROUNDS, "n": 60, "constraint": BALL, "dtype": torch.float64, "linear": True}
+    return Federation(recipe, D, clients=clients, **{**facts, **more})
 
 
 def grid_of(plan: Federation, parts: list[Logistic], between: Any = None, **more: Any) -> LocalGrid:
@@ -108,10 +108,10 @@ def test_the_divisor_is_public_whoever_answers(draws: torch.Generator) -> None:
     parts, _ = data(draws)
     recipe = algorithms.dp_gd(epsilon=1e7, delta=1e-5, clip=100.0, step=0.5, n="exact")
     plan = plan_of(recipe, rounds=1)
-    found = run(plan, grid_of(plan, parts, lambda number, reply: None if number == 2 else reply)).found
+    result = run(plan, grid_of(plan, parts, lambda number, reply: None if number == 2 else reply)).found
     zero = torch.zeros(D, dtype=torch.float64)
     expected = BALL.project(-0.5 * sum(part.rows(zero).sum() for part in parts[:2]) / 60)
-    assert torch.allclose(found.x, expected, atol=1e-2) and float(found.x.norm()) > 0.1
+    assert torch.allclose(result.x, expected, atol=1e-2) and float(result.x.norm()) > 0.1
 
 
 def test_a_budget_that_refuses_is_refused_before_anybody_is_asked(draws: torch.Generator) -> None:
@@ -150,12 +150,12 @@ def test_clients_are_drawn_by_secret_coins_and_empty_rounds_are_paid_for(draws: 
     parts, _ = data(draws, MANY)
     plan, ledger = client_plan(sampled(1), rounds=30), Ledger(budget=(12.0, 1e-5))
     strategy = run(plan, grid_of(plan, parts), ledger=ledger, noise_seed=1)
-    asked = [each["asked"] for each in strategy.clients.traffic.rounds]
-    assert len(asked) == 30 and 0 in asked and len(set(asked)) > 2 and sum(asked) < 60  # 1 of 20 on average
+    values = [each["asked"] for each in strategy.clients.traffic.rounds]
+    assert len(values) == 30 and 0 in values and len(set(values)) > 2 and sum(values) < 60  # 1 of 20 on average
     assert ledger.rounds() == {"main": 30}
     other = SketchStrategy(plan, wait=0.0, noise_seed=2)
     other.start(grid_of(plan, parts))
-    assert [each["asked"] for each in other.clients.traffic.rounds] != asked
+    assert [each["asked"] for each in other.clients.traffic.rounds] != values
 
 
 def test_nothing_public_tells_how_many_clients_a_round_asked(draws: torch.Generator) -> None:
@@ -214,8 +214,8 @@ def test_a_client_is_one_term_in_the_guarantee(draws: torch.Generator) -> None:
 def test_the_coins_of_records_are_the_clients_own(draws: torch.Generator) -> None:
     parts, _ = data(draws)
     plan = plan_of(replace_sampler(sampled(), Poisson(1 / 3, 20.0)))
-    one, two = (run(plan, grid_of(plan, parts, noise=SeededSource(k)), noise_seed=1).found.x for k in (1, 2))
-    assert not torch.equal(one, two)
+    first, second = (run(plan, grid_of(plan, parts, noise=SeededSource(k)), noise_seed=1).found.x for k in (1, 2))
+    assert not torch.equal(first, second)
 
 
 def test_what_was_read_off_private_records_is_refused(draws: torch.Generator) -> None:

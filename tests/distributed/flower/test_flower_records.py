@@ -31,7 +31,7 @@ def sent() -> Message:
 def test_an_answer_comes_back_with_the_servers_own_bounds() -> None:
     got = read_answer(answer(sent(), ASKED, True), ASKED, LIKE, None, True)
     assert torch.equal(got.values["gradient"].value, torch.arange(8.0)) and got.divisor == 7.0
-    assert [each.bound for each in got.values.values()] == [1.0, 0.5]
+    assert [value.bound for value in got.values.values()] == [1.0, 0.5]
     assert got.dims == 9 and got.bytes == SEAL + 8 + 4 + 32 + 4 + 4
     assert read_answer(answer(sent(), ASKED, False), ASKED, LIKE, None, False).divisor == 4.0
 

@@ -36,8 +36,8 @@ def data(draws: torch.Generator) -> tuple[list[Logistic], Logistic]:
 
 
 def plan_of(recipe: Any, **more: Any) -> Federation:
-    told = {"rounds": ROUNDS, "clients": CLIENTS, "n": 60, "constraint": BALL, "dtype": torch.float64, "linear": True}
-    return Federation(recipe, D, **{**told, **more})
+    facts = {"rounds": ROUNDS, "clients": CLIENTS, "n": 60, "constraint": BALL, "dtype": torch.float64, "linear": True}
+    return Federation(recipe, D, **{**facts, **more})
 
 
 def app_of(plan: Federation, parts: list[Logistic]) -> Any:
@@ -65,9 +65,9 @@ RECIPES = {
 def test_a_run_over_flower_is_the_run_in_one_process(name: str, draws: torch.Generator) -> None:
     parts, whole = data(draws)
     recipe = algorithms.comp_dist_sgd(**RECIPES[name])
-    found = trained(plan_of(recipe), parts).found
+    result = trained(plan_of(recipe), parts).found
     expected = minimize(whole, recipe, BALL, steps=ROUNDS, clients=parts, record=None)
-    assert found is not None and torch.equal(found.x, expected.x) and found.dims == expected.dims
+    assert result is not None and torch.equal(result.x, expected.x) and result.dims == expected.dims
 
 
 def test_changes_alone_may_be_sent_down(draws: torch.Generator) -> None:
@@ -131,9 +131,9 @@ def test_a_run_that_nobody_answers_is_given_up(draws: torch.Generator) -> None:
 
 def test_every_record_may_count_the_same(draws: torch.Generator) -> None:
     parts, whole = data(draws)
-    found = trained(plan_of(algorithms.comp_dist_sgd(m=10, step=0.5), uniform=False), parts).found
+    result = trained(plan_of(algorithms.comp_dist_sgd(m=10, step=0.5), uniform=False), parts).found
     alone = minimize(whole, algorithms.comp_gd(m=10, step=0.5), BALL, steps=ROUNDS, record=None)
-    assert torch.allclose(found.x, alone.x, atol=1e-12)
+    assert torch.allclose(result.x, alone.x, atol=1e-12)
 
 
 def test_local_steps_at_rate_one_are_federated_averaging(draws: torch.Generator) -> None:
@@ -141,7 +141,7 @@ def test_local_steps_at_rate_one_are_federated_averaging(draws: torch.Generator)
     local = LocalSteps(3, 0.2)
     recipe = algorithms.comp_dist_sgd(m=1.0, step=1.0, sketch=lambda m: CountSketch(D))
     plan = plan_of(recipe, unit="client", n=None, local=local, rounds=2)
-    found = trained(plan, parts).found
+    result = trained(plan, parts).found
 
     def averaged(w: Tensor) -> Tensor:
         ends = []
@@ -152,7 +152,7 @@ def test_local_steps_at_rate_one_are_federated_averaging(draws: torch.Generator)
             ends.append(v)
         return BALL.project(torch.stack(ends).mean(0))
 
-    assert torch.allclose(found.x, averaged(averaged(torch.zeros(D, dtype=torch.float64))), atol=1e-6)
+    assert torch.allclose(result.x, averaged(averaged(torch.zeros(D, dtype=torch.float64))), atol=1e-6)
 
 
 def test_a_mod_sends_the_sketch_of_what_an_app_of_ones_own_changes(draws: torch.Generator) -> None:

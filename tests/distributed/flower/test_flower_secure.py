@@ -34,8 +34,8 @@ def pipe_of(noise: float = 1.0, rate: float = 1.0, clip: Any = None, cost: float
 
 
 def plan_of(pipe: Pipeline | None = None, **more: Any) -> Federation:
-    told = {"rounds": ROUNDS, "clients": M, "unit": "client", "dtype": torch.float64, "dropouts": 0.2}
-    return Federation(pipe or pipe_of(), D, **{**told, **more})
+    facts = {"rounds": ROUNDS, "clients": M, "unit": "client", "dtype": torch.float64, "dropouts": 0.2}
+    return Federation(pipe or pipe_of(), D, **{**facts, **more})
 
 
 def grid_of(plan: Federation, parts: list[Logistic], between: Any = None) -> LocalGrid:
@@ -52,8 +52,8 @@ def test_with_little_noise_it_is_the_run_without_secure_aggregation(draws: torch
     parts = data(draws)
     quiet = pipe_of(1e-4, cost=1e9)
     hidden, shown = plan_of(quiet, constraint=Whole()), plan_of(quiet, dropouts=None)
-    one, two = (run(plan, grid_of(plan, parts)).found.x for plan in (hidden, shown))
-    assert torch.allclose(one, two, atol=2e-3) and two.norm() > 0.05
+    first, second = (run(plan, grid_of(plan, parts)).found.x for plan in (hidden, shown))
+    assert torch.allclose(first, second, atol=2e-3) and second.norm() > 0.05
 
 
 def test_lost_clients_up_to_the_plans_share_change_nothing_but_their_part(draws: torch.Generator) -> None:

@@ -100,9 +100,9 @@ def everything(rank: int) -> dict[str, dict[str, Any]]:
 
 
 def test_gradients_are_in_the_weights_or_in_the_errors_and_ranks_are_equal_to_the_bit() -> None:
-    one, two = together(everything)
+    first, second = together(everything)
     for name in WAYS:
-        mine, other = one[name], two[name]
+        mine, other = first[name], second[name]
         assert torch.equal(mine["weights"], other["weights"]), name
         assert mine["gap"] < 1e-5 and mine["left"] > 0.05, name
         assert mine["rebuilt"] and mine["buckets"] > 2 and mine["ratio"] > 1.9, name
@@ -121,7 +121,7 @@ def resumed(rank: int) -> dict[str, Any]:
     stored = io.BytesIO()
     torch.save({"state": state.state_dict(), "model": first.module.state_dict()}, stored)
     stored.seek(0)
-    found = torch.load(stored, weights_only=True)
+    loaded = torch.load(stored, weights_only=True)
     again = {}
     pickled = pickle.loads(pickle.dumps(state))
     for name, taken in (
@@ -130,9 +130,9 @@ def resumed(rank: int) -> dict[str, Any]:
         ("none", SketchState(WarmRank(2))),
     ):
         if name == "state_dict":
-            taken.load_state_dict(found["state"])
+            taken.load_state_dict(loaded["state"])
         module = model()
-        module.load_state_dict(found["model"])
+        module.load_state_dict(loaded["model"])
         second = DDP(module, bucket_cap_mb=0.001)
         second.register_comm_hook(taken, sketch_hook)
         train(second, rank, range(4, 8))
@@ -142,7 +142,7 @@ def resumed(rank: int) -> dict[str, Any]:
 
 def halves(rank: int) -> dict[str, Any]:
     """torch's wrappers: half of the bytes, and as good a model."""
-    found = {}
+    by_name = {}
     for name, hook in (
         ("whole", sketch_hook),
         ("bfloat16", bf16_compress_wrapper(sketch_hook)),
@@ -151,8 +151,8 @@ def halves(rank: int) -> dict[str, Any]:
         state = SketchState(WarmRank(3))
         module = wrapped(state, hook)
         losses = train(module, rank, range(40), 1.0)
-        found[name] = {"sent": state.sent, "loss": sum(losses[-8:]) / 8, "weights": flat(module)}
-    return found
+        by_name[name] = {"sent": state.sent, "loss": sum(losses[-8:]) / 8, "weights": flat(module)}
+    return by_name
 
 
 def spoiled(rank: int) -> dict[str, Any]:
@@ -189,10 +189,10 @@ def rarer(rank: int) -> dict[str, Any]:
 
 
 def test_checkpoints_halves_and_what_goes_wrong() -> None:
-    told = together(rarer)
-    for each in told:
-        (one, t), (two, s), (other, _) = (each["resumed"][name] for name in ("state_dict", "pickle", "none"))
-        assert one == two < 1e-5 and t == s == 8 and other > 1e-3
+    answers = together(rarer)
+    for each in answers:
+        (first, t), (second, s), (other, _) = (each["resumed"][name] for name in ("state_dict", "pickle", "none"))
+        assert first == second < 1e-5 and t == s == 8 and other > 1e-3
         whole, *half = (each["halves"][name] for name in ("whole", "bfloat16", "float16"))
         assert all(2 * found["sent"] == whole["sent"] for found in half)
         assert whole["loss"] < 2.0 and all(abs(found["loss"] - whole["loss"]) < 0.2 for found in half)
@@ -200,7 +200,7 @@ def test_checkpoints_halves_and_what_goes_wrong() -> None:
         assert all(loss == loss for loss in each["spoiled"]["loss"])
         assert "seed=" in each["unequal"] and "ranks, which differ" in each["unequal"]
     for name in ("whole", "bfloat16", "float16"):
-        assert torch.equal(*(each["halves"][name]["weights"] for each in told))
+        assert torch.equal(*(ranks_result["halves"][name]["weights"] for ranks_result in answers))
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,13 @@ def attack(plan: SecurePlan, keys: int, letters: int) -> tuple[np.ndarray, np.nd
     for index, inbox in server.inboxes().items():
         _, body = read(inbox, Kind.INBOX)
         sent = records(body, 2 * size + crypto.TAG, n, "letters")
-        given = {peer: each for peer, each in sent.items() if index not in inside or not keys <= peer < keys + letters}
-        answer = clients[index].masked(write(Kind.INBOX, server._session, write_records(given)), np.zeros(plan.m))
+        table = {peer: each for peer, each in sent.items() if index not in inside or not keys <= peer < keys + letters}
+        answer = clients[index].masked(write(Kind.INBOX, server._session, write_records(table)), np.zeros(plan.m))
         vectors[index] = unpack(take_number(read(answer, Kind.VECTOR)[1], n, "index")[1], plan.m, plan.bits)
-        held = sorted({*given, index})
-        alive = write(Kind.SURVIVORS, server._session, write_set([j for j in held if j not in told[index]], n))
+        ordered = sorted({*table, index})
+        alive = write(Kind.SURVIVORS, server._session, write_set([j for j in ordered if j not in told[index]], n))
         body = take_number(read(clients[index].reveal(alive), Kind.REVEAL)[1], n, "index")[1]
-        for place, peer in enumerate(held):
+        for place, peer in enumerate(ordered):
             what = parts["key" if peer in told[index] else "seed"]
             what.setdefault(peer, {})[index] = body[place * size : (place + 1) * size]
     total, added = np.zeros(plan.m, word(plan.bits)), np.zeros(plan.m, np.int64)

@@ -90,7 +90,7 @@ def test_fewer_shares_fit_every_secret_alike() -> None:
 
 def test_shares_are_drawn_anew_and_look_uniform() -> None:
     parts = [shamir.share(bytes(32), 3, 2, 1, os.urandom) for _ in range(60)]
-    counts = np.bincount(np.frombuffer(b"".join(each[2] for each in parts), np.uint8), minlength=256)
+    counts = np.bincount(np.frombuffer(b"".join(part[2] for part in parts), np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -116,13 +116,13 @@ def test_masks_are_the_stream_of_rfc_8439() -> None:
 
 def test_two_key_pairs_agree_for_one_purpose_only() -> None:
     pytest.importorskip("cryptography")
-    one, other = bytes(range(32)), bytes(range(32, 64))
-    here = crypto.agreed(one, crypto.public_key(other), b"s" * 16, b"mask")
-    assert here == crypto.agreed(other, crypto.public_key(one), b"s" * 16, b"mask") and len(here) == 32
-    assert here != crypto.agreed(one, crypto.public_key(other), b"s" * 16, b"letter")
-    assert here != crypto.agreed(one, crypto.public_key(other), b"t" * 16, b"mask")
+    first, second = bytes(range(32)), bytes(range(32, 64))
+    here = crypto.agreed(first, crypto.public_key(second), b"s" * 16, b"mask")
+    assert here == crypto.agreed(second, crypto.public_key(first), b"s" * 16, b"mask") and len(here) == 32
+    assert here != crypto.agreed(first, crypto.public_key(second), b"s" * 16, b"letter")
+    assert here != crypto.agreed(first, crypto.public_key(second), b"t" * 16, b"mask")
     with pytest.raises(ValueError):
-        crypto.agreed(one, bytes(32), b"s" * 16, b"mask")  # a point of small order
+        crypto.agreed(first, bytes(32), b"s" * 16, b"mask")  # a point of small order
 
 
 def test_a_letter_is_read_only_as_it_was_sealed() -> None:
@@ -183,27 +183,30 @@ def test_short_rows_are_not_changed_by_the_clip() -> None:
 
 def test_a_plan_keeps_its_promises() -> None:
     for z in (0.5, 3.0, 20.0):
-        found = plan(noise_multiplier=z, colluding=1)
-        assert found.share * found.counted >= Fraction(found.variance) and found.counted < found.needed
-        assert gaussian_scale(found.variance) >= z * math.sqrt(found.limit)
-        assert math.sqrt(found.limit) <= (1 + found.precision) * found.steps
-        half = 1 << (found.bits - 1)
-        law = stats.norm(0, math.sqrt(float(found.share) * found.clients))
-        room = half - found.clients * found.reach
-        assert 2 * found.m * law.sf(room) < 10 * found.failure
-        assert half / 2 <= found.clients * found.reach + 2 * 9 * law.std()
+        ranked = plan(noise_multiplier=z, colluding=1)
+        assert ranked.share * ranked.counted >= Fraction(ranked.variance) and ranked.counted < ranked.needed
+        assert gaussian_scale(ranked.variance) >= z * math.sqrt(ranked.limit)
+        assert math.sqrt(ranked.limit) <= (1 + ranked.precision) * ranked.steps
+        half = 1 << (ranked.bits - 1)
+        law = stats.norm(0, math.sqrt(float(ranked.share) * ranked.clients))
+        room = half - ranked.clients * ranked.reach
+        assert 2 * ranked.m * law.sf(room) < 10 * ranked.failure
+        assert half / 2 <= ranked.clients * ranked.reach + 2 * 9 * law.std()
 
 
 def test_a_plan_is_text_and_back() -> None:
-    made = plan(peak=0.5)
-    assert SecurePlan.from_json(made.to_json()) == made and SecurePlan.from_json(made.to_json()).digest == made.digest
-    assert plan(peak=0.6).digest != made.digest
+    ranked = plan(peak=0.5)
+    assert (
+        SecurePlan.from_json(ranked.to_json()) == ranked
+        and SecurePlan.from_json(ranked.to_json()).digest == ranked.digest
+    )
+    assert plan(peak=0.6).digest != ranked.digest
     for wrong in (
         "",
         "{}",
         "[1]",
-        made.to_json().replace("peak", "pique"),
-        made.to_json().replace('"version": 2', '"version": 1'),
+        ranked.to_json().replace("peak", "pique"),
+        ranked.to_json().replace('"version": 2', '"version": 1'),
     ):
         with pytest.raises(InvalidInput, match="plan="):
             SecurePlan.from_json(wrong)
@@ -234,25 +237,25 @@ def test_plans_that_promise_nothing_are_refused(changes: dict[str, Any], name: s
 def test_packing_keeps_two_groups_from_learning_both_secrets() -> None:
     for clients in (2, 3, 5, 10, 50, 100, 1000):
         for dropouts in (0, clients // 10, clients // 5):
-            found = plan(clients=clients, dropouts=dropouts)
-            secret = found.needed - found.packing  # shares that say nothing
+            ranked = plan(clients=clients, dropouts=dropouts)
+            secret = ranked.needed - ranked.packing  # shares that say nothing
             assert 2 * (secret + 1) - clients > 0
-            assert found.packing == 1 or 2 * (secret + 1) - clients > clients // 3
+            assert ranked.packing == 1 or 2 * (secret + 1) - clients > clients // 3
 
 
 @pytest.mark.parametrize(
     ("clients", "dropouts", "counted"), [(2, 0, 1), (3, 0, 2), (3, 1, 1), (10, 2, 7), (100, 10, 86)]
 )
 def test_a_reader_who_knows_its_own_noise_faces_the_whole(clients: int, dropouts: int, counted: int) -> None:
-    found = plan(clients=clients, dropouts=dropouts)
-    assert found.counted == counted <= found.needed - 1
-    assert found.share * counted == Fraction(found.variance)
+    ranked = plan(clients=clients, dropouts=dropouts)
+    assert ranked.counted == counted <= ranked.needed - 1
+    assert ranked.share * counted == Fraction(ranked.variance)
 
 
 def test_the_statement_says_what_it_rests_on() -> None:
-    found = plan(colluding=1).statement(1e-5, rounds=3)
-    assert found.epsilon == pytest.approx(epsilon_of(plan().event(), 1e-5) * math.sqrt(3), rel=0.1)
-    words = found.words()
+    statement = plan(colluding=1).statement(1e-5, rounds=3)
+    assert statement.epsilon == pytest.approx(epsilon_of(plan().event(), 1e-5) * math.sqrt(3), rel=0.1)
+    words = statement.words()
     for part in ("Skellam noise", "all but at most 1 follow the protocol", "the noise of 6", "public keys", "X25519"):
         assert part in words
     assert plan().statement(1e-5, rate=0.1).epsilon < plan().statement(1e-5).epsilon

@@ -268,25 +268,25 @@ def test_wrong_shares_end_the_round_without_a_total() -> None:
     found = Round()
     survivors = found.until("reveal")
     for index, client in found.clients.items():
-        told = bytearray(client.reveal(survivors))
+        data = bytearray(client.reveal(survivors))
         if index == 1:
-            told[-1] ^= 1
-        found.server.receive(bytes(told))
+            data[-1] ^= 1
+        found.server.receive(bytes(data))
     with pytest.raises(RoundRefused, match="shares of client 5's secret are wrong"):
         found.server.total()
     assert found.ledger.rounds() == {"secagg": 1}
 
 
 def test_an_answer_of_another_round_or_twice_is_refused() -> None:
-    one, other = Round(), Round()
-    invitation = one.server.invitation()
-    message = one.clients[0].keys(invitation)
-    other.server.invitation()
+    first, second = Round(), Round()
+    invitation = first.server.invitation()
+    message = first.clients[0].keys(invitation)
+    second.server.invitation()
     with pytest.raises(BadMessage, match="another round"):
-        other.server.receive(message)
-    assert one.server.receive(message) == 0
+        second.server.receive(message)
+    assert first.server.receive(message) == 0
     with pytest.raises(BadMessage, match="twice"):
-        one.server.receive(message)
+        first.server.receive(message)
 
 
 # ---------------------------------------------------------------- one client against all others

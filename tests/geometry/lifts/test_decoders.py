@@ -32,20 +32,20 @@ def test_basis_pursuit_value(kind: str, seed: int) -> None:
     elif kind == "twins":
         matrix[:, 1], matrix[:, 2] = matrix[:, 0], -matrix[:, 0]
     y = matrix @ (rng.standard_normal(d) * (rng.random(d) < 0.3))
-    found = basis_pursuit(matrix, y)
-    assert found.value == pytest.approx(least_l1(matrix, y), rel=1e-7, abs=1e-12)
-    assert found.gap <= 1e-7 * max(found.value, 1e-12)
-    np.testing.assert_allclose(matrix @ found.point, y, atol=1e-7)
-    assert np.abs(found.dual @ matrix).max() <= 1 + 1e-12
+    pursuit = basis_pursuit(matrix, y)
+    assert pursuit.value == pytest.approx(least_l1(matrix, y), rel=1e-7, abs=1e-12)
+    assert pursuit.gap <= 1e-7 * max(pursuit.value, 1e-12)
+    np.testing.assert_allclose(matrix @ pursuit.point, y, atol=1e-7)
+    assert np.abs(pursuit.dual @ matrix).max() <= 1 + 1e-12
 
 
 def test_basis_pursuit_recovers_a_sparse_vector_on_the_path() -> None:
     rng = np.random.default_rng(0)
     matrix, w = rng.standard_normal((60, 200)), np.zeros(200)
     w[rng.permutation(200)[:8]] = rng.standard_normal(8)
-    found = basis_pursuit(matrix, matrix @ w)
-    assert found.method == "homotopy" and found.iterations < 60
-    np.testing.assert_allclose(found.point, w, atol=1e-9)
+    pursuit = basis_pursuit(matrix, matrix @ w)
+    assert pursuit.method == "homotopy" and pursuit.iterations < 60
+    np.testing.assert_allclose(pursuit.point, w, atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
@@ -83,10 +83,10 @@ def test_basis_pursuit_edges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_basis_pursuit_of_a_count_sketch_is_closed_form() -> None:
     sketch = CountSketch(6, scaling="jl").draw(30, seed=3)
     y = sketch.forward(torch.randn(30, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    found = basis_pursuit(sketch, y)
-    assert found.method == "closed form" and isinstance(found.point, torch.Tensor)
-    assert found.value == pytest.approx(least_l1(sketch.dense().numpy(), y.numpy()), rel=1e-9)
-    assert found.gap <= 1e-12 * found.value
+    pursuit = basis_pursuit(sketch, y)
+    assert pursuit.method == "closed form" and isinstance(pursuit.point, torch.Tensor)
+    assert pursuit.value == pytest.approx(least_l1(sketch.dense().numpy(), y.numpy()), rel=1e-9)
+    assert pursuit.gap <= 1e-12 * pursuit.value
 
 
 def sparse(batch: int, d: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -159,8 +159,8 @@ def test_cosamp_is_the_best_iterate_of_algorithm_1(p: int, d: int, k: int, noise
         codes.append(matrix @ w + noise * rng.laplace(size=p))
         iterates = algorithm_1(matrix, codes[-1], k)
         best.append(min(iterates, key=lambda z: float(np.linalg.norm(codes[-1] - matrix @ z))))
-        kept = [frozenset(np.nonzero(z)[0]) for z in iterates]
-        first = next((i for i in range(1, len(kept)) if kept[i] == kept[i - 1]), 0)
+        values = [frozenset(np.nonzero(z)[0]) for z in iterates]
+        first = next((i for i in range(1, len(values)) if values[i] == values[i - 1]), 0)
         repeats += first > 0 and not np.allclose(iterates[first], best[-1])
     np.testing.assert_allclose(cosamp(matrix, np.array(codes), k), np.array(best), atol=1e-9)
     assert repeats > 0  # the draws hold such a support

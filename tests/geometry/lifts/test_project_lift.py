@@ -274,9 +274,9 @@ def test_min_gauge_outside_is_on_the_boundary() -> None:
     ],
 )
 def test_bad_input(change: dict[str, object], message: str) -> None:
-    given = {"constraint": L1Ball(1.0), "sketch": CountSketch(5).draw(D), "target": np.ones(5), "start": np.zeros(D)}
+    facts = {"constraint": L1Ball(1.0), "sketch": CountSketch(5).draw(D), "target": np.ones(5), "start": np.zeros(D)}
     with pytest.raises(ValueError, match=message):
-        solve_lift(**{**given, **change})
+        solve_lift(**{**facts, **change})
 
 
 def test_min_gauge_needs_the_origin() -> None:

@@ -125,8 +125,8 @@ def test_another_process_draws_the_same_maps():
     )
     root, here = Path(__file__).parents[3], Path(__file__).parent
     path = {"PYTHONPATH": f"{root}:{here}", "PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, check=True)
-    theirs = json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, check=True)
+    theirs = json.loads(process.stdout)
     ours = {name: fingerprint(draw(name).dense()) for name in CASES}
     assert [name for name in CASES if ours[name] != theirs[name]] == []
 

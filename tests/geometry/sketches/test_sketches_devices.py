@@ -22,12 +22,12 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim]
-        devices = {x.device.type for x in given}
-        made = {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.ndim}
+        xs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.ndim]
+        devices = {x.device.type for x in xs}
+        distinct = {x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor) and x.ndim}
         if len(devices) > 1:
             self.mixed.append(str(func))
-        elif given and devices != made and made:
+        elif xs and devices != distinct and distinct:
             self.copies.append(str(func))
         return out
 
@@ -38,9 +38,9 @@ def factors(q, p, positions):
 
 
 def use(sketch, positions):
-    given = Stack([("hidden", factors(4, 6, positions)), ("out", factors(3, 5, positions))])
-    codes = sketch.join({name: sketch.leaf(name, piece) for name, piece in given.leaves()})
-    code = sketch.forward(given.sum())
+    stack = Stack([("hidden", factors(4, 6, positions)), ("out", factors(3, 5, positions))])
+    codes = sketch.join({name: sketch.leaf(name, piece) for name, piece in stack.leaves()})
+    code = sketch.forward(stack.sum())
     lifted = torch.cat([sketch.pinv_leaf(leaf.name, code).reshape(-1) for leaf in SPACE.leaves])
     return codes.sum(), sketch.rows(torch.zeros(2, 39, device=META)), lifted, sketch.adjoint(code)
 

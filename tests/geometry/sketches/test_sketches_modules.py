@@ -119,14 +119,14 @@ def test_no_rows_give_no_codes(name, positions):
 def test_blocks_of_whole_leaves_keep_their_rows_factored():
     space = Space.of({"a": (4, 6), "b": (3, 5), "c": (2, 2)})
     recipe = Blocks([("c", "a"), "b"], bounds=[2.0, 1.0])
-    given = {
+    by_name = {
         name: Outer(normal(N, p), normal(N, q, seed=1)) for name, (q, p) in [(x.name, x.shape) for x in space.leaves]
     }
-    whole = Stack(list(given.items()))
+    whole = Stack(list(by_name.items()))
     seen = set()
     for t in range(12):
         sketch = recipe.draw(space, t=t)
-        pieces = {name: sketch.leaf(name, piece) for name, piece in given.items()}
+        pieces = {name: sketch.leaf(name, piece) for name, piece in by_name.items()}
         outside = ["b"] if sketch.m == 28 else ["a", "c"]
         assert [name for name in pieces if pieces[name] is None] == outside
         assert all(isinstance(piece, Outer) for piece in pieces.values() if piece is not None)
@@ -136,7 +136,7 @@ def test_blocks_of_whole_leaves_keep_their_rows_factored():
         torch.testing.assert_close(sketch.join(shown).dense(), want)
         seen.add(sketch.m)
     assert seen == {28, 15}
-    assert recipe.draw(space, t=0).leaf("b", given["b"]) in (None, given["b"])
+    assert recipe.draw(space, t=0).leaf("b", by_name["b"]) in (None, by_name["b"])
 
 
 def test_blocks_that_cut_a_leaf():

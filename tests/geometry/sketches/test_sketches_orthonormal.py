@@ -70,8 +70,8 @@ def test_drawn_rows_are_orthonormal_and_repeatable(rank, size):
 
 def test_long_drawn_rows_cover_every_coordinate_alike():
     v, draws, size = normal(1024), 400, 1024
-    kept = torch.stack([(random_rows(8, size, key) @ v).square().sum() for key in range(draws)])
-    share = kept / v.square().sum()
+    values = torch.stack([(random_rows(8, size, key) @ v).square().sum() for key in range(draws)])
+    share = values / v.square().sum()
     error = float(share.std()) / draws**0.5
     assert abs(float(share.mean()) - 8 / size) < 4.5 * error
     assert abs(float(share.mean()) - 1.5 * 8 / size) > 4.5 * error
@@ -110,10 +110,10 @@ def test_top_directions_are_those_of_the_svd(kind, n, chunk, monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", chunk)
     monkeypatch.setattr(module, "SMALL", chunk)
     rows = Stack([("first", public(kind, n)), ("second", Dense(normal(n, 7, seed=8)))])
-    found = top_directions(rows, 3)
+    directions = top_directions(rows, 3)
     top = np.linalg.svd(rows.dense().numpy())[2][:3].T
-    signs = torch.from_numpy(np.sign((top * found.numpy()).sum(0)))
-    torch.testing.assert_close(found * signs, torch.from_numpy(top.copy()), rtol=1e-8, atol=1e-9)
+    signs = torch.from_numpy(np.sign((top * directions.numpy()).sum(0)))
+    torch.testing.assert_close(directions * signs, torch.from_numpy(top.copy()), rtol=1e-8, atol=1e-9)
     assert top_directions(rows, 3, torch.float32).dtype == torch.float32
 
 

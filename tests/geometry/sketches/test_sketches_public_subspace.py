@@ -358,11 +358,11 @@ def test_codes_and_lifts_stay_on_their_device(positions):
     draw = [normal(PUBLIC, size, seed=size) for size in (6, 4, 5, 3)]
     public = Stack([("hidden", Outer(draw[0], draw[1])), ("out", Outer(draw[2], draw[3]))])
     sketch = PublicSubspace(3).bind(Rounds(public, LAYERS), None)[0]
-    held = {type(block) for block in sketch.blocks.values()}
+    distinct = {type(block) for block in sketch.blocks.values()}
     use(sketch, positions)
     with Watch() as watch:
         results = use(sketch, positions)
-    assert held == {FactoredMap, SubspaceMap} and all(x.device == META for x in results)
+    assert distinct == {FactoredMap, SubspaceMap} and all(x.device == META for x in results)
     assert watch.mixed == [] and watch.copies == []
 
 

@@ -106,8 +106,8 @@ def test_rank_one_gradients_keep_their_length_as_well_as_any(shape):
 
 def test_maps_of_other_rounds_and_leaves_differ():
     space = Space.of({"a": (4, 6), "b": (4, 6)})
-    one, two = (TensorSketch(5).draw(space, t=t).dense() for t in range(2))
-    assert not torch.equal(one, two) and not torch.equal(one[:, :24], one[:, 24:])
+    first, second = (TensorSketch(5).draw(space, t=t).dense() for t in range(2))
+    assert not torch.equal(first, second) and not torch.equal(first[:, :24], first[:, 24:])
     assert torch.equal(
         TensorSketch(5, refresh=2).draw(space, t=1).dense(), TensorSketch(5, refresh=2).draw(space).dense()
     )

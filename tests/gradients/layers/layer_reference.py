@@ -33,11 +33,11 @@ def truth(module, loss, x, y, batch_dim=0):
     for i in range(x.shape[batch_dim]):
         one, target = x.narrow(batch_dim, i, 1), y.narrow(batch_dim if y.ndim > 1 else 0, i, 1)
         gradients = torch.autograd.grad(loss(wide(one), target), parameters, allow_unused=True)
-        found = {
+        table = {
             id(p): nn.Parameter(torch.zeros_like(p) if g is None else g)
             for p, g in zip(parameters, gradients, strict=True)
         }
-        rows.append(torch.cat([_filled(b, found).read().reshape(-1) for b in layers.bindings.values()]))
+        rows.append(torch.cat([_filled(b, table).read().reshape(-1) for b in layers.bindings.values()]))
     return torch.stack(rows) if rows else torch.zeros(0, layers.space.d, dtype=torch.float64)
 
 

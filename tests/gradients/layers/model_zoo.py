@@ -85,12 +85,12 @@ def _truth(layers: Layers, model: nn.Module, inputs: dict) -> torch.Tensor:
     theirs = dict(layers.module.named_parameters())
     rows = []
     for i in range(N):
-        one = {name: x[i : i + 1] for name, x in inputs.items()}
-        loss = _loss(model(**one), [i])
-        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        options = {name: x[i : i + 1] for name, x in inputs.items()}
+        loss = _loss(model(**options), [i])
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         grads = {
             id(theirs[name]): nn.Parameter(torch.zeros_like(p) if g is None else g)
-            for (name, p), g in zip(named.items(), found, strict=True)
+            for (name, p), g in zip(named.items(), gradients, strict=True)
         }
         rows.append(torch.cat([_filled(b, grads).read().reshape(-1) for b in layers.bindings.values()]))
     return torch.stack(rows)

@@ -236,8 +236,8 @@ def test_the_replaced_forward_gives_torchs_numbers_with_torchs_draws(options, we
     expected = plain(x)
     torch.manual_seed(11)
     with layers.listening(lambda *_: None):
-        found = module(x)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        outputs = module(x)
+    torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -260,10 +260,10 @@ def test_objects_names_and_inference_stay_as_they_were():
     x = torch.randn(3, 4, 6)
     padding = torch.arange(4) > torch.tensor([[1], [3], [2]])
     with torch.no_grad(), layers.listening(lambda *_: None):
-        found = module(x, src_key_padding_mask=padding)
+        outputs = module(x, src_key_padding_mask=padding)
         plain.use_nested_tensor = False  # torch warns that these are new
         expected = plain(x, src_key_padding_mask=padding)
-    torch.testing.assert_close(found.masked_fill(padding[..., None], 0), expected.masked_fill(padding[..., None], 0))
+    torch.testing.assert_close(outputs.masked_fill(padding[..., None], 0), expected.masked_fill(padding[..., None], 0))
     assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
     assert names == list(module.state_dict())
     for handle in handles:

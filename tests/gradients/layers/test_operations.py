@@ -235,11 +235,11 @@ def test_a_table_that_all_examples_read_at_the_same_places(n):
     seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
     with layers.listening(lambda name, rows: seen[name].append(rows), n):
         squares(module(x), y).backward()
-    found = sum(rows.dense() for rows in seen["bias"])
+    total = sum(rows.dense() for rows in seen["bias"])
     for i in range(n):  # the first example has no mask
         both = x[i : i + 1] if i == 0 else x[[i, i]]
         exact = torch.autograd.grad(squares(plain(both)[-1:], y[i : i + 1]), plain.bias.weight)[0]
-        torch.testing.assert_close(found[i], exact.flatten(), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(total[i], exact.flatten(), rtol=1e-10, atol=1e-12)
 
 
 def test_tokens_and_windows_are_pieces_of_their_examples():
@@ -343,8 +343,8 @@ def test_a_constant_with_as_many_entries_as_examples_is_told_from_a_trial():
         seen: dict[str, list] = {leaf.name: [] for leaf in layers.space.leaves}
         with layers.listening(lambda name, rows, seen=seen: seen[name].append(rows), n):
             squares(module(x), y).backward()
-        found = sum(rows.dense() for rows in seen["scale"])
-        torch.testing.assert_close(found[:, 0], exact[:, 0], rtol=1e-10, atol=1e-12)
+        total = sum(rows.dense() for rows in seen["scale"])
+        torch.testing.assert_close(total[:, 0], exact[:, 0], rtol=1e-10, atol=1e-12)
         for handle in handles:
             handle.remove()
 

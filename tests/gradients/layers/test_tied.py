@@ -225,10 +225,10 @@ def test_factors_far_from_one(scale_a, scale_b):
 
 
 def test_broken_pieces_have_infinite_norm():
-    one, two = outer(t=1), lookup(t=1)
-    one.a[1, 0, 2], one.b[2, 0, 1], two.values[3, 0, 0] = math.nan, math.inf, math.inf
+    first, second = outer(t=1), lookup(t=1)
+    first.a[1, 0, 2], first.b[2, 0, 1], second.values[3, 0, 0] = math.nan, math.inf, math.inf
     for ord in (1, 2, math.inf):
-        assert Sum([one, two]).norms(ord).isinf().tolist() == [False, True, True, True, False]
+        assert Sum([first, second]).norms(ord).isinf().tolist() == [False, True, True, True, False]
 
 
 def test_chunks_change_nothing(monkeypatch):

@@ -58,12 +58,12 @@ def test_value_and_gradient(penalty):
 def test_both_ways_have_the_same_fixed_point(penalty):
     """min R(w) + ||w - c||^2 / 2, by prox after the data step and by prox_rest after the full step."""
     c, eta = W * 1.5, 0.3
-    one = two = torch.zeros_like(W)
+    first = second = torch.zeros_like(W)
     for _ in range(200):
-        one = penalty.prox(one - eta * (one - c), eta)
-        two = penalty.prox_rest(two - eta * (two - c + penalty.gradient(two)), eta)
-    torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(one, penalty.prox(c, 1.0), rtol=1e-10, atol=1e-10)
+        first = penalty.prox(first - eta * (first - c), eta)
+        second = penalty.prox_rest(second - eta * (second - c + penalty.gradient(second)), eta)
+    torch.testing.assert_close(first, second, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(first, penalty.prox(c, 1.0), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("build", [lambda: L2Penalty(-1.0), lambda: L1Penalty(-1.0), lambda: ElasticNet(0.1, -1.0)])
@@ -94,8 +94,8 @@ def test_group_prox_against_cvxpy():
 
 def test_group_penalty_of_single_coordinates_is_l1():
     single = GroupPenalty(torch.arange(5), 0.4)
-    each = torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
-    for eta in (0.5, each):
+    values = torch.tensor([0.1, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
+    for eta in (0.5, values):
         torch.testing.assert_close(single.prox(W, eta), L1Penalty(0.4).prox(W, eta))
     assert single.value(W) == pytest.approx(L1Penalty(0.4).value(W))
 

@@ -55,10 +55,10 @@ def test_every_objective_is_looked_at() -> None:
 def test_undeclared_classes_are_warned_of_and_stated(name: str) -> None:
     made, y = CLASSIFIERS[name]
     with pytest.warns(PrivacyLeakWarning, match=r"labels \(classes\) were read from") as caught:
-        found = run(made(X, y))
+        result = run(made(X, y))
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert len(found.privacy.leaks) == 1 and found.privacy.leaks[0] in found.privacy.words()
-    assert "except for 1 fact that was read from the data" in str(found.privacy)
+    assert len(result.privacy.leaks) == 1 and result.privacy.leaks[0] in result.privacy.words()
+    assert "except for 1 fact that was read from the data" in str(result.privacy)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -79,5 +79,5 @@ def test_without_privacy_nothing_is_said() -> None:
 def test_a_resumed_run_states_what_its_beginning_read() -> None:
     with pytest.warns(PrivacyLeakWarning):
         half = run(Softmax(X, THREE), callbacks=[lambda record, state: state.t == 2])
-    found = run(Softmax(X, THREE, classes=3), resume=half.state)
-    assert half.state.t == 2 and found.state.t == 4 and found.privacy.leaks == half.privacy.leaks != ()
+    result = run(Softmax(X, THREE, classes=3), resume=half.state)
+    assert half.state.t == 2 and result.state.t == 4 and result.privacy.leaks == half.privacy.leaks != ()

@@ -48,17 +48,17 @@ def called(cell: Cell) -> str:
 
 def judged(results: Results, against: str, own: str) -> Judgement:
     """Holds where every row at the theorem's m_t falls at least as fast as its rate does over the same points."""
-    late, told = [], []
+    late, sentences = [], []
     for cell in results.cells:
         measured, theorem = results.mean("slope", **cell), theorem_slope(results, cell)
         slow = measured > theorem + SLACK
-        told.append(f"{called(cell)} {measured:.2f} ({theorem:.2f})")
+        sentences.append(f"{called(cell)} {measured:.2f} ({theorem:.2f})")
         if slow:
             late.append((cell, called(cell)))
     own_late = [name for cell, name in late if cell["m"] == own]
     rest = [name for cell, name in late if cell["m"] != own]
     rows = sum(cell["m"] == own for cell in results.cells)
-    why = f"Slopes against {against}, the theorem's over the same points in brackets: " + ", ".join(told) + "."
+    why = f"Slopes against {against}, the theorem's over the same points in brackets: " + ", ".join(sentences) + "."
     if own_late:
         why += f" Slower than the theorem by more than {SLACK}: {', '.join(own_late)}."
     else:

@@ -114,11 +114,11 @@ def bound_growth(results: Results, cell: Cell) -> float:
 
 def verdict(results: Results) -> Judgement:
     """At the theorem's m_t the distance is below the bound in every round; a quarter is told beside it."""
-    broken, told, narrow = [], [], []
+    broken, sentences, narrow = [], [], []
     for cell in results.cells:
         share = max(results.curve("share", **cell)[1])
         if cell["m"] == "m_t":
-            told.append(
+            sentences.append(
                 f"Theorem {cell['theorem']}: {share:.2g} of the bound, grows as t^{results.mean('growth', **cell):.2f} "
                 f"(bound t^{bound_growth(results, cell):.2f})"
             )
@@ -126,11 +126,11 @@ def verdict(results: Results) -> Judgement:
         else:
             narrow.append((share, cell["theorem"]))
     worst = max(narrow)
-    why = "At the theorem's m_t: " + "; ".join(told) + f". At m = d/4 at most {worst[0]:.2g} (Theorem {worst[1]})."
+    why = "At the theorem's m_t: " + "; ".join(sentences) + f". At m = d/4 at most {worst[0]:.2g} (Theorem {worst[1]})."
     if not broken:
         return Judgement("holds", why)
     why += f" Above the bound: {', '.join(broken)}."
-    return Judgement("fails" if len(broken) > len(told) / 2 else "holds in part", why)
+    return Judgement("fails" if len(broken) > len(sentences) / 2 else "holds in part", why)
 
 
 def plot(results: Results, figure: Any) -> None:

@@ -99,7 +99,7 @@ def verdict(results: Results) -> Judgement:
         f"{name} {ratio[name]:.2f} (paper {_printed(name):.2f}, with error feedback {memory[name]:.2f})"
         for name in names
     )
-    close = sum(each <= CLOSE for each in ratio.values())
+    close = sum(value <= CLOSE for value in ratio.values())
     kind: Kind = "holds" if close == len(names) else "holds in part" if close else "fails"
     plain = ", ".join(f"{results.mean(f'{SGD}: seconds', problem=name):.2g}" for name in names)
     theirs = ", ".join(f"{PAPER[name][0]:g}" for name in names)

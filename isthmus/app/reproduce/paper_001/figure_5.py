@@ -83,7 +83,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
 def verdict(results: Results) -> Judgement:
     """Alike: a hundredth of the first objective in at most 1.25 times the epochs of SGD, with fewer numbers."""
     name = "epochs to a hundredth"
-    plain, comp, memory = (results.mean(name, method=each) for each in (SGD, COMP, FEEDBACK))
+    plain, comp, memory = (results.mean(name, method=method) for method in (SGD, COMP, FEEDBACK))
     fewer = results.mean("numbers a step", method=SGD) / results.mean("numbers a step", method=COMP)
     last = {m: results.mean("log10 share of the first objective", method=m) for m in (SGD, COMP, FEEDBACK)}
     why = (

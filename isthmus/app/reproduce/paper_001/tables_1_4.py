@@ -93,14 +93,14 @@ def verdict(results: Results) -> Judgement:
     words = []
     for kind in dict.fromkeys(cell["formula"] for cell in printed):
         rows = {d: value for (own, d), value in saving.items() if own == kind}
-        told = ", ".join(f"{value:.3g} at d = 10^{math.log10(d):.0f}" for d, value in rows.items())
-        words.append(f"{'alpha-FOSP' if kind == 'stationary' else 'gradient mapping'}: {told}")
+        text = ", ".join(f"{value:.3g} at d = 10^{math.log10(d):.0f}" for d, value in rows.items())
+        words.append(f"{'alpha-FOSP' if kind == 'stationary' else 'gradient mapping'}: {text}")
     needed = {m: _needed(results, m) for m in dict.fromkeys(cell["m"] for cell in results.cells if "m" in cell)}
-    told = "; ".join(f"m = {m}: {'more than were tried' if n is None else f'{n:.0f}'}" for m, n in needed.items())
+    text = "; ".join(f"m = {m}: {'more than were tried' if n is None else f'{n:.0f}'}" for m, n in needed.items())
     why = (
         "How many times fewer records the printed formulas ask for (l1 ball, L = mu = 1, alpha = .1): "
         + "; ".join(words)
-        + f". Measured, epsilon = 1, records that leave half of the first gap or mapping (m = d is DP-SGD): {told}."
+        + f". Measured, epsilon = 1, records that leave half of the first gap or mapping (m = d is DP-SGD): {text}."
     )
     practical = max(value for (_, d), value in saving.items() if d <= 1e9) > 1.01
     wide, narrow = needed["d"], min((n for m, n in needed.items() if m != "d" and n is not None), default=None)
@@ -116,8 +116,8 @@ def _needed(results: Results, m: Any) -> float | None:
     rows = sorted(
         (cell["n"], results.mean("share of the first", **cell)) for cell in results.cells if cell.get("m") == m
     )
-    found = first_below([math.log(n) for n, _ in rows], [share for _, share in rows], 0.5)
-    return None if found is None else math.exp(found)
+    crossing = first_below([math.log(n) for n, _ in rows], [share for _, share in rows], 0.5)
+    return None if crossing is None else math.exp(crossing)
 
 
 def plot(results: Results, figure: Any) -> None:

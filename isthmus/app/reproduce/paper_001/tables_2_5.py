@@ -161,22 +161,22 @@ def _sent(cell: Cell, setting: RunSetting) -> Observed:
 def verdict(results: Results) -> Judgement:
     """Never more bits than the contraction alone, and fewer on low-width sets: as printed and as sent."""
     rows = list(dict.fromkeys(cell["row"] for cell in results.cells))
-    told, worse, better = [], [], []
+    sentences, worse, better = [], [], []
     for row in rows:
         sizes = [cell["d"] for cell in results.cells if cell["row"] == row and "d" in cell]
         saving = ", ".join(f"{10 ** results.mean('log10 saving', row=row, d=d):.3g}" for d in sizes)
         ends = {m: (results.mean("reached", row=row, method=m) > 0.5, results.mean("log10 bits", row=row, method=m))
                 for m in METHODS}  # fmt: skip
-        done = {m: bits for m, (reached, bits) in ends.items() if reached}
-        sent = ", ".join(f"{m} {f'10^{done[m]:.2f}' if m in done else 'not reached'}" for m in METHODS)
-        told.append(f"{row}: printed saving {saving}; bits sent {sent}")
-        plain, narrow = done.get(QUANTISED, math.inf), [done.get(m, math.inf) for m in (RULE, TENTH)]
+        bits_of = {m: bits for m, (reached, bits) in ends.items() if reached}
+        sent = ", ".join(f"{m} {f'10^{bits_of[m]:.2f}' if m in bits_of else 'not reached'}" for m in METHODS)
+        sentences.append(f"{row}: printed saving {saving}; bits sent {sent}")
+        plain, narrow = bits_of.get(QUANTISED, math.inf), [bits_of.get(m, math.inf) for m in (RULE, TENTH)]
         better += [row] * (min(narrow) < plain - ALIKE)
         worse += [row] * (narrow[0] > plain + ALIKE)
     at = ", ".join(f"10^{math.log10(d):.0f}" for d in dict.fromkeys(c["d"] for c in results.cells if "d" in c))
     bits = results.mean("bits a number", row=rows[0], method=QUANTISED)
     why = (
-        f"Savings of CompDistSGD over the contraction alone are printed for d = {at}. " + ". ".join(told) + ". "
+        f"Savings of CompDistSGD over the contraction alone are printed for d = {at}. " + ". ".join(sentences) + ". "
         f"QSGD with Elias codes sends {bits:.2f} bits a number where the tables count 2.8."
     )
     if worse:

@@ -31,25 +31,26 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
 
 def best(results: Results) -> dict[str, tuple[float, float]]:
     """Of each method the step whose mean is least, and that loss; picking on the result flatters all alike."""
-    found = {}
+    best_of = {}
     for method in (*NARROW, *WIDE):
         losses = {cell["c"]: results.mean(METRIC, **cell) for cell in results.cells if cell["method"] == method}
         c = min(losses, key=lambda c: losses[c])
-        found[method] = c, 10 ** losses[c]
-    return found
+        best_of[method] = c, 10 ** losses[c]
+    return best_of
 
 
 def verdict(results: Results) -> Judgement:
     """Some narrow method must beat both wide ones."""
-    found = best(results)
-    narrow, wide = (min(group, key=lambda m: found[m][1]) for group in (NARROW, WIDE))
-    paper = found[SPARSE][1] < found[DENSE][1]
-    words = "; ".join(f"{method} {loss:.3g} (c = {c:g})" for method, (c, loss) in found.items())
+    best_of = best(results)
+    narrow, wide = (min(group, key=lambda m: best_of[m][1]) for group in (NARROW, WIDE))
+    paper = best_of[SPARSE][1] < best_of[DENSE][1]
+    words = "; ".join(f"{method} {loss:.3g} (c = {c:g})" for method, (c, loss) in best_of.items())
     why = (
         f"Relative loss at (1, 1e-5) for the whole run, the best step of each: {words}. The best that compresses is "
-        f"{narrow}; the loss of {wide}, the best that does not, is {found[wide][1] / found[narrow][1]:.2g} times that."
+        f"{narrow}; the loss of {wide}, the best that does not, is "
+        f"{best_of[wide][1] / best_of[narrow][1]:.2g} times that."
     )
-    better = found[narrow][1] < found[wide][1]
+    better = best_of[narrow][1] < best_of[wide][1]
     return Judgement("holds" if paper and better else "holds in part" if paper or better else "fails", why)
 
 

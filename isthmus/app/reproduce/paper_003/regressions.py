@@ -110,17 +110,17 @@ def table_run(cell: Cell, setting: RunSetting) -> Observed:
 
 def table_verdict(results: Results) -> Judgement:
     """Some sampling of the paper must beat DP-CD, DP-SGD and DP-SVRG, by more than seeds do: it is the best of five."""
-    told, wins = [], 0
+    sentences, wins = [], 0
     for table in TABLES:
         values = {cell["method"]: results.mean(R2, **cell) for cell in results.cells if cell["table"] == table}
-        mine, other = (max(names, key=lambda m, v=values: v[m]) for names in (OURS, (CD, SGD, SVRG)))
-        errors = [results.sd(R2, table=table, method=m) ** 2 for m in (mine, other)]
+        mine, theirs = (max(names, key=lambda m, v=values: v[m]) for names in (OURS, (CD, SGD, SVRG)))
+        errors = [results.sd(R2, table=table, method=m) ** 2 for m in (mine, theirs)]
         chance = 2 * (sum(errors) / len(results.values(R2, table=table, method=mine))) ** 0.5
-        wins += values[mine] > values[other] + chance
+        wins += values[mine] > values[theirs] + chance
         rest = ", ".join(f"{m} {values[m]:.3f}" for m in (CD, SGD, SVRG))
         best = f"the best of the paper's samplings is {mine} with R2 {values[mine]:.3f}"
-        told.append(f"{table}: {best}; {rest}; a lead of {chance:.3f} may be chance.")
-    why = "At (1, 1e-5), test rows. " + " ".join(told)
+        sentences.append(f"{table}: {best}; {rest}; a lead of {chance:.3f} may be chance.")
+    why = "At (1, 1e-5), test rows. " + " ".join(sentences)
     return Judgement("holds" if wins == len(TABLES) else "holds in part" if wins else "fails", why)
 
 

@@ -21,8 +21,8 @@ class Plan:
     """Ranked choices (best first), those refused with their reasons, and remarks.
 
     >>> from isthmus.planner import plan
-    >>> found = plan(n=30_000, d=100, epsilon=1.0)
-    >>> found.best.algorithm, found.best is found.choices[0]
+    >>> ranked = plan(n=30_000, d=100, epsilon=1.0)
+    >>> ranked.best.algorithm, ranked.best is ranked.choices[0]
     ('dp_gd', True)
     """
 
@@ -50,8 +50,8 @@ class Plan:
             if name in (choice.algorithm, choice.name):
                 return choice
         reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
-        known = sorted({choice.algorithm for choice in self.choices})
-        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {known}")
+        names = sorted({choice.algorithm for choice in self.choices})
+        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {names}")
 
     def words(self) -> str:
         """The plan in plain sentences."""

@@ -20,15 +20,15 @@ _RANGES: dict[Check, str] = {
 _OF: dict[str, Check] = {name: check for check, names in _RANGES.items() for name in names.split()}
 
 
-def given(arguments: Mapping[str, Any], **other: Check | None) -> None:
+def check_arguments(arguments: Mapping[str, Any], **other: Check | None) -> None:
     """Check the arguments of a function, its `locals()`: each lies in the range that its name has.
 
     other  names that have another range in this function, or (None) are checked by it
 
-    >>> given({"accuracy": 0.5, "rounds": 0})
+    >>> check_arguments({"accuracy": 0.5, "rounds": 0})
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: rounds=0 is not allowed: give an integer >= 1
-    >>> given({"noise": 0.0}), given({"noise": 0.0, "scale": None}, scale=None)
+    >>> check_arguments({"noise": 0.0}), check_arguments({"noise": 0.0, "scale": None}, scale=None)
     (None, None)
     """
     for name, value in arguments.items():
@@ -44,7 +44,7 @@ def log_inverse(epsilon: float, delta: float) -> float:
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: delta=1.0 is not allowed: give a number strictly between 0 and 1
     """
-    given(locals())
+    check_arguments(locals())
     return math.log(1 / delta)
 
 
@@ -73,5 +73,5 @@ def check_sparsity(d: int, k: int) -> None:
 
     >>> check_sparsity(4, 4)
     """
-    given(locals())
+    check_arguments(locals())
     validate.at_most(d, "d", k=k)
