@@ -2,8 +2,8 @@
 
     python tools/check_dist.py dist/isthmus-*.whl --python python3.13
 
-Prints the versions that were installed, what they take on the disk, how long imports take, and what the command line
-and the demo say.  Exits with 1 where a step fails.
+Prints the versions that were installed, whether they go together, what they take on the disk, how long imports take,
+and what the command line and the demo say.  Exits with 1 where a step fails.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def check(wheel: Path, python: str, constraint: Path | None, demo: bool, folder:
     frozen = run([*pip, "list", "--format=freeze"], folder).split()
     listed = dict(line.split("==", 1) for line in frozen if "==" in line)
     print(run([own, "--version"], folder).strip() + ":", ", ".join(f"{name} {listed[name]}" for name in SHOWN))
+    print("pip check:", run([*pip, "check"], folder).strip())
     print("on the disk:", sizes(next((folder / "env" / "lib").glob("python*/site-packages"))))
     for statement in ("import isthmus", "from isthmus import PrivateClassifier", "from isthmus import PrivacyEngine"):
         print(f"{statement}: {import_seconds(own, statement, folder):.2f} s")

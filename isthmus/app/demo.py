@@ -8,6 +8,7 @@ public, and the held-out ones that the scores are of.  A report of one run is wr
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -211,9 +212,13 @@ def compressed(data: Digits, rounds: int = 800) -> None:
 
 def paragraphs(text: str, width: int = 100) -> str:
     """The text in lines that a terminal shows whole."""
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent="  " * line.startswith("- ")) for line in text.split("\n")
-    )
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=_below(line)) for line in text.split("\n"))
+
+
+def _below(line: str) -> str:
+    """What stands before the rest of a long line: it goes on below a list's words, or below a table's last column."""
+    columns = list(re.finditer(r"(?<=\S)  +", line))
+    return " " * (columns[-1].end() if columns else 2 * line.startswith("- "))
 
 
 def main(out: Path = OUT, epsilons: Sequence[float] = EPSILONS, names: Sequence[str] = tuple(RUNS)) -> None:

@@ -201,21 +201,21 @@ def is_dataset(x: object) -> bool:
     return any(kind.__module__.split(".")[0] == "pyarrow" and kind.__name__ == "Dataset" for kind in type(x).__mro__)
 
 
-def parquet_dataset(path: str | Path) -> Any:
-    """The pyarrow dataset of a Parquet file or a folder of them."""
+def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
+    """The pyarrow dataset of a Parquet file or a folder of them; `argument` is what errors name."""
     try:
         from pyarrow import ArrowException, dataset
     except ImportError:
-        validate.refuse("X", str(path), f"install pyarrow, which is needed to read it: {INSTALL}")
+        validate.refuse(argument, str(path), f"install pyarrow, which is needed to read it: {INSTALL}")
     place = Path(path)
     validate.present(place.exists(), path, kind="File or folder")
     try:
         data = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        validate.refuse(
-            "X", str(path), f"give a Parquet file: this one cannot be read as one ({str(error).splitlines()[0]})"
-        )
-    validate.check(bool(data.files), "X", str(path), "give a folder with Parquet files: this one has none")
+        wanted = "give a folder of Parquet files alone" if place.is_dir() else "give a Parquet file"
+        reason = str(error).splitlines()[0]
+        validate.refuse(argument, str(path), f"{wanted}: this one cannot be read as one ({reason})")
+    validate.check(bool(data.files), argument, str(path), "give a folder with Parquet files: this one has none")
     return data
 
 

@@ -11,8 +11,10 @@ isthmus.base.validate.InvalidInput: radius=-1.0 is not allowed: give a finite nu
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -65,14 +67,24 @@ def require(ok: bool, sentence: str) -> None:
 
 
 def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> None:
-    """Refuse a file or folder that is not there.
+    """Refuse a file or folder that is not there; without a remedy, name what may have been meant.
 
     >>> present(False, "x.csv", "check the path")
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: File not found: x.csv (check the path)
     """
     if not found:
-        raise InvalidInput(f"{kind} not found: {path}{f' ({remedy})' if remedy else ''}")
+        raise InvalidInput(f"{kind} not found: {path} ({remedy or _meant(Path(str(path)))})")
+
+
+def _meant(path: Path) -> str:
+    """A file of a similar name in the same folder, or the folder that was searched."""
+    try:
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.iterdir()], 1)
+    except OSError:
+        return f"there is no folder {path.parent} that can be read: check the path"
+    searched = f"check the name and the folder, {path.parent.resolve()}"
+    return f"did you mean {path.parent / near[0]}?" if near else searched
 
 
 def known_format(where: str, found: object, reads: Iterable[object]) -> None:

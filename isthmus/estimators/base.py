@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from isthmus.algorithms.before import buying
@@ -29,6 +29,7 @@ from isthmus.estimators.effects import Curve, effects, in_order
 from isthmus.estimators.inputs import (
     Inputs,
     as_rows,
+    checked,
     inputs_of,
     prefers_public_scale,
     read_table,
@@ -414,7 +415,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if isinstance(X, Streamed):
             X, _ = read_table(self, X, None, reset=False)
         else:
-            X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+            X = checked(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         rows = as_rows(X)
         step = max(1, CHUNK_BYTES // (8 * len(self._weights)))  # smooth features are a copy: some rows at a time
         parts = (rows[lo : lo + step] for lo in range(0, max(rows.shape[0], 1), step))
@@ -477,7 +478,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
                 check_numbers_only(X)
             options: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
             options["dtype"] = [np.float64, np.float32]
-            X, y = validate_data(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
+            X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
         if several:
             X, self._group = self._crew.rows(as_rows(X), list(getattr(self, "feature_names_in_", ())))
             return X, y

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_array, column_or_1d
+from sklearn.utils.validation import check_array, column_or_1d, validate_data
 from torch import Tensor
 
 from isthmus.algorithms.purchases import SMALL, Purchase, Ranges, ranged
@@ -37,6 +37,35 @@ class Inputs:
     maps: RowMaps
     buys: tuple[Purchase, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+
+def checked(estimator: Any, *arrays: Any, **how: Any) -> Any:
+    """`validate_data` of scikit-learn, with other words for gaps and text: its own repeat an entry of the rows, or
+    advise to fill gaps from the rows, which epsilon would not cover.
+    """
+    try:
+        return validate_data(estimator, *arrays, **how)
+    except ValueError as error:
+        words = _other_words(str(error))
+        if not words:
+            raise
+    raise validate.InvalidInput(words)  # out here: the error that held the entry is not its context
+
+
+def _other_words(said: str) -> str:
+    if "contains NaN" in said and "Input X" not in said:
+        return "y contains NaN: leave out the rows that have no target"
+    if "contains NaN" in said:
+        return (
+            "X contains NaN: fill gaps by a public rule that looks at no other row. isthmus.TableEncoder({...}) puts "
+            "the middle of a declared range there, SimpleImputer(strategy='constant', keep_empty_features=True) a zero"
+        )
+    if "could not convert string" in said:
+        return (
+            "X holds text, which numpy could not convert to numbers: declare what each column is in "
+            "isthmus.TableEncoder({...}), and put it before this estimator: make_pipeline(TableEncoder(...), ...)"
+        )
+    return ""
 
 
 def check_bounds(bounds: Any, data_norm: Any) -> None:

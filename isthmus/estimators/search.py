@@ -32,11 +32,12 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from isthmus.base import validate
 from isthmus.estimators.base import PrivateLinear
 from isthmus.estimators.classifier import PrivateClassifier
+from isthmus.estimators.inputs import checked
 from isthmus.estimators.leaks import leak
 from isthmus.estimators.notebook import ShowsGuarantee
 from isthmus.geometry.lifts import discard
@@ -143,7 +144,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         remedy = "a search runs in one process: choose on one rank's rows, or on public ones, then fit on all ranks"
         validate.check(not group, "group", group, remedy)
         candidates = self._candidates()
-        rows, labels = validate_data(
+        rows, labels = checked(
             self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], y_numeric=not self._classifies
         )
         leaks = self._read_classes(labels)

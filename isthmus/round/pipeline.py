@@ -1,9 +1,9 @@
 """Read this first: the pipeline, its round and the only loop.
 
-    where the data is                        over the wire              where the noise is
-    [rows -> encode -> clip -> sum -> codec]  -> add over physical ->  [noise -> lift -> update -> average]
-     per-example      R^d -> R^m                batches, ranks, clients          R^m -> C in R^d
-     gradients, factored, never materialised
+    where the data is                        over the wire     where the noise is
+    [rows -> encode -> clip -> sum -> codec] -> added over ->  [noise -> lift -> update -> average]
+     per-example      R^d -> R^m                batches,        R^m -> C in R^d
+     gradients, factored, never materialised    ranks, clients
 
 Every algorithm is one filling of these slots; the plain case is the general case with identities in them.
 A `Pipeline` is a list of `Stage`s (each looks at one sample of the data), a stage a list of `Release`s

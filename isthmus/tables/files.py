@@ -122,10 +122,28 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     if kind == "parquet" and file.exists():
         import_pandas(str(file), parquet=True)
         try:
-            return [name.strip() for name in column_names(parquet_dataset(file).schema)]
+            return [name.strip() for name in column_names(parquet_dataset(file, "data").schema)]
         except UnicodeDecodeError as error:
             validate.refuse("data", str(file), f"give its columns names in UTF-8: one cannot be read ({error})")
     return None
+
+
+def is_libsvm(path: str | Path) -> bool:
+    """Whether a file is of that kind, by its name."""
+    return _kind(Path(path)) == "libsvm"
+
+
+def has_part(path: str | Path, part: str) -> bool:
+    """Whether an npz file has arrays of its own for "train" or "test" rows, by their names alone.
+
+    >>> has_part("people.csv", "test")
+    False
+    """
+    file = Path(path)
+    if _kind(file) != "npz" or not file.is_file() or not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as stored:
+        return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
 
 
 def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]:
@@ -136,7 +154,7 @@ def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]
     from pyarrow import types
 
     by_column = {}
-    for field in parquet_dataset(file).schema:
+    for field in parquet_dataset(file, "data").schema:
         number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
         if number or types.is_boolean(field.type):
             by_column[str(field.name).strip()] = "number" if number else "bool"
@@ -178,7 +196,7 @@ def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
     file = Path(path)
     suffix = file.suffix.lower()
     validate.check(
-        suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .npz, .parquet"
+        suffix in (".csv", ".tsv", ".npz", ".parquet"), "output", str(path), "end it in .csv, .tsv, .npz or .parquet"
     )
     with replaced(file) as partial:
         if suffix == ".npz":
@@ -332,7 +350,7 @@ def _read_parquet(file: Path) -> Any:
     import pyarrow
 
     try:
-        data = parquet_dataset(file)  # what pandas wrote into the footer may rename columns or hide them in an index
+        data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
         return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True))
     except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)

@@ -31,7 +31,7 @@ class ParquetFrame:
 
     def __init__(self, path: Path, table: ArrowTable | None = None, kept: np.ndarray | None = None) -> None:
         self.path, self.kept = path, kept
-        self.table = ArrowTable(parquet_dataset(path)) if table is None else table
+        self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
         self._names = {name.strip(): name for name in self.table.names}
 
     @property

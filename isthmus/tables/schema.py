@@ -435,3 +435,22 @@ def _quoted(text: str) -> str:
     """A basic string of TOML; control characters by their number."""
     plain = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     return '"' + "".join(plain.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in text) + '"'
+
+
+def check_names(names: list[str], declared: Schema, target: str | None) -> None:
+    """Refuse a target or a declared column that the header of a file does not have.
+
+    >>> check_names(["age", "Income"], Schema(), "income")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: target='income' is not allowed: did you mean 'Income'?
+    """
+    for where, name in [("target", target), *(("columns", name) for name in declared.names)]:
+        if name is not None and name not in names:
+            near = difflib.get_close_matches(name, names, 1) if len(names) > 1 else []
+            validate.refuse(where, name, f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)}")
+
+
+def listed(names: list[str]) -> str:
+    """Some names of columns, for a message."""
+    alone = " (if it has more, give its --separator or --encoding)" if len(names) == 1 else ""
+    return ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "") + alone

@@ -15,7 +15,7 @@ from isthmus.tables.encode import as_words
 from isthmus.tables.files import Reading, Table, columns_of, read, types_of
 from isthmus.tables.infer import MOST_WORDS, identifies, infer
 from isthmus.tables.numbers import Signs
-from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, toml_value
+from isthmus.tables.schema import FORMS, OPEN, VERSION, Column, Schema, Target, check_names, toml_value
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ def draft(
     if names is None:
         validate.present(Path(path).is_file(), path)
         validate.refuse("data", str(path), "it has no named columns: a schema is for csv, tsv and parquet files")
-    wrong = [name for name in [*declared.names, *([] if target is None else [target.name])] if name not in names]
-    validate.check(not wrong, "columns", wrong, f"name columns of the file, which has {names[:20]}")
+    check_names(names, declared, None if target is None else target.name)
+    own = sample is not None and Path(sample).resolve() == Path(path).resolve()
+    validate.check(not own, "sample", str(sample), "its rows are the private ones: give a file of rows that are public")
     public = None if sample is None else _rows(sample, reading)
     types, columns = types_of(path, reading), {}
     why: dict[str, str] = {}
@@ -114,10 +115,11 @@ def _written(
         if column is not None:
             note = [f"# {why[name]}"] if name in why else []
             lines += [*note, Schema((column,)).to_toml()]
-    source = ", and the public sample, whose words and ranges you may widen" if sampled else ""
+    sources = ", the options and the public sample, whose words and ranges you may widen"
+    source = sources if sampled else " and the options"
     header = [
         f"# The public rules that turn the columns of {path.name} into numbers.  No row of it was read: they come",
-        f"# from its header, the options{source}.",
+        f"# from its header{source}.",
     ]
     if open_ones or missing:
         header.append(f'# Fill in each "{OPEN}" with what is publicly known; never look it up in the private rows.')

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from click.testing import CliRunner, Result
 from isthmus import Identity
 from isthmus.app.cli import code_of, evidence, main
 from isthmus.audit import known_bad, suite
+from isthmus.base.validate import InvalidInput
 
 COMMANDS = "schema train predict describe plan budget audit report demo completion bench reproduce".split()
 
@@ -54,7 +56,8 @@ def test_python_minus_m() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "isthmus.app.cli", "--version"], check=True, capture_output=True, text=True
     )
-    assert process.stdout.startswith("isthmus")
+    declared = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+    assert process.stdout == f"isthmus, version {declared['project']['version']}\n"
 
 
 def test_unknown_commands_and_options_are_refused() -> None:
@@ -67,7 +70,17 @@ def test_unknown_commands_and_options_are_refused() -> None:
     ("arguments", "words"),
     [
         (["--categories", "sex"], "write it as column=value"),
-        (["--bounds", "age=1"], "write a range as low,high"),
+        (["--bounds", "age=1"], "--bounds 'age=1': write a range as low,high, such as age=0,100"),
+        (["--bounds", "1"], "--bounds '1': write a range as low,high, such as 0,100"),
+        (["--rows", "0"], "'--rows': 0 is not in the range"),
+        (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: Python knows no such encoding"),
+        (["--encoding", "hex"], "encoding='hex' is not allowed"),
+        (["--encoding", ""], "encoding='' is not allowed: give text"),
+        (["--decimal", "x"], "decimal='x' is not allowed: choose one of"),
+        (["--features", "3"], "features=3 is not allowed: it is for libsvm files"),
+        (["--zero-based"], "zero_based=True is not allowed: it is for libsvm files"),
+        (["--public", "./people.csv"], "that is the file to train on, and its rows are private"),
+        (["--test", "./people.csv"], "keep a share of them out of training with test_fraction"),
         (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
         (["--hash", "a=few"], "columns.a.buckets='few'"),
         (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
@@ -81,15 +94,51 @@ def test_wrong_options_of_train_are_refused(arguments: list[str], words: str) ->
 
 def test_errors_are_one_line_and_json_where_asked() -> None:
     plain = invoke("train", "nowhere.csv", "--target", "y", code=2)
-    assert plain.stderr == "error: File not found: nowhere.csv\n" and plain.stdout == ""
+    assert plain.stderr.startswith("error: File not found: nowhere.csv (check the name and the folder, ")
+    assert plain.stderr.count("\n") == 1 and plain.stdout == ""
     data = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
     assert data["exit_code"] == 2 and "File not found" in data["error"]
+
+
+def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("patients.csv").write_text("a,Readmitted\n1,yes\n")
+    assert "(did you mean patients.csv?)" in invoke("schema", "patient.csv", code=2).output
+    assert "there is no folder nowhere" in invoke("schema", "nowhere/patients.csv", code=2).output
+    near = "target='readmitted' is not allowed: did you mean 'Readmitted'?"
+    for command in ("schema", "train"):
+        assert near in invoke(command, "patients.csv", "--target", "readmitted", code=2).output
+    whole = invoke("train", "patients.csv", "--target", "Readmitted", "--separator", ";", code=2).output
+    assert "the columns are 'a,Readmitted' (if it has more, give its --separator or --encoding)" in whole
+    assert "data='.' is not allowed: give a folder of Parquet files" in invoke("train", ".", code=2).output
+    assert "schema=None is not allowed: declare" in invoke("describe", "patients.csv", "-e", "1", code=2).output
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npz", "both.npz"])
+def test_private_rows_are_no_public_test_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact figures of the rows that were trained on would be published as if these were public."""
+    from isthmus.app.runs.config import load
+
+    monkeypatch.chdir(tmp_path)
+    x, y = np.zeros((4, 2)), np.arange(4)
+    Path("rows.csv").write_text("a,y\n1,0\n")
+    np.savez("rows.npz", X=x, y=y)
+    np.savez("both.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    given = {"data": name, "target": "y", "test": str(tmp_path / name)}
+    for allowed in ({"test_epsilon": 0.1}, {"epsilon": float("inf")}):
+        assert load(None, given | allowed)[0].test
+    if name == "both.npz":
+        assert load(None, given)[0].test
+    else:
+        with pytest.raises(InvalidInput, match="test=.* is not allowed: that is the file to train on"):
+            load(None, given)
+    with pytest.raises(InvalidInput, match="public=.* is not allowed: that is the file to train on"):
+        load(None, {"data": name, "target": "y", "public": name})
 
 
 def test_each_kind_of_error_has_its_code() -> None:
     from isthmus.app.runs.folder import FolderDamaged
     from isthmus.app.runs.train import Interrupted
-    from isthmus.base.validate import InvalidInput
     from isthmus.privacy import BudgetExceeded, LedgerCorrupt
 
     over = BudgetExceeded("a", 1, 0.0, 1.0, (0.5, 1e-5))

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 from estimator_tables import classifier, labelled, numbered, regressor, sparse_rows
 
-from isthmus import InvalidInput, L1Ball, PrivateClassifier, PrivateRegressor
+from isthmus import InvalidInput, L1Ball, PrivateClassifier, PrivateRegressor, PrivateSearch
 from isthmus.privacy import Ledger
 
 BOTH: list[tuple[dict[str, Any], str]] = [
@@ -119,6 +119,23 @@ def test_rows_that_are_none(made: Any, name: str) -> None:
         with pytest.raises(ValueError, match=word):
             model.predict(X)
     assert ledger.rounds() == {}
+
+
+@pytest.mark.parametrize(
+    "made", [classifier, regressor, lambda: PrivateSearch(classifier(noise_seed=None), {"l2": [0.0, 0.1]})]
+)
+def test_gaps_and_text_are_refused_with_a_remedy_and_no_entry_is_repeated(made: Any) -> None:
+    X, y = labelled()
+    gaps, text = np.where(np.eye(*X.shape) > 0, math.nan, X), X.astype(object)
+    text[3, 1] = "Jane Doe"
+    for rows, words in ((gaps, "X contains NaN: fill gaps by a public rule"), (text, "X holds text")):
+        with pytest.raises(InvalidInput, match=words) as refused:
+            made().fit(rows, y)
+        assert "TableEncoder" in str(refused.value) and "Jane" not in str(refused.value)
+        assert refused.value.__context__ is None, "nor does the traceback repeat it"
+    targets = np.where(np.arange(len(y)) == 3, math.nan, y)
+    with pytest.raises(InvalidInput, match="y contains NaN: leave out the rows"):
+        made().fit(X, targets)
 
 
 def test_labels_outside_the_declared_ones_are_refused_and_not_repeated() -> None:

@@ -100,9 +100,11 @@ def test_parquet_has_types() -> None:
         (["t.npz"], "it has no named columns"),
         (["nowhere.csv"], "File not found"),
         (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "name columns of the file, which has ['a', 'y']"),
-        (["t.csv", "--drop", "z"], "name columns of the file"),
+        (["t.csv", "--target", "z"], "target='z' is not allowed: the columns are 'a', 'y'"),
+        (["t.csv", "--drop", "z"], "columns='z' is not allowed"),
+        (["t.csv", "--target", "Y"], "the columns are 'a', 'y'"),
         (["t.csv", "--sample", "e.csv"], "with rows that are public"),
+        (["t.csv", "--sample", "./t.csv"], "its rows are the private ones"),
     ],
 )
 def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:

@@ -20,11 +20,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from importlib.metadata import version
 from typing import Any
 
 import click
 
+import isthmus
 from isthmus.app.cli import describing, evidence, tools, training
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
@@ -70,7 +70,7 @@ class Commands(click.Group):
             if exit_code is None:
                 _answer(ctx, f"{type(error).__name__}: {error}", FAILED)
                 raise
-            code, words = exit_code, str(error)
+            code, words = exit_code, str(error) + (_cheaper(error) if exit_code == OVER_BUDGET else "")
         if training.rank():  # all ranks fail alike, and rank 0 says why before torchrun ends those that are left
             time.sleep(1)
         else:
@@ -85,6 +85,11 @@ def _answer(ctx: click.Context, words: str, code: int) -> None:
         click.echo(json.dumps({"error": words, "exit_code": code}))
 
 
+def _cheaper(error: Any) -> str:
+    """What a run that a budget refuses may ask for instead."""
+    return f" Give a smaller --epsilon, or a --delta well below that of the budget, such as {error.budget[1] / 10:.0e}."
+
+
 def code_of(error: BaseException) -> int | None:
     """The exit code of an error that is no accident, without importing what raised it."""
     for (module, name), code in _CODES.items():
@@ -97,7 +102,7 @@ def code_of(error: BaseException) -> int | None:
 @click.group(
     cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(version("isthmus"), prog_name="isthmus")
+@click.version_option(isthmus.__version__, prog_name="isthmus")
 def main() -> None:
     """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
 

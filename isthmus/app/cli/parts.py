@@ -21,6 +21,7 @@ _PARTS = {
     "model": "isthmus.app.runs.model",
     "planner": "isthmus.planner",
     "privacy": "isthmus.privacy",
+    "record": "isthmus.app.report.record",
     "report": "isthmus.app.report",
     "reproduce": "isthmus.app.reproduce",
     "reproduction": "isthmus.app.reproduce.command",
@@ -29,6 +30,7 @@ _PARTS = {
     "template": "isthmus.tables.template",
     "train": "isthmus.app.runs.train",
     "validate": "isthmus.base.validate",
+    "whole": "isthmus.base.whole",
 }
 
 

@@ -14,10 +14,12 @@ from click.shell_completion import get_completion_class
 from isthmus.app.cli import parts
 from isthmus.app.cli.output import Out, output_options, warn_of_plan
 
+COUNT = click.IntRange(min=1)
+
 
 @click.command()
-@click.option("--rows", "-n", "n", type=int, required=True, metavar="N", help="Records: a public number or estimate.")
-@click.option("--columns", "-d", "d", type=int, required=True, metavar="D", help="Columns of numbers (after encoding).")
+@click.option("--rows", "-n", "n", type=COUNT, required=True, metavar="N", help="Records: a public number or estimate.")
+@click.option("--columns", "-d", "d", type=COUNT, required=True, metavar="D", help="Columns of numbers once encoded.")
 @click.option("--epsilon", type=float, required=True, help="The budget; inf plans a run that is not private.")
 @click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1).")
 @click.option("--loss", default="logistic", show_default=True, help="logistic, softmax, squared, huber, hinge ...")

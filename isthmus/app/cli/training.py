@@ -36,10 +36,12 @@ def _pairs(text: tuple[str, ...], option: str) -> dict[str, str]:
     return by_column
 
 
-def _range(text: str, option: str) -> list[Any]:
+def _range(text: str, option: str, column: str = "") -> list[Any]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2:
-        raise click.UsageError(f"{option} {text!r}: write a range as low,high")
+        given = f"{column}={text}" if column else text
+        example = f"{column}=0,100" if column else "0,100"
+        raise click.UsageError(f"{option} {given!r}: write a range as low,high, such as {example}")
     return parts
 
 
@@ -110,7 +112,7 @@ PRIVACY_OPTIONS = [
         "-n",
         "--rows",
         "n",
-        type=int,
+        type=click.IntRange(min=1),
         help="A public estimate of the number of rows; otherwise the true number is public.",
     ),
     click.option("--budget", type=_FILE, help="A budget shared with other runs on this data (see isthmus budget)."),
@@ -253,7 +255,7 @@ def options_of(
     }
     named = _pairs(tuple(word for word in bounds if "=" in word), "--bounds")
     for name, text in named.items():
-        ends = _range(text, "--bounds")
+        ends = _range(text, "--bounds", name)
         kind = "date" if all(_DATE.fullmatch(end) for end in ends) else "number"
         columns[name] = {"type": kind, "bounds": ends}
     for name, count in _pairs(hashed, "--hash").items():
@@ -286,13 +288,15 @@ def finish(out: Out, outcome: Any) -> None:
         split = " (training and test figures)" if outcome.charged_test else ""
         covered = "everything counted" if not outcome.warnings else "with the warnings above"
         covered = "of what was released with noise" if outcome.leaks else covered
-        lines.append(f"privacy    epsilon {outcome.epsilon:.4g} at delta {outcome.delta:g}, {covered}{split}")
+        epsilon = parts.record.rounded_up(outcome.epsilon)
+        lines.append(f"privacy    epsilon {epsilon} at delta {outcome.delta:g}, {covered}{split}")
         lines += [f"NOT COVERED  {leak}" for leak in outcome.leaks]
     else:
         lines.append("privacy    none: this model is NOT private")
     shared = record.budget["shared"]
     if shared is not None:
-        lines.append(f"budget     {shared['spent']:.4g} of {shared['epsilon']:g} spent ({shared['file']})")
+        spent = parts.record.rounded_up(shared["spent"])
+        lines.append(f"budget     {spent} of {shared['epsilon']:g} spent ({shared['file']})")
     little = parts.report.expectation(record)
     lines += [f"expect     {little}"] if little else []
     lines += figure_lines(outcome.figures)
@@ -328,7 +332,8 @@ def show_plan(out: Out, estimate: int | None, problem: Any, plan: Any, write_sch
     written = "nothing was written"
     if write_schema is not None:
         text = parts.train.HEADER + problem.schema.to_toml(versioned=True)
-        Path(write_schema).write_text(text, encoding="utf-8")
+        with parts.whole.replaced(write_schema) as partial:
+            partial.write_text(text, encoding="utf-8")
         written = f"the schema is in {write_schema}: review it, and give it as --schema"
     lines += ["", plan.words(), "", plan.table(), "", f"nothing was spent, {written}"]
     data = {

@@ -321,7 +321,7 @@ def _parsed(where: str, content: str) -> Any:
     except RecursionError:
         refuse(where, content[:40], "it is nested too deeply: give the JSON record of a run")
     except ValueError as error:
-        refuse(where, content[:40], f"it is not JSON ({error}): the file was cut or altered, write it again")
+        refuse(where, content[:40], f"it is not JSON ({error}): give the run.json of a run that was not cut or altered")
 
 
 def _agree(record: Record) -> None:

@@ -61,7 +61,8 @@ def carry_out(plan: Request, say: Callable[[str], None], progress: bool = True) 
     ready = [candidate for candidate in plan.experiments if not missing(candidate)]
     for candidate in plan.experiments:
         if candidate not in ready:
-            say(f"{candidate.name} is left out: ISTHMUS_DATA has no {', '.join(missing(candidate))}.")
+            absent = ", ".join(missing(candidate))
+            say(f"{candidate.name} is left out: ISTHMUS_DATA, the folder of data sets, has no {absent}.")
     todo = {candidate.name: runner.jobs(candidate, plan.scale, plan.seeds, plan.device) for candidate in ready}
     lines: dict[str, list[Any]] = {name: [] for name in todo}
     finished: dict[str, Finished] = {}

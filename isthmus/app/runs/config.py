@@ -27,7 +27,7 @@ from typing import Any
 
 from isthmus.base import validate
 from isthmus.geometry import sets
-from isthmus.tables.files import Reading
+from isthmus.tables.files import Reading, has_part, is_libsvm
 from isthmus.tables.schema import (
     TASKS,
     Schema,
@@ -192,7 +192,9 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
             settings.setdefault(key, value)
         settings.setdefault("target_bounds", target.bounds)
         settings.setdefault("decimal", target.decimal)
-    return Settings(**{**settings, **chosen}), replace(declared, target=None)
+    whole = Settings(**{**settings, **chosen})
+    _check_files(whole)
+    return whole, replace(declared, target=None)
 
 
 def target_of(settings: Settings) -> Target | None:
@@ -202,6 +204,25 @@ def target_of(settings: Settings) -> Target | None:
     task = settings.task or ("classification" if settings.classes is not None else None)
     task = task or ("regression" if settings.target_bounds is not None else None)
     return Target(settings.target, task, settings.classes, settings.target_bounds, settings.decimal)
+
+
+def _check_files(settings: Settings) -> None:
+    """Refuse options of another kind of file, and private rows that would be declared public by giving them twice."""
+    for name in ("features", "zero_based"):
+        value = getattr(settings, name)
+        fits = not value or is_libsvm(settings.data)
+        validate.check(fits, name, value, "it is for libsvm files: leave it out (--drop COL leaves columns out)")
+    twice = "that is the file to train on, and its rows are private: "
+    other = twice + "give a file of other rows, which are public, or leave it out"
+    validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
+    bare = settings.private and settings.test_epsilon is None and _same(settings.test, settings.data)
+    kept = twice + "keep a share of them out of training with test_fraction, or give a file of other rows"
+    validate.check(not bare or has_part(settings.data, "test"), "test", settings.test, kept)
+
+
+def _same(path: str | None, other: str) -> bool:
+    """Whether two paths lead to one file or folder."""
+    return path is not None and Path(path).resolve() == Path(other).resolve()
 
 
 def _declared(schema: Schema) -> Schema:
@@ -283,6 +304,16 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
+def _encoding(name: str, value: Any) -> str:
+    try:
+        "".encode(_text(name, value))
+    except (LookupError, ValueError) as error:
+        if isinstance(error, validate.InvalidInput):
+            raise
+        validate.refuse(name, value, "Python knows no such encoding of text: give one such as utf-8, latin-1 or cp1252")
+    return str(value)
+
+
 def _flag(name: str, value: Any) -> bool:
     validate.check(isinstance(value, bool), name, value, "give true or false")
     return value
@@ -321,8 +352,9 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("l1", "l2"), _NATURAL),
     **dict.fromkeys(("delta", "test_fraction"), _UNIT),
     **dict.fromkeys(("intercept", "release_test_metrics", "zero_based"), _flag),
-    **dict.fromkeys(("target", "loss", "algorithm", "scale", "encoding", "title", "purpose", "owner"), _text),
-    "decimal": read_sign,
+    **dict.fromkeys(("target", "loss", "algorithm", "scale", "title", "purpose", "owner"), _text),
+    "decimal": _among(".", ","),
+    "encoding": _encoding,
     "separator": lambda name, value: read_sign(name, "\t" if value == "\\t" else value),
     **dict.fromkeys(PATHS, lambda name, value: str(value)),
     "epsilon": _epsilon,

@@ -17,6 +17,8 @@ from isthmus.tables.schema import Column, Schema
 def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
     """The summary of a file's declared columns, charged to the shared budget where there is one."""
     validate.check(settings.private, "epsilon", settings.epsilon, "give a finite number: a summary is of private rows")
+    remedy = "declare columns: with --bounds, --categories or a schema, which `isthmus schema DATA` begins"
+    validate.check(bool(declared.columns) or settings.target is not None, "schema", settings.schema, remedy)
     shared = None if settings.budget is None else open_shared(settings.budget)
     table = read(settings.data, reading=settings.reading)
     remedy = "a summary needs named columns: give a csv or parquet file"

@@ -7,7 +7,6 @@ and every such guess is named as a leak with the option that avoids it.
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import shlex
@@ -28,7 +27,7 @@ from isthmus.tables.files import Table, check_numbers, columns_of, read
 from isthmus.tables.folders import numbers_of
 from isthmus.tables.infer import Guess, check_decimal, infer
 from isthmus.tables.numbers import Signs
-from isthmus.tables.schema import BUCKETS, Column, Schema, Target
+from isthmus.tables.schema import BUCKETS, Column, Schema, Target, check_names, listed
 
 ALONE = Crew()
 MOST_CLASSES = 100
@@ -187,14 +186,8 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
 
 def _check_names(settings: Settings, declared: Schema, names: list[str]) -> None:
     """Names are public: wrong ones are refused from the header alone."""
-    listing = ", ".join(map(repr, names[:20])) + (" ..." if len(names) > 20 else "")
-    remedy = f"give the column to predict, one of {listing}"
-    validate.check(settings.target is not None, "target", None, remedy)
-    for where, name in [("target", settings.target), *(("columns", name) for name in declared.names)]:
-        if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {listing}"
-            validate.refuse(where, name, hint)
+    validate.check(settings.target is not None, "target", None, f"give the column to predict, one of {listed(names)}")
+    check_names(names, declared, settings.target)
 
 
 def _about(settings: Settings, table: Table) -> Iterable[str]:
