@@ -45,7 +45,7 @@ class Network:
     module: Any
     optimizer: Any
     loss: Any
-    begin: Callable[[int], object] = field(default=lambda batch: None)
+    begin: Callable[[int], object] = field(default_factory=lambda: lambda batch: None)
     replay: Any = None
     held: int = 0
 
