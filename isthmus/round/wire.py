@@ -147,7 +147,7 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
     validate.positive(divisor=tree["divisor"])
     validate.non_negative_int(dims=tree["dims"], bytes=tree["bytes"])
     validate.one_of((False, True), fixed=tree["fixed"])
-    return Message(values, tree["divisor"], tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
+    return Message(values, float(tree["divisor"]), tree["dims"], tree["bytes"], coded, bool(tree["fixed"]))
 
 
 def _plus(value: Tensor, factor: float | Tensor, other: Tensor) -> Tensor:
