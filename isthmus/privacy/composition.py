@@ -201,6 +201,8 @@ class _Total:
 def _search(bound: Callable[[float], float], interval: float) -> Any:
     """Where a Chernoff bound is least, nearly: it is a bound everywhere."""
     ends = (math.log(1e-6), math.log(100 / interval))
+    if not math.isfinite(ends[1]):
+        raise OverflowError("the interval is below all numbers")
     return minimize_scalar(lambda x: bound(math.exp(x)), bounds=ends, method="bounded", options={"xatol": 0.1})
 
 

@@ -367,9 +367,10 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
     remedy = "give arrays X and y, or x_train and y_train, or CSR pieces indptr, indices, data and shape with y"
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
+            members = {key: stored[key] for key in stored.files}  # bytes, where one is no array
     except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         validate.refuse("data", str(file), f"it cannot be read as npz without pickle ({error}): {remedy}")
+    arrays = {key: value for key, value in members.items() if isinstance(value, np.ndarray)}
     lower = {key.lower(): value for key, value in arrays.items()}
     try:
         x = _matrix(lower, part)

@@ -44,6 +44,8 @@ from isthmus.tables.schema import Schema
         ("run folder", b"~\xff\x02kv0\x9c\xff"),
         ("run folder", b"\x04\xff\x02JU`kv\x81\x8c\x97\xa2"),
         ("wire tree", b"\x00\xffg\x04\x00\x00\x04\x00$"),  # a divisor of 10^30 in whole numbers
+        ("config", b'columns=""'),  # a text where a table is due
+        ("event", b"\xff\xa3\x02A\x83"),  # an interval below all numbers
         ("stored tree", b"\x00\xff\x00\x00\x0b\x16!,7BMX"),  # a state without an iterate
         ("stored tree", b'\x02\xff\x02JU`"v\x81R\x97\xa2'),  # a model of parts that do not fit
     ],

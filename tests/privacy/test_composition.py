@@ -126,3 +126,21 @@ def test_no_noise_costs_everything_and_no_delta_is_left() -> None:
     one = {dpa.PoissonSampledDpEvent(0.5, dpa.GaussianDpEvent(1.0)): 10_000}
     assert composition.cost(one, False, 1e-3, "epsilon", 1e-24) == math.inf  # less than the mass that is cut off
     assert composition.cost(one, False, 1e-3, "delta", 0.0) == pytest.approx(1.0)
+
+
+def test_a_curve_of_one_point_has_all_its_mass_there() -> None:
+    assert composition._chords(np.array([0.25]), 1e-3).tolist() == [0.75]
+
+
+def test_what_a_transform_may_lose_grows_with_rounds_and_with_the_largest_mass() -> None:
+    masses = np.array([0.4, 0.2, 0.4])
+    for rounds in (1, 50):
+        law = composition._Total([(composition.RoundLoss(-1, masses, 0.0), rounds)], 0.1)._law(0.5)
+        assert law.lost == pytest.approx(composition.NOISE * rounds * law.masses.max(), rel=1e-9, abs=0)
+
+
+def test_a_mixture_of_nothing_and_a_record_is_poisson_sampling() -> None:
+    mixture = dpa.dp_event.MixtureOfGaussiansDpEvent(1.0, (0.0, 1.0), (0.7, 0.3))
+    sampled = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.0))
+    costs = [composition.cost({leaf: 7}, False, 1e-3, "epsilon", 1e-6) for leaf in (mixture, sampled)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-4)  # each on a grid of its own

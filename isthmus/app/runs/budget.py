@@ -8,6 +8,7 @@ that does not fit, before anything is released.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ def open_shared(path: str | Path) -> Ledger:
     """The ledger of a shared budget; one that is not there, or has no limit, is refused with how to make it."""
     file = Path(path)
     make = f"make it first: isthmus budget {file} --epsilon 3 --delta 1e-6"
-    validate.present(file.is_file(), path, make)
+    validate.present(os.path.isfile(file), path, make)  # False also of a name that no file can have
     ledger = Ledger.open(file)
     validate.check(ledger.budget is not None, "budget", str(path), f"this ledger has no limit: {make}")
     return ledger

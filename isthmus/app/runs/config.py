@@ -180,7 +180,9 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     path = chosen.get("schema") or settings.get("schema")
     declared = Schema() if path is None else _declared(Schema.load(path))
     declared = _with_target(declared, settings.pop("target", None))
-    columns = [read_column(name, value) for name, value in settings.pop("columns", {}).items()]
+    tables = settings.pop("columns", {})
+    validate.check(isinstance(tables, dict), "columns", tables, "give a table for each column: [columns.NAME]")
+    columns = [read_column(name, value) for name, value in tables.items()]
     columns += [read_column(name, value) for name, value in chosen.pop("columns", {}).items()]
     declared = declared.with_columns(columns)
     target = declared.target
