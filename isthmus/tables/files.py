@@ -29,7 +29,7 @@ from sklearn.datasets import load_svmlight_file
 from isthmus.base import validate
 from isthmus.base.arrow import column_names, parquet_dataset
 from isthmus.base.whole import replaced
-from isthmus.tables.folders import ParquetFrame, in_slices
+from isthmus.tables.folders import ParquetFrame, in_slices, stripped_names
 
 TEXT = (".csv", ".tsv", ".tab")
 SPARSE = (".svm", ".libsvm", ".svmlight", ".txt")
@@ -122,7 +122,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     if kind == "parquet" and file.exists():
         import_pandas(str(file), parquet=True)
         try:
-            return [name.strip() for name in column_names(parquet_dataset(file, "data").schema)]
+            return stripped_names(column_names(parquet_dataset(file, "data").schema), file)
         except UnicodeDecodeError as error:
             validate.refuse("data", str(file), f"give its columns names in UTF-8: one cannot be read ({error})")
     return None
@@ -149,15 +149,17 @@ def has_part(path: str | Path, part: str) -> bool:
 def types_of(path: str | Path, reading: Reading | None = None) -> dict[str, str]:
     """The columns of numbers and of truth values of a parquet file, by the types in its footer; no row is read."""
     file = Path(path)
-    if _kind(file) != "parquet" or columns_of(file, reading) is None:
+    names = columns_of(file, reading) if _kind(file) == "parquet" else None
+    if names is None:
         return {}
     from pyarrow import types
 
-    by_column = {}
-    for field in parquet_dataset(file, "data").schema:
+    by_column, schema = {}, parquet_dataset(file, "data").schema
+    for name, stored in zip(names, column_names(schema), strict=True):
+        field = schema.field(stored)
         number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
         if number or types.is_boolean(field.type):
-            by_column[str(field.name).strip()] = "number" if number else "bool"
+            by_column[name] = "number" if number else "bool"
     return by_column
 
 
@@ -289,7 +291,7 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
         _bad_line(file, str(error).split("C error:")[-1].strip())
     if not isinstance(frame.index, pandas.RangeIndex):  # it took the first column for names of the rows
         _bad_line(file, f"Expected {len(names)} fields in line 2, saw more")
-    return _named(frame)
+    return _named(frame, file)
 
 
 def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
@@ -300,10 +302,7 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
         column_names = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
     except csv.Error as error:
         _bad_line(file, f"{error} in line 1")
-    names = [name.strip() for name in column_names]
-    twice = sorted({name for name in names if name and names.count(name) > 1})
-    validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
-    return names
+    return stripped_names(column_names, file)
 
 
 def _names(file: Path, reading: Reading) -> list[str]:
@@ -316,7 +315,7 @@ def _names(file: Path, reading: Reading) -> list[str]:
         header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
     except pandas.errors.ParserError as error:
         _bad_line(file, f"{error}")
-    return [str(name).strip() for name in header_frame.columns]
+    return stripped_names(header_frame.columns, file)
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:
@@ -351,15 +350,15 @@ def _read_parquet(file: Path) -> Any:
 
     try:
         data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
-        return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True))
+        return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True), file)
     except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         validate.refuse("data", str(file), f"it cannot be read as parquet ({first})")
 
 
-def _named(frame: Any) -> Any:
+def _named(frame: Any, file: Path) -> Any:
     """With stripped column names."""
-    frame.columns = [str(name).strip() for name in frame.columns]
+    frame.columns = stripped_names(frame.columns, file)
     return frame
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.base import validate
 from isthmus.base.arrow import ArrowTable, parquet_dataset
 from isthmus.base.streamed import ChosenRows, DerivedRows, Streamed, kept_on_disk
 from isthmus.tables.encode import encode
@@ -23,6 +26,18 @@ def in_slices(path: Path) -> bool:
     return path.is_dir() or path.stat().st_size >= LARGE
 
 
+def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
+    """The names without the blanks around them, each of them once; one that is all blanks is named by its place.
+
+    >>> stripped_names(["age", " city ", ""], Path("people.csv"))
+    ['age', 'city', 'Unnamed: 2']
+    """
+    names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(column_names)]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
+    return names
+
+
 class ParquetFrame:
     """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
 
@@ -32,7 +47,7 @@ class ParquetFrame:
     def __init__(self, path: Path, table: ArrowTable | None = None, kept: np.ndarray | None = None) -> None:
         self.path, self.kept = path, kept
         self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
-        self._names = {name.strip(): name for name in self.table.names}
+        self._names = dict(zip(stripped_names(self.table.names, path), self.table.names, strict=True))
 
     @property
     def columns(self) -> list[str]:

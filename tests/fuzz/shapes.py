@@ -72,7 +72,7 @@ def bodies(draw: Any, elements: st.SearchStrategy[float] = usual, radius: st.Sea
         "ball": lambda: sets.L2Ball(r, draw(vectors(d, elements))),
         "linf": lambda: sets.LInfBall(r),
         "box": lambda: sets.Box(*np.sort(draw(arrays(np.float64, (2, d), elements=elements)), axis=0)),
-        "lp": lambda: sets.LpBall(draw(st.one_of(st.floats(1, 20), st.just(math.inf))), r),
+        "lp": lambda: sets.LpBall(draw(st.one_of(st.floats(1, 20), st.floats(1, 1.001), st.floats(1))), r),
         "simplex": lambda: sets.Simplex(r),
         "hull": lambda: sets.ConvexHull(draw(arrays(np.float64, (draw(st.integers(1, 6)), d), elements=elements))),
         "subspace": lambda: sets.Subspace(draw(arrays(np.float64, (draw(st.integers(1, d)), d), elements=elements)), r),

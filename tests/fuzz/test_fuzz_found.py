@@ -30,6 +30,7 @@ from isthmus.tables.schema import Schema
         ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:-12]),  # EOFError
         ("csv", b"\x10" + gzip.compress(b"a,b\n1,2\n" * 9, mtime=0)[:20] + b"\xff" * 9),  # zlib.error
         ("csv", b"\x0cage,city\n1,2\n"),  # UnicodeError: no mark of the order of bytes
+        ("csv", b"\x00age,\x0b,\x0c\n1,2,3\n"),  # several names that are blank once they are stripped
         ("schema", b'[target]\nname = "\xf8"\n'),  # UnicodeDecodeError
         ("statement", b""),
         ("statement", b"\xff\x03or\x85\x90\x9b\xa6\xb1\xbc\xc7\xff"),  # a number where text is due
@@ -145,3 +146,37 @@ def test_points_very_far_from_sets_very_small(body: sets.ConvexSet, point: list[
     projected = body.project(torch.tensor(point, dtype=torch.float64))
     assert projected.tolist() == pytest.approx(nearest, rel=1e-6, abs=0) and body.gauge(projected) == pytest.approx(1.0)
     assert body.gauge(torch.tensor(point, dtype=torch.float64)) > 1
+
+
+@pytest.mark.parametrize(
+    "p", [1 + 2.3e-16, 1 + 1e-12, 1.000000826082297, 1.001, 33.0, 1e8, 1e16, 6.951323462762126e24, 1e300]
+)
+@pytest.mark.parametrize("radius", [3.239439005473513e-275, 1.0, 1e200])
+def test_balls_of_every_power(p: float, radius: float) -> None:
+    """Near p = 1 and for large p the powers of rounded numbers are wrong in every digit: their logarithms are used."""
+    ball, unit, rng = sets.LpBall(p, radius), sets.LpBall(p), np.random.default_rng(0)
+    for k in range(20):
+        x = torch.from_numpy(rng.standard_normal(1 + k % 6).round(k % 3) * 10.0 ** (k - 1))
+        nearest, least = ball.project(x * radius), ball.lmo(x)
+        assert ball.gauge(nearest) <= 1 + 1e-15 and ball.gauge(least) <= 1 + 1e-15
+        y, s, size = nearest / radius, least / radius, 1 + float(x.norm())
+        assert unit.support(x - y) - float((x - y) @ y) <= 1e-14 * size
+        assert abs(unit.support(-x) + float(x @ s)) <= 1e-14 * size
+
+
+@pytest.mark.parametrize(
+    ("vertices", "point", "scale"),
+    [
+        ([[1e-300, 0.0], [0.0, 1e100]], [3.0, 2.0], 3e300),
+        ([[1e-300, 0.0], [0.0, 1e300], [1e300, 0.0]], [1.0, 1.0], 2e-300),
+        ([[1e-300, 0.0], [0.0, 1e100]], [1e100, 1.0], float("inf")),  # more than any number
+        ([[0.0, 0.0], [1.0, 0.0]], [1e-300, 0.0], 1e-300),
+        ([[0.0, 0.0]], [1e-300, 0.0], float("inf")),
+        ([[0.0, 0.0]], [0.0, 0.0], 0.0),
+    ],
+)
+def test_hulls_of_vertices_of_very_different_sizes(
+    vertices: list[list[float]], point: list[float], scale: float
+) -> None:
+    hull = sets.ConvexHull(vertices)
+    assert hull.gauge(torch.tensor(point, dtype=torch.float64)) == pytest.approx(scale, rel=1e-9, abs=0)

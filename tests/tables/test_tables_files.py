@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from isthmus.base.arrow import opened
 from isthmus.base.validate import InvalidInput
-from isthmus.tables.files import Reading, columns_of, read, write
+from isthmus.tables.files import Reading, columns_of, read, types_of, write
 from isthmus.tables.folders import ParquetFrame
 
 TEXT = 'name,age,salary\nAnna,31,"1,200"\nBjörn,,900\n'
@@ -90,6 +90,27 @@ def test_broken_csv_files_are_refused(tmp_path: Path, content: str, words: str) 
     path.write_text(content)
     with pytest.raises(InvalidInput, match=words):
         read(path)
+
+
+def test_names_that_differ_by_blanks_alone(tmp_path: Path) -> None:
+    """Blank ones are named by their place, in text and in parquet; two that become one are refused, never merged."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text, packed = tmp_path / "t.csv", tmp_path / "t.parquet"
+    for names, clean in (([" a", "\x0b", "b ", "\x0c"], ["a", "Unnamed: 1", "b", "Unnamed: 3"]), (["a", "a "], None)):
+        text.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+        parquet.write_table(pyarrow.table({name: [1.0] for name in names}), packed)
+        for path in (text, packed):
+            if clean is None:
+                for reader in (read, columns_of) if path == text else (read, columns_of, types_of, ParquetFrame):
+                    with pytest.raises(InvalidInput, match=r"the names \['a'\] occur twice"):
+                        reader(path)
+            else:
+                assert columns_of(path) == clean == list(read(path).frame.columns)
+        if clean is not None:
+            assert list(types_of(packed)) == clean == ParquetFrame(packed).columns
+            assert [list(ParquetFrame(packed)[name]) for name in clean] == [[1.0]] * 4
 
 
 def test_parquet(tmp_path: Path) -> None:

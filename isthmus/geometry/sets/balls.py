@@ -228,8 +228,9 @@ class LpBall(ConvexSet):
     def _lmo(self, g: Tensor) -> Tensor:
         if self._simple is not None:
             return self._simple._lmo(g)
-        size = float(pnorm(g, self._dual)) or 1.0
-        return -self.radius * g.sign() * (g.abs() / size) ** (self._dual - 1)
+        s = (g.abs().double() / (float(g.abs().max()) or 1.0)) ** (1 / (self.p - 1))
+        s = s.where(g != 0, 0.0) * (self.radius / (float(pnorm(s, self.p)) or 1.0))
+        return -inside(s, self._gauge(s)).to(g).copysign(g)
 
     def _gauge(self, x: Tensor) -> float:
         return float(pnorm(x.double(), self.p)) / self.radius

@@ -281,8 +281,14 @@ class ConvexSet(ABC):
 
 
 def norm(x: Tensor) -> float:
-    """||x||_2 in float64: float32 squares neither overflow nor lose digits."""
-    return float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
+    """||x||_2 in float64: float32 squares keep their digits; float64 ones are scaled where they would overflow."""
+    size = float(torch.linalg.vector_norm(x.flatten(), dtype=torch.float64))
+    if 1e-140 < size < math.inf:
+        return size
+    top = float(x.abs().max()) if x.numel() else 0.0
+    if not 0 < top < math.inf:
+        return size
+    return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
 
 
 def inside(y: Tensor, gauge: float) -> Tensor:

@@ -23,20 +23,21 @@ def project_unit_lp(a: Tensor, p: float) -> Tensor:
 
     The conditions are y + mu y^(p-1) = a coordinate by coordinate and ||y||_p = 1.  They give
     mu = ||a - y||_{p*}, hence ||a||_{p*} - max ||y||_{p*} <= mu <= ||a||_{p*}; within that bracket Newton's method
-    runs on log ||y(mu)||_p against log mu, where the curve is nearly straight.
+    runs on log ||y(mu)||_p against log mu, where the curve is nearly straight.  The unknowns are w = log y: near
+    p = 1 and for large p the powers of a rounded y would be wrong in every digit, those of w are not.
     """
     q, dual = p - 1, p / (p - 1)
     high = float(pnorm(a, dual))
     low = max(0.0, high - a.numel() ** max(0.0, 1 / dual - 1 / p))
     mu = min(max(_first_step(a, p), low, 1e-300), high)
     for _ in range(200):
-        y = _coordinates(a, mu, q)
-        excess = math.log(float(pnorm(y, p)))
+        w = _logarithms(a, mu, q)
+        y, excess = w.exp(), float(torch.logsumexp(p * w, 0)) / p
         low, high = (mu, high) if excess > 0 else (low, mu)
         if abs(excess) <= 2 * _EPS or high - low <= _EPS * high:
             break
         mu = _next(mu, excess, _slope(a - y, y, q), low, high)
-    return y
+    return y / pnorm(y, p)  # far away the last digit of mu is more than y
 
 
 def _first_step(a: Tensor, p: float) -> float:
@@ -61,21 +62,20 @@ def _next(mu: float, excess: float, slope: float, low: float, high: float) -> fl
     return middle if low < middle < high else (low + high) / 2
 
 
-def _coordinates(a: Tensor, mu: float, q: float) -> Tensor:
-    """The root y of y + mu y^q = a, entry by entry.
+def _logarithms(a: Tensor, mu: float, q: float) -> Tensor:
+    """w = log y for the root y of y + mu y^q = a, entry by entry; -inf where a is 0.
 
-    In v = y (q >= 1) or v = y^q (q < 1) the left side is linear * v + power * v^m with m >= 1, convex and increasing:
-    Newton's method from the upper bound decreases to the root.
+    log(exp(w) / a + (mu / a) exp(q w)) is convex and increasing in w: Newton's method from the upper bound decreases
+    to its zero.
     """
-    m = max(q, 1 / q)
-    linear, power = (1.0, mu) if q >= 1 else (mu, 1.0)
-    v = torch.minimum(a / linear, (a / power) ** (1 / m))
+    goal, ratio = a.log(), (mu / a).log()
+    w = torch.minimum(goal, -ratio / q)
     for _ in range(100):
-        residual = linear * v + power * v**m - a
-        step = residual / (linear + m * power * v ** (m - 1))
-        following = (v - step).clamp_min(0)
-        settled = bool(((v - following).abs() <= 2 * _EPS * v).all())
-        v = following
-        if settled:
+        first, second = w - goal, ratio + q * w
+        total = torch.logaddexp(first, second)
+        slope = torch.exp(first - total) + q * torch.exp(second - total)
+        step = (total / slope).nan_to_num(0.0)  # where a is 0 there is nothing to do
+        w = w - step
+        if bool((step.abs() <= _EPS * w.abs().clamp_min(min(1.0, 1 / q))).all()):
             break
-    return v if q >= 1 else v**m
+    return w

@@ -14,6 +14,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, VertexForm, norm, own, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, clamped, thresholded
+from isthmus.geometry.sets.lp import pnorm
 from isthmus.geometry.sets.minnorm import nearest
 from isthmus.geometry.sets.threshold import shrink, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_normal
@@ -195,18 +196,25 @@ class ConvexHull(ConvexSet):
 
     def _extreme_scale(self, x: Tensor, sign: float) -> float:
         """The least (sign 1) or greatest (sign -1) t with x in t C."""
-        size, unit = norm(x) or 1.0, norm(self.vertices) / math.sqrt(len(self.vertices)) or 1.0
-        columns = (self.vertices.cpu() / unit).T.numpy()
-        weights, residual = nnls(columns, (x.double().cpu() / size).numpy(), maxiter=100 * columns.shape[1])
-        if residual > tolerance(x):
+        rows, size = self.vertices.cpu(), norm(x)
+        lengths = pnorm(rows, 2)
+        rows, lengths, pointed = rows[lengths > 0], lengths[lengths > 0], bool((lengths > 0).all())
+        if size == 0 and sign > 0:
+            return 0.0
+        if not len(rows):
+            return math.inf
+        columns = (rows / lengths[:, None]).T.numpy()  # of length 1: vertices of any size make a well-scaled program
+        shares, residual = nnls(columns, (x.double().cpu() / (size or 1.0)).numpy(), maxiter=100 * (1 + len(rows)))
+        if residual > tolerance(x) or (sign < 0 and not pointed):  # outside the cone, or the origin is a vertex
             return math.inf
         # The program gets the nearest point of the cone, or rounding of x would make it infeasible.
         options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-        cost = torch.full((len(weights),), sign).numpy()
-        answer = linprog(cost, A_eq=columns, b_eq=columns @ weights, method="highs", options=options)
+        cost = sign * (float(lengths.max()) / lengths).clamp_max(1e15).numpy()  # beyond it the program reads infinity
+        answer = linprog(cost, A_eq=columns, b_eq=columns @ shares, method="highs", options=options)
         if answer.status == 3:
             return math.inf
-        t = (abs(float(answer.fun)) if answer.status == 0 else float(weights.sum())) * size / unit
+        best = torch.from_numpy(answer.x if answer.status == 0 else shares)
+        t = float((best / lengths).where(best > 0, 0.0).sum()) * size
         # A point of C has scale 1 among its scales, whatever the program's last digits say.
         near_one = abs(t - 1) < 1e-3 and self._distance(x) <= tolerance(x) * max(1.0, size)
         return (min(t, 1.0) if sign > 0 else max(t, 1.0)) if near_one else t
