@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import dp_accounting as dpa
+import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -132,11 +133,47 @@ def test_a_curve_of_one_point_has_all_its_mass_there() -> None:
     assert composition._chords(np.array([0.25]), 1e-3).tolist() == [0.75]
 
 
-def test_what_a_transform_may_lose_grows_with_rounds_and_with_the_largest_mass() -> None:
-    masses = np.array([0.4, 0.2, 0.4])
-    for rounds in (1, 50):
-        law = composition._Total([(composition.RoundLoss(-1, masses, 0.0), rounds)], 0.1)._law(0.5)
-        assert law.lost == pytest.approx(composition.NOISE * rounds * law.masses.max(), rel=1e-9, abs=0)
+@pytest.mark.parametrize(("heavy", "n"), [(0.4, 1), (0.4, 50), (0.999, 20_000), (1 - 1e-6, 300_000)])
+def test_no_mass_is_off_by_more_than_the_reserve(heavy: float, n: int) -> None:
+    """Against binomial masses in 50 digits, plainly and tilted; the reserve is small against the largest mass."""
+    masses, t, interval = np.array([heavy, 0.0, 1 - heavy]), 0.7, 0.3
+    law = composition._Total([(composition.RoundLoss(-1, masses, 0.0), n)], interval)._law(t)
+    with mpmath.workdps(50):
+        weights = [
+            mpmath.mpf(float(mass)) * mpmath.exp(t * interval * at) for mass, at in zip(masses, (-1, 0, 1), strict=True)
+        ]
+        share, off = weights[2] / mpmath.fsum(weights), 0.0
+        for place, mass in enumerate(law.masses):
+            up = law.first + place + n  # every step up moves the sum by two places
+            exact = (
+                mpmath.binomial(n, up // 2) * share ** (up // 2) * (1 - share) ** (n - up // 2) if up % 2 == 0 else 0
+            )
+            off = max(off, abs(float(mass - exact)))
+    assert off <= law.lost * (1 + law.rounding) + law.rounding * law.masses.max()
+    assert law.lost <= 1e-11 * n * law.masses.max()
+
+
+def test_the_reserve_is_the_one_that_is_proved() -> None:
+    """Against the formula over all frequencies, each sum written out."""
+    rng, size, unit = np.random.default_rng(0), 4096, 2.0**-53
+    laws = [
+        (np.exp(-(np.linspace(-3, 3, 41) ** 2) * width) * rng.uniform(0.5, 1, 41), n) for width, n in ((1, 9), (50, 1))
+    ]
+    laws = [(masses / masses.sum(), n) for masses, n in laws]
+    circles = [composition._around(np.arange(-20.0, 21.0), masses, size) for masses, _ in laws]
+    waves = [
+        (np.fft.rfft(circle), float(np.sqrt((m**2).sum())), n) for circle, (m, n) in zip(circles, laws, strict=True)
+    ]
+    errors = [12 * unit * 12 * 64 * math.sqrt(float((masses**2).sum())) for masses, _ in laws]  # log2 and root of 4096
+    total = 0.0
+    spectra = [np.abs(np.fft.fft(circle)) + error for circle, error in zip(circles, errors, strict=True)]
+    for j, error in enumerate(errors):
+        rest = np.prod([f ** (n - (i == j)) for i, (f, (_, n)) in enumerate(zip(spectra, laws, strict=True))], axis=0)
+        total += laws[j][1] * error * math.sqrt(float((rest**2).sum())) / size
+    product = np.prod([f**n for f, (_, n) in zip(spectra, laws, strict=True)], axis=0)
+    turned = sum(n * (4 + np.abs(np.log(f))) for f, (_, n) in zip(spectra, laws, strict=True))
+    total += 16 * unit * float((turned * product).mean())
+    assert total <= composition._lost(waves, size) <= 1.05 * total
 
 
 def test_a_mixture_of_nothing_and_a_record_is_poisson_sampling() -> None:
