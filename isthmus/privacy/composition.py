@@ -15,7 +15,8 @@ tilted laws add up as plain ones do, and
 
 With the t of Chernoff's bound the bulk of the tilted law is at epsilon, so that the noise is some n 2^-53 of delta
 itself.  Whatever t is, the result is an upper bound: each mass is raised by what the transform may have lost (`_lost`
-proves how much that is), and what was cut off counts as if it had the largest weight.  Where this is not small a smaller t is tried.
+proves how much that is), and what was cut off counts as if it had the largest weight.  Where this is not small a
+smaller t is tried.
 """
 
 from __future__ import annotations
