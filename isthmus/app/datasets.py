@@ -50,7 +50,7 @@ def available(name: str, path: str | Path | None = None) -> bool:
     False
     """
     validate.one_of(FILES, name=name)
-    return (path is not None or "ISTHMUS_DATA" in os.environ) and (folder(path) / FILES[name]).exists()
+    return (path is not None or "ISTHMUS_DATA" in os.environ) and os.path.exists(folder(path) / FILES[name])
 
 
 def load(name: str, path: str | Path | None = None) -> Dataset:
@@ -62,7 +62,7 @@ def load(name: str, path: str | Path | None = None) -> Dataset:
     """
     validate.one_of(FILES, name=name)
     file = folder(path) / FILES[name]
-    validate.check(file.exists(), "path", str(file), f"put {FILES[name]} there, or give another path=")
+    validate.check(os.path.exists(file), "path", str(file), f"put {FILES[name]} there, or give another path=")
     with np.load(file) as stored:
         return _read(name, stored)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import os
 import re
 import threading
 from collections import deque
@@ -208,11 +209,11 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     except ImportError:
         validate.refuse(argument, str(path), f"install pyarrow, which is needed to read it: {INSTALL}")
     place = Path(path)
-    validate.present(place.exists(), path, kind="File or folder")
+    validate.present(os.path.exists(place), path, kind="File or folder")
     try:
         data = dataset.dataset(str(place), format="parquet")
     except (ArrowException, OSError, ValueError) as error:
-        wanted = "give a folder of Parquet files alone" if place.is_dir() else "give a Parquet file"
+        wanted = "give a folder of Parquet files alone" if os.path.isdir(place) else "give a Parquet file"
         reason = str(error).splitlines()[0]
         validate.refuse(argument, str(path), f"{wanted}: this one cannot be read as one ({reason})")
     validate.check(bool(data.files), argument, str(path), "give a folder with Parquet files: this one has none")
@@ -230,7 +231,7 @@ def opened(X: Any, y: Any = None) -> tuple[Any, Any]:
     if isinstance(X, np.memmap):
         return (FileRows(X) if large(X) else X), y
     if isinstance(X, (str, Path)) and str(X).endswith(".npy"):
-        validate.present(Path(X).is_file(), X)
+        validate.present(os.path.isfile(X), X)
         return FileRows(np.load(X, mmap_mode="r")), y
     if isinstance(X, (str, Path)) or is_dataset(X):
         table = ArrowTable(X if is_dataset(X) else parquet_dataset(X))

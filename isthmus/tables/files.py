@@ -13,6 +13,7 @@ import bz2
 import csv
 import gzip
 import io
+import os
 import re
 import zipfile
 import zlib
@@ -101,7 +102,7 @@ def read(path: str | Path, *, part: str = "train", reading: Reading | None = Non
     file, reading = Path(path), Reading() if reading is None else reading
     kind = _kind(file)
     validate.check(bool(kind), "data", str(path), f"give a file of {KINDS}; save other formats as csv first")
-    validate.present(file.is_file() or kind == "parquet" and file.is_dir(), path)
+    validate.present(os.path.isfile(file) or kind == "parquet" and os.path.isdir(file), path)
     name = file.name.split(".")[0] or file.name
     if kind == "text":
         separator = separator_of(file, reading)
@@ -119,7 +120,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
     kind = _kind(file)
     if kind == "text":
         return _names(file, reading)
-    if kind == "parquet" and file.exists():
+    if kind == "parquet" and os.path.exists(file):
         import_pandas(str(file), parquet=True)
         try:
             return stripped_names(column_names(parquet_dataset(file, "data").schema), file)
@@ -140,7 +141,7 @@ def has_part(path: str | Path, part: str) -> bool:
     False
     """
     file = Path(path)
-    if _kind(file) != "npz" or not file.is_file() or not zipfile.is_zipfile(file):
+    if _kind(file) != "npz" or not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as stored:
         return bool({f"x_{part}.npy", f"{part}_indptr.npy"} & {name.lower() for name in stored.namelist()})
@@ -307,7 +308,7 @@ def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str
 
 def _names(file: Path, reading: Reading) -> list[str]:
     """The names in the header line, as the reader of the rows will have them."""
-    validate.present(file.is_file(), file)
+    validate.present(os.path.isfile(file), file)
     pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
     _named_once(file, reading, separator)
     validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")

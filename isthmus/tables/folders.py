@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ LARGE = 1 << 28
 
 def in_slices(path: Path) -> bool:
     """Whether a Parquet file is large, or a folder of files: by what the file system says of it."""
-    return path.is_dir() or path.stat().st_size >= LARGE
+    return os.path.isdir(path) or path.stat().st_size >= LARGE
 
 
 def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:

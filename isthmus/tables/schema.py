@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -236,7 +237,7 @@ class Schema:
     def load(path: str | Path) -> Schema:
         """The schema in a TOML file."""
         file = Path(path)
-        validate.present(file.is_file(), path)
+        validate.present(os.path.isfile(file), path)
         try:
             text = file.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:

@@ -6,6 +6,7 @@ that somebody has to fill in is better than a guess that nobody sees.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def draft(
     """
     names = columns_of(path, reading)
     if names is None:
-        validate.present(Path(path).is_file(), path)
+        validate.present(os.path.isfile(path), path)
         validate.refuse("data", str(path), "it has no named columns: a schema is for csv, tsv and parquet files")
     check_names(names, declared, None if target is None else target.name)
     own = sample is not None and Path(sample).resolve() == Path(path).resolve()

@@ -12,6 +12,8 @@ import torch
 
 from fuzz.target import a_file
 from fuzz.targets import TARGETS
+from isthmus.app.report import svg
+from isthmus.app.report.record import Record
 from isthmus.app.runs.config import Settings
 from isthmus.base.validate import InvalidInput
 from isthmus.distributed.secagg.plan import SecurePlan
@@ -180,3 +182,52 @@ def test_hulls_of_vertices_of_very_different_sizes(
 ) -> None:
     hull = sets.ConvexHull(vertices)
     assert hull.gauge(torch.tensor(point, dtype=torch.float64)) == pytest.approx(scale, rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        sets.L1Ball(2.0),
+        sets.L2Ball(2.0),
+        sets.LInfBall(2.0),
+        sets.LpBall(1.5, 2.0),
+        sets.LpBall(7.0, 2.0),
+        sets.Box([-1.0] * 4, [2.0] * 4),
+        sets.Simplex(2.0),
+        sets.ConvexHull([[3.0, 0, 0, 0], [0, 2.0, 0, 1.0], [0, 0, -1.0, 0], [-2.0, -1.0, 1.0, -4.0]]),
+        sets.Subspace([[1.0, 2.0, 0, 0], [0, 0, 3.0, 1.0]], 2.0),
+        sets.Ellipsoid([1.0, 2.0, 3.0, 5.0], 2.0),
+        sets.NuclearBall(2.0, (2, 2)),
+        sets.GroupBall([[0, 1], [2, 3]], 2.0),
+        sets.Product([(sets.L2Ball(1.0), 2), (sets.L1Ball(1.0), 2)]),
+    ],
+    ids=str,
+)
+def test_minimisers_and_gauges_know_no_unit(body: sets.ConvexSet) -> None:
+    """The minimiser of any multiple of g is that of g, and a gauge grows with its point, however small or large."""
+    g = torch.tensor([0.3, -1.1, 0.7, 2.0], dtype=torch.float64)
+    for kind, sizes in ((torch.float64, (1e-300, 1e-170, 1e200)), (torch.float32, (1e-36, 1e-20, 1e30))):
+        start, close = g.to(kind), 1e-9 if kind is torch.float64 else 1e-4
+        for size in sizes:
+            assert torch.allclose(body.lmo(start * size), body.lmo(start), rtol=close, atol=close)
+            gauge, at = body.gauge(start), body.gauge(start * size)
+            assert (at == gauge == float("inf")) or at / size == pytest.approx(gauge, rel=close)
+
+
+@pytest.mark.parametrize(
+    "values", [[5e-324, 0.0], [1e300, 1e300], [-1.7e308, 1.7e308], [3.0, 3.0 + 4e-16], [0.0, 1e-300]]
+)
+@pytest.mark.parametrize("zero", [False, True])
+def test_scales_of_charts_for_any_numbers(values: list[float], zero: bool) -> None:
+    for decades in (False, True):
+        scale = svg._scale(values, 0.0, 100.0, 5, decades, zero)
+        assert np.isfinite([scale(value) for value in values]).all() and len(scale.ticks) > 1
+
+
+def test_a_folder_whose_name_no_file_can_have() -> None:
+    from isthmus.app.runs.folder import RunFolder
+
+    with pytest.raises(InvalidInput, match="Folder not found"):
+        RunFolder.open("run" * 200)
+    with pytest.raises(InvalidInput, match="not found"):
+        Record.from_file("run" * 200)

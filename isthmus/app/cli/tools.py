@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,8 +135,8 @@ def audit(draws: int, as_json: bool) -> None:
 @output_options
 def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    stopped = (folder / parts.folder.SETTINGS).exists() and not (folder / parts.folder.RUN).exists()
+    folder = Path(run) if os.path.isdir(run) else Path(run).parent
+    stopped = os.path.exists(folder / parts.folder.SETTINGS) and not os.path.exists(folder / parts.folder.RUN)
     remedy = (
         "this run was stopped before its record was written (what it has spent is in its ledger): go on with "
         f"isthmus train --resume {folder}, then report"

@@ -278,8 +278,8 @@ class Record:
     def from_file(cls, path: str | os.PathLike[str]) -> Record:
         """The record in a file, or in the file `run.json` of a folder."""
         where = Path(path)
-        where = where / FILE if where.is_dir() else where
-        present(where.is_file(), where, f"give a run's folder, or its {FILE}")
+        where = where / FILE if os.path.isdir(where) else where
+        present(os.path.isfile(where), where, f"give a run's folder, or its {FILE}")
         try:
             content = where.read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -297,7 +297,7 @@ class Record:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the record to a file, or to `run.json` in a folder that exists; returns the file."""
         where = Path(path)
-        where = where / FILE if where.is_dir() else where
+        where = where / FILE if os.path.isdir(where) else where
         with replaced(where) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
         return where

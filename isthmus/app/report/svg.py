@@ -17,6 +17,8 @@ from itertools import pairwise
 
 FONT = 13
 STYLES = 6
+LARGE = 1e300
+"""Larger values are drawn as if they were this one."""
 _POINTS = 300
 _STEPS = (1, 2, 2.5, 5, 10)
 
@@ -73,7 +75,7 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        at = math.log(max(value, self.low)) if self.log else value
+        at = math.log(max(value, self.low)) if self.log else min(max(value, -LARGE), LARGE)
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
 
@@ -279,14 +281,15 @@ def _scale(
     top: float | None = None,
 ) -> _Scale:
     """A scale that shows all values; where it may be, logarithmic for positive ones that span over two decades."""
-    numbers = list(values)
+    numbers = [min(max(value, -LARGE), LARGE) for value in values]
     low, high = min(numbers), max(numbers)
     if decades and low > 0 and high / low > 100:
         return _decades(low, high, start, end, ticks)
     low = min(0.0, low) if zero else low
     high = high if top is None else max(high, top)
-    if high == low:
-        low, high = (low, low + 1) if zero else (low - 1, high + 1)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-280):  # one value, but for rounding
+        room = max(1.0, abs(high) / 2)
+        low, high = (low, low + room) if zero else (low - room, high + room)
     step = _step((high - low) / ticks)
     marks = [k * step for k in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
     if end < start:  # the grid closes the chart above and below; along x the data does

@@ -19,6 +19,7 @@ Paths in it are relative to the file.
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -233,7 +234,7 @@ def _declared(schema: Schema) -> Schema:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
-    validate.present(file.is_file(), file)
+    validate.present(os.path.isfile(file), file)
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -59,7 +60,7 @@ class RunFolder:
     ) -> RunFolder:
         """A new folder with its settings, schema, plan and secret: all of them or none."""
         validate.check(
-            not path.exists(),
+            not os.path.exists(path),
             "out",
             str(path),
             "it exists already: give another folder, or continue that run with --resume",
@@ -86,8 +87,8 @@ class RunFolder:
     def open(path: str | Path) -> RunFolder:
         """An existing folder, its settings and schema verified."""
         folder = RunFolder(Path(path), {})
-        validate.present(folder.path.is_dir(), path, "give the folder of a run", kind="Folder")
-        if not (folder.path / SETTINGS).exists():
+        validate.present(os.path.isdir(folder.path), path, "give the folder of a run", kind="Folder")
+        if not os.path.exists(folder.path / SETTINGS):
             raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
         sealed = folder.read_sealed(SETTINGS)
         settings = sealed.get("settings")
@@ -160,7 +161,7 @@ def next_folder(name: str, parent: str | Path = "runs") -> Path:
     """`runs/<name>-<k>` for the first k that is free."""
     safe = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     k = 1
-    while (Path(parent) / f"{safe}-{k}").exists():
+    while os.path.exists(Path(parent) / f"{safe}-{k}"):
         k += 1
     return Path(parent) / f"{safe}-{k}"
 

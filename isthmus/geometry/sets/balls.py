@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, VertexForm, inside, norm, own
+from isthmus.geometry.sets.base import ConvexSet, VertexForm, inside, norm, of_length, own
 from isthmus.geometry.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
 from isthmus.geometry.sets.lp import pnorm, project_unit_lp
 from isthmus.geometry.sets.threshold import shrink, threshold
@@ -109,7 +109,7 @@ class L2Ball(ConvexSet):
         return w + middle, derivative
 
     def _lmo(self, g: Tensor) -> Tensor:
-        return self._middle(g) - g * (self.radius / (norm(g) or 1.0))
+        return self._middle(g) + of_length(g, -self.radius)
 
     def _gauge(self, x: Tensor) -> float:
         low, high = self._scales(x)

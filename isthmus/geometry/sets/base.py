@@ -291,6 +291,15 @@ def norm(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x.flatten().double() / top)) * top
 
 
+def of_length(x: Tensor, length: float) -> Tensor:
+    """x scaled to this norm, a zero vector as it is."""
+    size = norm(x) or 1.0
+    factor = length / size
+    if 1 / torch.finfo(x.dtype).max < abs(factor) < torch.finfo(x.dtype).max:
+        return x * factor
+    return x.double().div(size).mul_(length).to(x.dtype)  # the factor alone has no number in this precision
+
+
 def inside(y: Tensor, gauge: float) -> Tensor:
     """Scale y back where rounding left gauge > 1; only for a set that is star-shaped about 0."""
     return y * ((1 - 2 * torch.finfo(y.dtype).eps) / gauge) if gauge > 1 else y

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
-from isthmus.geometry.sets.base import ConvexSet, inside, norm, own, tolerance
+from isthmus.geometry.sets.base import ConvexSet, inside, norm, of_length, own, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, shortened, smooth
 from isthmus.geometry.sets.lp import pnorm
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, weighted_norm
@@ -92,7 +92,7 @@ class Subspace(ConvexSet):
 
     def _lmo(self, g: Tensor) -> Tensor:
         y = self._flatten(g)
-        return (y * (-(self.radius or 0.0) / (norm(y) or 1.0))).to(g.dtype)
+        return of_length(y, -(self.radius or 0.0)).to(g.dtype)
 
     def _gauge(self, x: Tensor) -> float:
         if norm(x.double() - self._flatten(x)) > tolerance(x) * norm(x):
@@ -154,15 +154,13 @@ class Ellipsoid(ConvexSet):
 
     def _lmo(self, g: Tensor) -> Tensor:
         axes: Tensor = self.axes.to(g.device)
-        scaled = axes * g.double()
-        return -self.radius / (norm(scaled) or 1.0) * axes * scaled
+        return axes * of_length(axes * g.double(), -self.radius)
 
     def _gauge(self, x: Tensor) -> float:
         return float(pnorm(x.double() / (self.radius * self.axes.to(x.device)), 2.0))
 
     def _support(self, g: Tensor) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(g * self.axes.to(g), dim=-1)
-        return self.radius * lengths
+        return self.radius * pnorm(g * self.axes.to(g), 2)
 
     def _diameter(self, d: int) -> float:
         return 2 * self.radius * float(self.axes.max())

@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive, positive_int, refuse
 from isthmus.geometry.sets.balls import L1Ball
-from isthmus.geometry.sets.base import ConvexSet, inside, tolerance
+from isthmus.geometry.sets.base import ConvexSet, inside, of_length, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, same, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_chi
 
@@ -48,7 +48,9 @@ class GroupBall(ConvexSet):
     def _norms(self, x: Tensor) -> Tensor:
         count = int(self.groups.max()) + 1
         sums = torch.zeros(*x.shape[:-1], count, dtype=x.dtype, device=x.device)
-        return sums.index_add_(-1, self.groups.to(x.device), x * x).sqrt_()
+        top = x.abs().amax(-1, keepdim=True)
+        safe = torch.where((top > 0) & (top < math.inf), top, torch.ones_like(top))  # no square overflows or vanishes
+        return sums.index_add_(-1, self.groups.to(x.device), (x / safe) ** 2).sqrt_() * safe
 
     def _spread(self, per_group: Tensor) -> Tensor:
         return per_group[self.groups.to(per_group.device)]
@@ -85,9 +87,8 @@ class GroupBall(ConvexSet):
 
     def _lmo(self, g: Tensor) -> Tensor:
         norms = self._norms(g.double())
-        best = norms.argmax()
-        scale = -self.radius / (float(norms[best]) or 1.0)
-        return (torch.where(self.groups.to(g.device) == best, g.double(), 0.0) * scale).to(g.dtype)
+        best = torch.where(self.groups.to(g.device) == norms.argmax(), g.double(), 0.0)
+        return of_length(best, -self.radius).to(g.dtype)
 
     def _gauge(self, x: Tensor) -> float:
         return float(self._norms(x.double()).sum()) / self.radius
