@@ -51,8 +51,8 @@ class _BelowMap(Sketch):
 
     def rows(self, x: Any, lo: int = 0) -> NoReturn:
         """Refused: a count is not a linear map."""
-        raise TypeError("a count of norms is not a linear map: it encodes whole rows only")
+        raise TypeError("A count of norms is not a linear map: encode whole rows with it")
 
     def adjoint(self, y: Tensor) -> NoReturn:
         """Refused: a count is not a linear map."""
-        raise TypeError("a count of norms is not a linear map: discard its lift")
+        raise TypeError("A count of norms is not a linear map, and has no lift: use lift=discard")

@@ -76,7 +76,7 @@ class Budget:
 
 def published_budget(epsilon: float, delta: float | None, n: int | str | None) -> Budget:
     """The budget of a mechanism run as printed: replace-one, and its formulas use the true number of records."""
-    validate.check(n == "exact", "n", n, 'as published the number of records is fixed and public: n="exact"')
+    validate.check(n == "exact", "n", n, 'give n="exact": as published, the number of records is fixed and public')
     return Budget(epsilon, delta, Adjacency.REPLACE_ONE, n)
 
 

@@ -93,7 +93,9 @@ class Choice:
             arguments["data"] = _examples(public)
         for operation in self.of.needs if constraint is not None else ():
             able = hasattr(constraint, operation) and constraint.can(operation)
-            validate.check(able, "constraint", constraint, f"{self.algorithm} needs a set with an {operation}")
+            validate.check(
+                able, "constraint", constraint, f"give a set with an {operation}, which {self.algorithm} needs"
+            )
         if self.private:
             budget = {"epsilon": self.epsilon, "delta": self.delta, "n": n, "adjacency": self.adjacency}
             arguments |= {name: value for name, value in budget.items() if self.of.takes(name)}

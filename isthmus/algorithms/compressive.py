@@ -79,9 +79,9 @@ def compressive_dp_sgd(
     for name, value in needed.items():
         validate.check(value is not None, name, value, f"give a number, which variant={variant!r} needs")
         validate.positive_int(**{name: value or 0})
-    validate.check(p is None or p >= 3, "p", p, "give at least 3")
+    validate.check(p is None or p >= 3, "p", p, "give a whole number of at least 3")
     sampled = batch_size is not None and (variant == "selection" or as_published)
-    validate.check(not sampled, "batch_size", batch_size, "selection gains nothing from sampling: leave it out")
+    validate.check(not sampled, "batch_size", batch_size, "leave it out: selection gains nothing from sampling")
     budget = published_budget(epsilon, delta, n) if as_published else Budget(epsilon, delta, adjacency, n)
     filling = _Compressive(budget, p or 0, kappa or 0, clip, step, variant, batch_size, output, as_published, schedule)
     arguments = {"epsilon": epsilon, "delta": delta, "p": p, "kappa": kappa, "clip": clip, "variant": variant}

@@ -84,7 +84,9 @@ def dp_skgd(
     _check_arguments(sampling, step, tau, inner, schedule, smoothness, clip, probabilities)
     budget = Budget(epsilon, delta, adjacency, n)
     if as_published:
-        validate.check(batch_size is None, "batch_size", batch_size, "the paper looks at all records: leave it out")
+        validate.check(
+            batch_size is None, "batch_size", batch_size, "leave it out: the paper looks at all records in every round"
+        )
         budget = Budget(epsilon, delta, "replace-one", n)
     filling = _Blockwise(
         budget, smoothness, clip, sampling, blocks, probabilities, tau, inner, step, batch_size, as_published, schedule
@@ -108,14 +110,14 @@ def _check_arguments(
     if inner is not None:
         validate.positive_int(inner=inner)
     validate.check(
-        inner is None or schedule is None, "inner", inner, "the schedule has it already: leave one of the two out"
+        inner is None or schedule is None, "inner", inner, "give either inner or a schedule, which has it already"
     )
     for name, value in {"smoothness": smoothness, "clip": clip}.items():
         numbers = validate.as_tensor(name, value).double()
         if name == "smoothness" and numbers.ndim == 2:
             smoothness_matrix(numbers.numpy())
         else:
-            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers > 0")
+            validate.check(bool((numbers > 0).all()), name, value, "give finite numbers above 0")
     if isinstance(law, str):
         validate.one_of(("uniform", "importance"), probabilities=law)
 

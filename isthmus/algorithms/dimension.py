@@ -57,7 +57,12 @@ def relative_width(constraint: ConvexSet, d: int) -> float:
     True
     """
     size = constraint.diameter(d)
-    validate.check(size > 0, "constraint", constraint, "it is a single point: a width rule needs a set with directions")
+    validate.check(
+        size > 0,
+        "constraint",
+        constraint,
+        "give a set of more than one point: a width rule needs a set with directions",
+    )
     return 2 * float(constraint.gaussian_width(d)) / size
 
 

@@ -138,14 +138,16 @@ class Facts:
         two = isinstance(self.classes, (int, np.integer)) and self.classes >= 2
         validate.check(two, "classes", self.classes, "give the number of classes, at least 2")
         fits = self.classes == 2 or several or not self.of_loss.labelled()
-        validate.check(fits, "classes", self.classes, f'{self.loss_name} has two: use loss="softmax" for more')
+        validate.check(
+            fits, "classes", self.classes, f'give 2, which is what {self.loss_name} has, or loss="softmax" for more'
+        )
         if self.density is not None:
             validate.probability(density=self.density)
         validate.one_of([member.value for member in Adjacency], adjacency=self.adjacency)
         validate.one_of(SCALES, scale=self.scale)
         validate.one_of(FEATURES, features=self.features)
         validate.non_negative(before=self.before)
-        validate.check(self.before < 1, "before", self.before, "give a share of the budget: 0 <= before < 1")
+        validate.check(self.before < 1, "before", self.before, "give a share of the budget, at least 0 and below 1")
         for name in ("sparse", "ranged", "penalty", "exact"):
             yes_or_no = isinstance(getattr(self, name), (bool, np.bool_))
             validate.check(yes_or_no, name, getattr(self, name), "give True or False")
@@ -165,7 +167,7 @@ class Facts:
         )
         if self.smoothness is not None:
             numbers = validate.as_tensor("smoothness", self.smoothness, ndim=1).double()
-            validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers > 0")
+            validate.check(bool((numbers > 0).all()), "smoothness", self.smoothness, "give finite numbers above 0")
             right = len(numbers) in (self.d, self.parameters)
             validate.check(right, "len(smoothness)", len(numbers), f"give one number for each of {self.d} columns")
             object.__setattr__(self, "smoothness", tuple(numbers.tolist()))

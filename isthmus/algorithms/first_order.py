@@ -162,7 +162,10 @@ def comp_minibatch(
     Other arguments as for `comp_sgd`.
     """
     validate.check(
-        batch_size is not None or schedule is not None, "batch_size", batch_size, "give it, or a schedule that has one"
+        batch_size is not None or schedule is not None,
+        "batch_size",
+        batch_size,
+        "give the number of records of a batch, or a schedule that has one",
     )
     size = schedule.batch_size if batch_size is None and schedule is not None else batch_size
     arguments = {"m": m, "step": step, "batch_size": batch_size, "error_feedback": error_feedback, "output": output}
@@ -215,9 +218,14 @@ def comp_dist_sgd(
     if heavy is not None:
         validate.positive_int(heavy=heavy)
         memory = error_feedback or shifts
-        validate.check(not memory, "error_feedback, shifts", True, "one memory is enough: leave it out with `heavy`")
-        validate.check(refresh > 1, "refresh", refresh, "a memory of codes lasts as long as its map: give 2 or more")
-    validate.check(heavy is not None or momentum == 0, "momentum", momentum, "momentum of codes needs `heavy`")
+        validate.check(not memory, "error_feedback, shifts", True, "leave it out with heavy=: one memory is enough")
+        validate.check(refresh > 1, "refresh", refresh, "give 2 or more: a memory of codes lasts as long as its map")
+    validate.check(
+        heavy is not None or momentum == 0,
+        "momentum",
+        momentum,
+        "leave it out, or give heavy=, which momentum of codes needs",
+    )
     family = sketch or (CountSketch if heavy is None else _five)
     arguments = {"m": m, "step": step, "clients_per_round": clients_per_round, "batch_size": batch_size}
     sampler = Full() if batch_size is None else Shuffle(batch_size)
@@ -291,7 +299,7 @@ class _Descent:
         validate.positive_int(refresh=self.refresh)
         validate.one_of(("nearest", "min_gauge"), pick=self.pick)
         memory = self.wire.feedback or self.shifts
-        remedy = "error feedback and shifts lift by the pseudo-inverse: leave it out"
+        remedy = "leave it out: error feedback and shifts lift by the pseudo-inverse"
         validate.check(self.pick == "nearest" or not memory, "pick", self.pick, remedy)
         if self.shifts:
             replace(self.wire, shift=1.0)  # refused here, not when it is bound

@@ -94,7 +94,7 @@ def mirror_of(binding: Binding) -> Mirror:
     """The multiplicative step of a simplex."""
     constraint, bare = binding.constraint, isinstance(binding.penalty, NoPenalty)
     simplex = isinstance(constraint, Simplex)
-    validate.check(simplex, "constraint", constraint, "mirror descent runs over a simplex: give Simplex(radius)")
-    validate.check(bare, "penalty", binding.penalty, "a multiplicative step has no proximal map: leave it out")
+    validate.check(simplex, "constraint", constraint, "give Simplex(radius), over which mirror descent runs")
+    validate.check(bare, "penalty", binding.penalty, "leave it out: a multiplicative step has no proximal map")
     assert isinstance(constraint, Simplex)
     return Mirror(constraint.radius)

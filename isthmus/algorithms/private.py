@@ -126,7 +126,7 @@ def dp_gd(
     """
     buys = items_of(scale, step, precondition, tau, Shapes(features or 0, functions, level), targets)
     stepped = step is not None and not isinstance(step, str)
-    remedy = "preconditioned steps have length 1: leave the step out"
+    remedy = "leave it out: preconditioned steps have length 1"
     validate.check(not (precondition and stepped), "step", step, remedy)
     rule: StepRule | None = None if isinstance(step, str) else step
     if buys:
@@ -135,7 +135,12 @@ def dp_gd(
         validate.check(momentum == 0, "momentum", momentum, "leave it out: the step that is bought is for plain steps")
     filling = _Private(Budget(epsilon, delta, adjacency, n), clip, rule, None, output, momentum, buys=buys)
     planned = schedule is None and stop is None
-    validate.check(planned or not buys, "schedule, stop", (schedule, stop), "leave them out: the step is bought")
+    validate.check(
+        planned or not buys,
+        "schedule, stop",
+        (schedule, stop),
+        "leave them out: the step that is bought needs a planned number of rounds",
+    )
     arguments = {"scale": scale, "step": step, "precondition": precondition} if buys else {}
     return replace(filling, schedule=schedule, stop=stop).recipe("dp_gd", **arguments)
 
@@ -271,7 +276,7 @@ class _Private:
             "leave it out, or give a fixed clip and as_published=False, which micro-batches need",
         )
         fixed = not (self.published and isinstance(self.clip, AdaptiveClip))
-        validate.check(fixed, "clip", self.clip, "give a number")
+        validate.check(fixed, "clip", self.clip, "give a number: the clip of a published algorithm does not move")
         self.clipping()
         if self.step is not None:
             step_rule(self.step, None)

@@ -61,7 +61,10 @@ def dp_fw(
         rounds = rounds_of(binding, sampler, budget.records(binding))
         plan = budget.plan(binding, [Charge("vertex", "noisy-max", rounds)])
         form = form_of(binding.constraint)
-        remedy = "private Frank-Wolfe needs a polytope that brings its vertices, such as L1Ball, Simplex or ConvexHull"
+        remedy = (
+            "give a polytope that knows its vertices, such as L1Ball, Simplex or ConvexHull, which private "
+            "Frank-Wolfe needs"
+        )
         validate.check(form is not None, "constraint", binding.constraint, remedy)
         assert form is not None
         mechanism = NoisyMax(plan.multiplier("vertex"), signed=form.signed)

@@ -5,7 +5,7 @@ budget is spent.  All of them are `InvalidInput`, a `ValueError`.
 
 >>> positive(radius=-1.0)
 Traceback (most recent call last):
-isthmus.base.validate.InvalidInput: radius=-1.0 is not allowed: give a finite number > 0
+isthmus.base.validate.InvalidInput: radius=-1.0 is not allowed: give a finite number above 0
 """
 
 from __future__ import annotations
@@ -107,25 +107,27 @@ reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write 
 def positive(**arguments: float) -> None:
     """Each argument is a finite number > 0."""
     for name, value in arguments.items():
-        check(_is_real(value) and math.isfinite(value) and value > 0, name, value, "give a finite number > 0")
+        check(_is_real(value) and math.isfinite(value) and value > 0, name, value, "give a finite number above 0")
 
 
 def non_negative(**arguments: float) -> None:
     """Each argument is a finite number >= 0."""
     for name, value in arguments.items():
-        check(_is_real(value) and math.isfinite(value) and value >= 0, name, value, "give a finite number >= 0")
+        check(
+            _is_real(value) and math.isfinite(value) and value >= 0, name, value, "give a finite number of at least 0"
+        )
 
 
 def positive_int(**arguments: int) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 1, name, value, "give an integer >= 1")
+        check(_is_int(value) and value >= 1, name, value, "give a whole number of at least 1")
 
 
 def non_negative_int(**arguments: int) -> None:
     """Each argument is an integer >= 0."""
     for name, value in arguments.items():
-        check(_is_int(value) and value >= 0, name, value, "give an integer >= 0")
+        check(_is_int(value) and value >= 0, name, value, "give a whole number of at least 0")
 
 
 def open_unit(**arguments: float) -> None:
@@ -137,7 +139,7 @@ def open_unit(**arguments: float) -> None:
 def probability(**arguments: float) -> None:
     """Each argument lies in (0, 1] (a sampling rate, say)."""
     for name, value in arguments.items():
-        check(_is_real(value) and 0 < value <= 1, name, value, "give a number in (0, 1]")
+        check(_is_real(value) and 0 < value <= 1, name, value, "give a number above 0 and at most 1")
 
 
 def one_of(choices: Iterable[object], **arguments: object) -> None:
@@ -150,7 +152,7 @@ def one_of(choices: Iterable[object], **arguments: object) -> None:
 def at_most(bound: float, what: str, **arguments: float) -> None:
     """Each argument is at most `bound`, which `what` names (m <= d, say)."""
     for name, value in arguments.items():
-        check(value <= bound, name, value, f"give at most {what} = {bound}")
+        check(value <= bound, name, value, f"give at most {bound}, which is {what}")
 
 
 def shape(expected: tuple[int, ...], **arguments: Tensor) -> None:
@@ -182,7 +184,9 @@ def as_tensor(name: str, value: object, *, ndim: int | None = None) -> Tensor:
         try:
             array = np.asarray(value)
         except Exception as error:  # ragged lists and the like
-            raise InvalidInput(f"{name} cannot be read as an array ({error}): give a tensor or an array") from error
+            raise InvalidInput(
+                f"{name} cannot be read as an array ({type(error).__name__}): give a tensor or an array of numbers"
+            ) from error
         check(array.dtype.kind in "fiub", f"{name}.dtype", str(array.dtype), "give real numbers")
         array = array if array.flags.writeable and all(s >= 0 for s in array.strides) else array.copy()
         tensor = torch.from_numpy(np.atleast_1d(array) if ndim else array)

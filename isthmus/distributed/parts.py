@@ -36,7 +36,7 @@ def joined(address: str, rank: int, size: int, *, seconds: float = 600.0, backen
     validate.check(str(address).startswith(schemes), "address", address, f"begin it with one of {list(schemes)}")
     validate.positive_int(size=size)
     validate.non_negative_int(rank=rank)
-    validate.check(rank < size, "rank", rank, f"number the ranks 0 .. {size - 1}")
+    validate.check(rank < size, "rank", rank, f"number the ranks from 0 to {size - 1}")
     validate.positive(seconds=seconds)
     free = not dist.is_initialized()
     validate.check(free, "address", address, "give group=True: this process has a default process group already")

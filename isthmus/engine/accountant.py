@@ -26,7 +26,7 @@ class Accountant:
             kind != "gdp",
             "accountant",
             kind,
-            'its central limit theorem is not an upper bound and reports too little: use "pld"',
+            'use "pld": the central limit theorem of this one is no upper bound, and reports too little',
         )
         validate.one_of(ACCOUNTANTS, accountant=kind)
         self.ledger, self.kind = ledger, kind

@@ -466,8 +466,8 @@ class PrivacyEngine:
             self._ledger.adjacency is needed,
             "poisson_sampling",
             poisson,
-            f"the ledger counts for {self._ledger.adjacency.value}, and this is accounted for {needed.value}: give "
-            "PrivacyEngine(adjacency=) or a ledger of its own",
+            f"give PrivacyEngine(adjacency={needed.value!r}), or a ledger of its own: the ledger counts for "
+            f"{self._ledger.adjacency.value}, and this sampling is accounted for {needed.value}",
         )
         return self._ledger
 

@@ -105,7 +105,12 @@ class Filling:
             for value in [self.max_grad_norm] if single else values:  # type: ignore[union-attr]
                 validate.positive(max_grad_norm=value)  # type: ignore[arg-type]
         else:
-            validate.check(single, "max_grad_norm", self.max_grad_norm, f"clipping={self.clipping!r} takes one number")
+            validate.check(
+                single,
+                "max_grad_norm",
+                self.max_grad_norm,
+                f"give one number, which is what clipping={self.clipping!r} takes",
+            )
             validate.positive(max_grad_norm=self.max_grad_norm)  # type: ignore[arg-type]
         is_sketch = self.sketch is None or isinstance(self.sketch, (Encoder, GradientEmbedding))
         validate.check(is_sketch, "sketch", self.sketch, "give a sketch of isthmus, a GradientEmbedding, or None")
@@ -130,7 +135,10 @@ class Filling:
 
     def _clip(self, encode: Encoder, space: Space) -> Any:
         if self.clipping == "per_layer":
-            remedy = "its code mixes layers: clip flat, or take Kronecker, KroneckerSubspace, PerLeaf or no sketch"
+            remedy = (
+                'use clipping="flat", or give Kronecker, KroneckerSubspace, PerLeaf or no sketch: the code of this '
+                "one mixes layers"
+            )
             validate.check(encode.keeps_layers, "sketch", encode, remedy)
             bounds = _shares(self.max_grad_norm, [leaf.name for leaf in space.leaves])
             return PerLeafClip(bounds) if len(bounds) > 1 else Clip(next(iter(bounds.values())))
@@ -158,7 +166,12 @@ class Filling:
             self.constraint,
             "leave it out: a gradient embedding takes no constraint",
         )
-        validate.check(not sketch.encoder.clips_before, "sketch", sketch.encoder, 'here the code is clipped: "after"')
+        validate.check(
+            not sketch.encoder.clips_before,
+            "sketch",
+            sketch.encoder,
+            'give it with clip="after": a gradient embedding clips the code',
+        )
         first, second = sketch.multipliers(z)
         clip = GroupClip if self.micro > 1 else Clip
         return [

@@ -32,7 +32,7 @@ def company_of(group: Any, n: int, poisson: bool) -> Company:
         return Single()
     is_group = group is True or isinstance(group, dist.ProcessGroup)
     validate.check(is_group, "group", group, "give a torch.distributed process group, or True for the default one")
-    remedy = "a subset of a fixed size is one draw from all records, and every rank draws its own: leave it out"
+    remedy = "leave it out: a subset of a fixed size is one draw from all records, and every rank draws its own"
     validate.check(poisson, "poisson_sampling", poisson, remedy)
     ranks = Ranks(None if group is True else group)
     validate.at_most(n, "the number of records", group=ranks.size)

@@ -206,7 +206,9 @@ def check_physical(physical: int | None, micro: int) -> None:
     """Micro-batches are clipped whole: they are not cut."""
     if physical is not None:
         validate.positive_int(max_physical_batch_size=physical)
-        remedy = "micro-batches are clipped whole and cannot be cut: give one of the two"
+        remedy = (
+            "give either max_physical_batch_size or micro_batch_size: micro-batches are clipped whole and cannot be cut"
+        )
         validate.check(micro == 1, "max_physical_batch_size", physical, remedy)
 
 
@@ -214,7 +216,10 @@ def check_loader(loader: Any) -> tuple[int, int]:
     """(n, batch size) of a user's loader."""
     validate.check(isinstance(loader, DataLoader), "data_loader", type(loader).__name__, "give a torch DataLoader")
     validate.check(
-        not isinstance(loader, PrivateLoader), "data_loader", loader, "this loader is private already: give your own"
+        not isinstance(loader, PrivateLoader),
+        "data_loader",
+        loader,
+        "give a loader of your own: this one is private already",
     )
     validate.check(
         not isinstance(loader.dataset, IterableDataset),
@@ -243,5 +248,6 @@ def _check_sampler(loader: DataLoader, n: int) -> None:
         own and plain,
         "data_loader.sampler" if own else "data_loader.batch_sampler",
         type(sampler if own else loader.batch_sampler).__name__,
-        "batches are drawn secretly from the whole dataset: leave it out; for some of the records, give a Subset",
+        "leave it out: batches are drawn secretly from the whole dataset; to train on some of the records, "
+        "give a Subset",
     )

@@ -27,7 +27,7 @@ LOCKED = {
     "loss_reduction": "give make_private(loss_reduction=)",
     "generator": "noise is secret: give make_private(noise_generator=) for tests",
     "secure_mode": "give PrivacyEngine(secure_mode=)",
-    "grad_samples": "there are none: sums are clipped from the factors of gradients",
+    "grad_samples": "the gradients of single records are never formed: sums are clipped from their factors",
     "accumulated_iterations": "every logical batch is a round of its own",
     "summed_grad": "only what was released is in .grad",
     "step_hook": "use optimizer.register_step_post_hook, or observers of the engine's driver",
@@ -56,7 +56,8 @@ def _guarded(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
             validate.refuse(
                 "optimizer.add_param_group",
                 sorted(param_group),
-                "its parameters would move by raw gradients: call engine.detach(), add it and make it private again",
+                "call engine.detach(), add the group and make training private again: its parameters would "
+                "move by raw gradients",
             )
 
         def __reduce_ex__(self, protocol: Any) -> Any:
@@ -112,7 +113,7 @@ def restore_steps(optimizer: torch.optim.Optimizer) -> None:
 
 def check_fresh(module: Any, optimizer: Any) -> None:
     """A module or an optimiser that is private already would be charged and noised twice."""
-    remedy = "it is private already: call detach() on its engine first"
+    remedy = "call detach() on its engine first: it is private already"
     hooks = getattr(module, "_forward_pre_hooks", {}).values()
     private = any(getattr(hook, "driver", None) is not None and hook.driver.module is module for hook in hooks)
     validate.check(not private, "module", type(module).__name__, remedy)
@@ -128,8 +129,8 @@ def _refuse_raw(optimizer: torch.optim.Optimizer, private: set[int]) -> None:
         not raw,
         "optimizer",
         f"{raw} parameter(s) with a gradient of their own",
-        "they were frozen, or not there, when training was made private: keep them frozen, or call engine.detach() and "
-        "make it private again",
+        "keep them frozen, or call engine.detach() and make training private again: they were frozen, or not "
+        "there, when training was made private",
     )
 
 
@@ -142,15 +143,15 @@ def _refuse_scaler(optimizer: torch.optim.Optimizer) -> None:
         not attributes,
         "optimizer",
         type(optimizer).__name__,
-        "a GradScaler scales its gradients: give it to make_private(grad_scaler=), so that rows are divided by its "
-        "scale before they are clipped and no step is skipped for what overflows",
+        "give the GradScaler that scales its gradients to make_private(grad_scaler=), so that rows are divided "
+        "by its scale before they are clipped and no step is skipped for what overflows",
     )
 
 
 def unwrapped(optimizer: Any) -> Any:
     """The optimiser inside the wrappers of a trainer, such as `accelerate`'s: it is the one that moves."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        remedy = "it keeps a step of its own for its GradScaler: prepare the optimiser after make_private"
+        remedy = "prepare the optimiser after make_private: it keeps a step of its own for its GradScaler"
         validate.check(getattr(optimizer, "scaler", None) is None, "optimizer", type(optimizer).__name__, remedy)
         optimizer = optimizer.optimizer
     return optimizer
@@ -199,7 +200,7 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
         not isinstance(optimizer, torch.optim.LBFGS),
         "optimizer",
         "LBFGS",
-        "it evaluates the loss several times in a step, and every value would be a release: use SGD or Adam",
+        "use SGD or Adam: it evaluates the loss several times in a step, and every value would be a release",
     )
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trained = {id(p) for p in layers.parameters()}
@@ -207,13 +208,14 @@ def check_optimizer(optimizer: Any, layers: Layers) -> None:
         bool(trained & held),
         "optimizer",
         f"{len(held)} trainable parameters, none of them the module's",
-        "it was made for another module: give it exactly those of the module that is made private "
-        "(get_compatible_module returns a copy with parameters of its own: make the optimiser after it)",
+        "give an optimiser of exactly the parameters of the module that is made private: it was made for "
+        "another module (get_compatible_module returns a copy with parameters of its own: make the optimiser "
+        "after it)",
     )
     validate.check(
         trained == held,
         "optimizer",
         f"{len(held)} trainable parameters",
-        f"the module trains {len(trained)}, {len(trained & held)} of them the same: give the optimiser exactly those, "
-        "and freeze the others first (requires_grad_(False))",
+        f"give the optimiser exactly the {len(trained)} parameters that the module trains, of which it has "
+        f"{len(trained & held)}, and freeze the others first (requires_grad_(False))",
     )

@@ -7,20 +7,22 @@ from typing import Any
 from isthmus.base import validate
 
 MODES = {
-    "ghost": "not needed: norms always come from the factors; use grad_sample_mode='hooks', three values come back",
-    "ghost_fsdp": "sharded modules are not supported: give the bare module, and make_private(group=) for several ranks",
-    "functorch": "layers without a rule go through torch.func by themselves: use grad_sample_mode='hooks'",
-    "ew": "ExpandedWeights are not used here: use grad_sample_mode='hooks'",
+    "ghost": "use grad_sample_mode='hooks', which always takes norms from the factors and returns three values",
+    "ghost_fsdp": "give the bare module, and make_private(group=) for several ranks: sharded modules are not supported",
+    "functorch": "use grad_sample_mode='hooks': layers without a rule go through torch.func by themselves",
+    "ew": "use grad_sample_mode='hooks': ExpandedWeights are not used here",
 }
 ADAPTIVE = {"target_unclipped_quantile": "quantile", "clipbound_learning_rate": "rate"}
 REFUSED = {
-    "max_clipbound": "the bound stays within a factor 10^6 of its start",
-    "min_clipbound": "the bound stays within a factor 10^6 of its start",
-    "unclipped_num_std": "the count's noise follows from its share of the budget",
-    "noise_scheduler": "the noise multiplier is fixed when training is made private: it is what the ledger charges",
-    "grad_clip_scheduler": 'use clipping="adaptive", whose bound is paid for',
-    "n_splits": "a pipeline-parallel module is not supported",
-    "strict": "modules are always validated",
+    "max_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
+    "min_clipbound": "leave it out: the bound stays within a factor 10^6 of its start",
+    "unclipped_num_std": "leave it out: the noise of the count follows from its share of the budget",
+    "noise_scheduler": (
+        "leave it out: the noise multiplier is fixed when training is made private, and is what the ledger charges"
+    ),
+    "grad_clip_scheduler": 'leave it out, or give clipping="adaptive", whose bound is paid for',
+    "n_splits": "leave it out: a pipeline-parallel module is not supported",
+    "strict": "leave it out: modules are always validated",
 }
 
 
@@ -38,13 +40,16 @@ def check_loss(criterion: Any, reduction: str) -> None:
         own in (reduction, "none"), "loss_reduction", reduction, f"give {own!r}, which is the criterion's reduction"
     )
     weighted = reduction == "mean" and getattr(criterion, "weight", None) is not None
-    remedy = "a mean with class weights divides by the weights of the whole batch: use reduction='sum' with them"
+    remedy = "use reduction='sum' with class weights: a mean with them divides by the weights of the whole batch"
     validate.check(not weighted, "criterion", type(criterion).__name__, remedy)
 
 
 def check_budget(noise_multiplier: float, budget: tuple[float, float] | None) -> None:
     """What has no noise has no finite epsilon: no budget pays for it."""
-    remedy = "0 adds no noise, for which no budget is enough: use a ledger without a budget to look for mistakes"
+    remedy = (
+        "give a number above 0, or use a ledger without a budget to look for mistakes: 0 adds no noise, for which "
+        "no budget is enough"
+    )
     validate.check(noise_multiplier > 0 or budget is None, "noise_multiplier", noise_multiplier, remedy)
 
 
@@ -67,7 +72,7 @@ def check(*, grad_sample_mode: str, rand_on_empty: bool, clipping: str, more: di
     options = {}
     for name, value in more.items():
         if name not in ADAPTIVE:
-            validate.refuse(name, value, REFUSED.get(name, "make_private has no such option: check its name"))
+            validate.refuse(name, value, REFUSED.get(name, "check its name: make_private has no such option"))
         validate.check(
             clipping == "adaptive", name, value, 'leave it out, or give clipping="adaptive", to which it belongs'
         )

@@ -21,7 +21,10 @@ from isthmus.base import validate
 
 LARGE = 2.0**15
 """Of a loss that is a sum, gradients of 1 are near the largest float16 number beyond this scale."""
-KEPT = "the scale is fixed when training is made private: it may not follow what overflows in private gradients"
+KEPT = (
+    "leave the scale as it is: it is fixed when training is made private, and may not follow what overflows in "
+    "private gradients"
+)
 
 
 class _Fixed(torch.amp.GradScaler):
@@ -50,7 +53,7 @@ class _Fixed(torch.amp.GradScaler):
 
     def _check(self, optimizer: Any) -> None:
         is_private = id(optimizer) in self._private
-        remedy = "this scaler belongs to private training: give other optimisers a scaler of their own"
+        remedy = "give other optimisers a scaler of their own: this one belongs to private training"
         validate.check(is_private, "optimizer", type(optimizer).__name__, remedy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -77,8 +80,8 @@ def scale_of(scaler: Any, reduction: str) -> float:
     validate.positive(**{"grad_scaler.get_scale()": scale})
     if scale > LARGE and reduction == "sum":
         warnings.warn(
-            f"the loss is a sum, and the scale of the GradScaler is {scale:g} and stays: gradients of 1 overflow in "
-            "float16, and examples that overflow count as zero; give it init_scale=2.0**8 or so",
+            f"the loss is a sum, and the GradScaler keeps its scale of {scale:g}: gradients of 1 overflow in "
+            "float16, and examples that overflow count as zero; make it with init_scale=2.0**8 or so",
             stacklevel=3,
         )
     return scale

@@ -35,7 +35,12 @@ def warm_start(
     x, y = public
     validate.check(len(x) == len(y) > 0, "public", (len(x), len(y)), "give as many labels as examples, at least one")
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    validate.check(bool(trained), "module", type(module).__name__, "call it before make_private: nothing is trainable")
+    validate.check(
+        bool(trained),
+        "module",
+        type(module).__name__,
+        "call warm_start before make_private: nothing of the module is trainable",
+    )
     device = trained[0].device
     x, y = x.to(device), y.to(device)
     optimizer: Any = torch.optim.SGD(trained, lr=lr, momentum=momentum)

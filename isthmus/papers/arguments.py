@@ -27,7 +27,7 @@ def check_arguments(arguments: Mapping[str, Any], **other: Check | None) -> None
 
     >>> check_arguments({"accuracy": 0.5, "rounds": 0})
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: rounds=0 is not allowed: give an integer >= 1
+    isthmus.base.validate.InvalidInput: rounds=0 is not allowed: give a whole number of at least 1
     >>> check_arguments({"noise": 0.0}), check_arguments({"noise": 0.0, "scale": None}, scale=None)
     (None, None)
     """

@@ -202,5 +202,5 @@ def average_of(output: str) -> Average:
     """
     word, _, count = output.partition(" ") if isinstance(output, str) else ("", "", "")
     valid = output in NAMED if not count else word == "last" and count.isdecimal() and int(count) > 0
-    validate.check(valid, "output", output, f"choose one of {list(OUTPUTS)}, as in 'last 10'")
+    validate.check(valid, "output", output, f"choose one of {list(OUTPUTS)}, such as 'last 10'")
     return Suffix(int(count)) if count else NAMED[output]

@@ -56,7 +56,7 @@ def counted(message: Message) -> Message:
 def check_drivable(pipe: Pipeline) -> None:
     """What a user's loop cannot hold is refused when the driver is made."""
     stage = pipe.stages[0]
-    remedy = "several stages, variance reduction, codecs and error feedback run in `minimize` only"
+    remedy = "use `minimize`, which alone runs several stages, variance reduction, codecs and error feedback"
     simple = len(pipe.stages) == 1 and stage.every == 1 and stage.source is current
     validate.check(simple, "pipe.stages", [s.name for s in pipe.stages], remedy)
     validate.check(not pipe.wire.remembers and pipe.wire.codec is None, "pipe.wire", pipe.wire, remedy)

@@ -49,7 +49,12 @@ def measure(
         )
         assert clip is not None
         proven = clip.ord == 2 and rows.bound <= clip.total(bound)
-        validate.check(proven, "clip", clip, f"{type(rows).__name__} moves by up to {rows.bound} in the norm 2")
+        validate.check(
+            proven,
+            "clip",
+            clip,
+            f"give a clip in the norm 2 of at least {rows.bound}, by which one record can move {type(rows).__name__}",
+        )
         return Bounded(rows.value(), clip.ord, clip.total(bound))
     whole = codes if rows is None else rows
     assert whole is not None
@@ -156,7 +161,7 @@ def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
         return rows
     name = type(rows).__name__
     remedy = (
-        f"{name} is no sum over records, and several holders have them: give what follows from it (step=), or ranks"
+        f"give what follows from it (step=), or use ranks: {name} is no sum over records, and several holders have them"
     )
     validate.check(client.joint is not None and rows.adds_up, "clients", client.name, remedy)
     assert client.joint is not None
@@ -166,10 +171,10 @@ def jointly(rows: Rows | Query, client: Client) -> Rows | Query:
 def _grouped(rows: Rows | Query, groups: int, client: Client, keys: Keys, physical: int | None) -> Rows:
     """The means of micro-batches: a record's own is drawn for it alone, so that it moves no other."""
     whole = physical is None and client.whole in (None, client.problem.n)
-    remedy = "a micro-batch is clipped whole: leave out physical_batch_size, and let one process hold the records"
+    remedy = "leave out physical_batch_size, and let one process hold the records: a micro-batch is clipped whole"
     validate.check(whole and isinstance(rows, Rows), "micro_batch", groups, remedy)
     if keys.noise is None:
-        validate.refuse("noise", None, "micro-batches are drawn secretly: give a SecretSource as keys.noise")
+        validate.refuse("noise", None, "give a SecretSource as keys.noise: micro-batches are drawn secretly")
     assert isinstance(rows, Rows)
     return rows.regrouped(keys.noise.integers(groups, rows.n))
 

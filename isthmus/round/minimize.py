@@ -279,7 +279,7 @@ class _Look:
         self.function, self.used, self.closed = function, False, False
 
     def __call__(self, w: Tensor) -> Any:
-        remedy = "a private pipeline may not read the loss or a gradient without noise: use what it releases"
+        remedy = "use what the pipeline releases: a private one may not read the loss or a gradient without noise"
         validate.check(not self.closed, "recipe", "a look at the objective", remedy)
         self.used = True
         return self.function(w)
@@ -287,14 +287,17 @@ class _Look:
     def close(self, recipe: Any) -> None:
         """No look from now on; one that was taken while the recipe was bound is refused."""
         name, self.closed = getattr(recipe, "name", type(recipe).__name__), True
-        remedy = "it claims to be private, and read the loss or a gradient while it was set up: use public facts only"
+        remedy = (
+            "use public facts only: the recipe claims to be private, and read the loss or a gradient while it was "
+            "set up"
+        )
         validate.check(not self.used, "recipe", name, remedy)
 
 
 def _public(objective: Any, data: Any) -> Any:
     """The objective on public examples, which are never its own."""
     shown = objective.on(data)
-    remedy = "a sketch learns from public examples: give it some"
+    remedy = "give the sketch public examples, which are not those that it is to protect"
     validate.check(shown is not objective, "data", type(data).__name__, remedy)
     return shown
 
@@ -309,7 +312,7 @@ def _bound(recipe: Recipe | Pipeline, binding: Binding) -> Pipeline:
     if isinstance(recipe, Recipe):
         return recipe.bind(binding)
     if not isinstance(recipe, Pipeline):
-        validate.refuse("recipe", recipe, "give isthmus.algorithms.<name>(...) or a Pipeline")
+        validate.refuse("recipe", recipe, "give a recipe, isthmus.algorithms.<name>(...), or a Pipeline")
     return recipe
 
 
@@ -422,7 +425,9 @@ def _start_point(objective: Any, constraint: ConvexSet, x0: Any) -> Tensor:
         return constraint.project(zero)
     w = validate.as_tensor("x0", x0, ndim=1)
     validate.shape((d,), x0=w)
-    validate.check(bool(constraint.contains(w)), "x0", w, f"start inside {constraint}; `constraint.project(x0)` is")
+    validate.check(
+        bool(constraint.contains(w)), "x0", w, f"start inside {constraint}, at `constraint.project(x0)` for instance"
+    )
     return w.clone()
 
 

@@ -173,4 +173,4 @@ def lift_slot(slot: str) -> str:
 
 def no_public(w: Tensor, data: Any) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
-    validate.refuse("public", data, "this look at the data has no public examples: give a sketch that needs none")
+    validate.refuse("public", data, "give a sketch that needs no public examples: there are none here")

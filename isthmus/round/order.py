@@ -69,7 +69,7 @@ class Order:
             client.site is not None,
             "client.site",
             None,
-            "give the client its site: without the pipeline it cannot answer",
+            "give the client its site, the pipeline without which it cannot answer",
         )
         message: Message = client.site.answer(self, client)
         return message
@@ -173,7 +173,9 @@ class DataSite:
     def _rebuilt(self, order: Order) -> Round:
         w = order.w
         if w is None:
-            validate.check(self.read is not None, "order.w", None, "this place has no iterate: send it with the order")
+            validate.check(
+                self.read is not None, "order.w", None, "send the iterate with the order: there is none here"
+            )
             assert self.read is not None
             w = self.read()
             validate.check(
@@ -220,5 +222,10 @@ def order_of(round: Round, stage: Stage, state: State) -> Order:
 def stage_of(pipe: Pipeline, name: str) -> Stage:
     """The stage of a name."""
     stages = [stage for stage in pipe.stages if stage.name == name]
-    validate.check(bool(stages), "order.stage", name, f"the pipeline here has {[stage.name for stage in pipe.stages]}")
+    validate.check(
+        bool(stages),
+        "order.stage",
+        name,
+        f"name a stage of the pipeline, which has {[stage.name for stage in pipe.stages]}",
+    )
     return stages[0]

@@ -70,7 +70,7 @@ class Release:
     def clipped(self) -> Clipping:
         """The clip, of a release that has one, as every private one does."""
         if self.clip is None:
-            validate.refuse("clip", None, f"release {self.name!r} bounds nothing: clip it")
+            validate.refuse("clip", None, f"give a clip: without one, release {self.name!r} has no bound")
         return self.clip
 
 

@@ -202,11 +202,11 @@ class Ranks:
             data = self.broadcast(message, failed[0])
             raise _raised(packed.unpack(data, "led"), failed[0]) if error is None else known_to_all(error)
         where = [next(name for name, code in PLACES.items() if code == entry[1]) for entry in headers]
-        remedy = "the ranks are at different places in the program: let all of them make the same calls"
+        remedy = "let all ranks make the same calls: they are at different places in the program"
         try:
             validate.check(len(set(where)) == 1, "ranks", where, remedy)
             headers = [entry[2:] for entry in headers]
-            remedy = "the ranks differ: give all of them the same program, arguments and start"
+            remedy = "give all ranks the same program, arguments and start: they differ"
             for at, name in enumerate(names):
                 numbers = [entry[at] for entry in headers]
                 same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare

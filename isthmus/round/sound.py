@@ -39,9 +39,9 @@ def check_sound(pipe: Pipeline) -> None:
     if claims(pipe):
         _check_claim(pipe)
     gapless = isinstance(pipe.stop, GapBelow) and not isinstance(pipe.update, FrankWolfe)
-    remedy = "it reads the gap of Frank-Wolfe steps: use FirstOrderStationary with others"
+    remedy = "use FirstOrderStationary: this one reads the gap of Frank-Wolfe steps"
     validate.check(not gapless, "stop", type(pipe.stop).__name__, remedy)
-    remedy = "what is released before the loop is paid for: state epsilon, delta and adjacency"
+    remedy = "state epsilon, delta and adjacency: what is released before the loop is paid for"
     validate.check(not pipe.before or pipe.promise is not None, "promise", pipe.promise, remedy)
 
 
@@ -50,23 +50,23 @@ def _check_claim(pipe: Pipeline) -> None:
     promise = pipe.promise
     private = [stage.name for stage in pipe.stages if stage.private]
     validate.check(
-        bool(private), "promise", promise, "nothing adds noise: give a private mechanism, or leave the promise out"
+        bool(private), "promise", promise, "give a private mechanism, or leave the promise out: nothing adds noise"
     )
     if promise is None:
-        validate.refuse("promise", None, f"stage {private[0]!r} adds noise: state epsilon, delta and adjacency")
+        validate.refuse("promise", None, f"state epsilon, delta and adjacency: stage {private[0]!r} adds noise")
     bare = [
         f"{stage.name}/{release.name}"
         for stage in pipe.stages
         for release in stage.releases
         if not release.mechanism.private
     ]
-    remedy = "these are released without noise, and the pipeline claims to be private: give each of them a mechanism"
+    remedy = "give each of them a mechanism: they are released without noise, and the pipeline claims to be private"
     validate.check(not bare, "mechanism", bare, remedy)
     for stage in pipe.stages:
         for release in stage.releases:
             check_costs(release.mechanism, promise.adjacency)
         event = stage.event(promise.adjacency)
-        hidden = "its sampler hides what its releases cost: give the event of one round"
+        hidden = "give the event of one round: this sampler hides what its releases cost"
         validate.check(bool(_parts(event)), "sampler", stage.sampler, hidden)
         accounting.check(event, promise.adjacency)
         _check_groups(stage, promise.adjacency)
@@ -79,10 +79,10 @@ def _check_groups(stage: Stage, adjacency: Adjacency) -> None:
     for release in stage.releases:
         clip = release.clip
         grouped = stage.groups is None or isinstance(clip, GroupClip)
-        validate.check(grouped, "clip", clip, f"stage {stage.name!r} clips means of micro-batches: give a GroupClip")
+        validate.check(grouped, "clip", clip, f"give a GroupClip: stage {stage.name!r} clips means of micro-batches")
         whole = adjacency is Adjacency.REPLACE_ONE and getattr(stage.sampler, "rate", 0.0) == 1
         fits = not getattr(clip, "replaced", False) or whole
-        remedy = "a record counts C only where one is replaced and every round looks at all of them: leave it out"
+        remedy = "leave it out: a record counts C only where one is replaced and every round looks at all of them"
         validate.check(fits, "clip.replaced", True, remedy)
 
 
@@ -94,7 +94,9 @@ def check_costs(mechanism: Mechanism, adjacency: Adjacency) -> None:
     event = mechanism.event(adjacency)
     parts = _parts(event)
     open_parts = [part for part in parts if isinstance(part, dpa.NonPrivateDpEvent) or accounting.noiseless(part)]
-    remedy = f"it accounts for itself as {event}: a private mechanism costs something, and something finite"
+    remedy = (
+        f"give a mechanism whose event costs something, and something finite: this one accounts for itself as {event}"
+    )
     honest = not open_parts or bool(words_of(mechanism)[2])
     validate.check(mechanism.private and bool(parts) and honest, "mechanism", mechanism, remedy)
 
@@ -156,7 +158,9 @@ def _check_blind(slot: str, part: object) -> None:
     """Refuse parts that hold the objective's own loss or gradient, as line searches and certified stops do."""
     for name in ("loss", "gradient"):
         value = getattr(part, name, None)
-        remedy = f"it is {type(part).__name__}'s look at the data itself, without noise: leave it out of a private run"
+        remedy = (
+            f"leave it out of a private run: it is a look of {type(part).__name__} at the data itself, without noise"
+        )
         validate.check(value is None, f"{slot}.{name}", value, remedy)
 
 
@@ -165,13 +169,16 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
     noisy, wire = release.mechanism.private, pipe.wire
     clip = release.clip
     validate.check(
-        not noisy or clip is not None, "clip", clip, f"{where} adds noise: clip it, or its noise means nothing"
+        not noisy or clip is not None,
+        "clip",
+        clip,
+        f"give a clip: {where} adds noise, which means nothing without a bound",
     )
     validate.check(
         not noisy or release.encode.settled_ord(release.clipped.ord) in release.mechanism.ords,
         "ord",
         getattr(clip, "ord", None),
-        f"the mechanism of {where} takes sums clipped in one of the norms {release.mechanism.ords}",
+        f"clip in one of the norms {release.mechanism.ords}, which the mechanism of {where} takes",
     )
     claimed = noisy and not getattr(release.encode, "proven", True)
     bare = claimed and all(isinstance(part, dpa.NonPrivateDpEvent) for part in _parts(release.mechanism.event()))
@@ -179,21 +186,28 @@ def _check_release(pipe: Pipeline, stage: Stage, release: Release) -> None:
         bare or not claimed,
         "mechanism",
         release.mechanism,
-        f"{where}: the bound of {type(release.encode).__name__} is a paper's claim and no fact, so that no noise on it "
-        "has a finite epsilon: run it as printed, with a mechanism that says so",
+        f"run it as printed, with a mechanism that says so: in {where} the bound of "
+        f"{type(release.encode).__name__} is a paper's claim and no fact, so that no noise on it has a finite "
+        "epsilon",
     )
     validate.check(
         not (noisy and wire.codec),
         "codec",
         wire.codec,
-        f"{where}: a codec before central noise lets one record move a whole message; add the noise at the client",
+        f"add the noise at the client: in {where} a codec before central noise lets one record move a whole message",
     )
     validate.check(
         not (wire.remembers and (noisy or clip is not None)),
         "feedback",
         True,
-        f"{where}: a memory of unclipped gradients has no bound; error feedback is for runs without clip or noise",
+        f"leave it out: in {where} a memory of unclipped gradients has no bound; error feedback is for runs "
+        "without clip or noise",
     )
     follows = getattr(clip, "release", None)
     names = [item.name for item in stage.releases]
-    validate.check(follows is None or follows in names, "clip.release", follows, f"{where}: the stage releases {names}")
+    validate.check(
+        follows is None or follows in names,
+        "clip.release",
+        follows,
+        f"name a release of the stage, for the clip of {where}: it has {names}",
+    )

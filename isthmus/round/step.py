@@ -75,7 +75,9 @@ def close_stage(
 
 def _needed(ledger: Purse | None, stage: Stage) -> Purse:
     if ledger is None:
-        validate.refuse("ledger", None, f"stage {stage.name!r} is private: nothing is released without a ledger")
+        validate.refuse(
+            "ledger", None, f"give a ledger: stage {stage.name!r} is private, and nothing is released without one"
+        )
     return ledger
 
 

@@ -149,8 +149,8 @@ class TorchDriver:
                 self._close()
             elif self._idle:
                 warnings.warn(
-                    "a batch was drawn and no step was taken: whether a step is taken must not depend on the data; "
-                    "call optimizer.step() for every batch, empty ones too",
+                    "a batch was drawn, and no step was taken with it: whether a step is taken must not depend "
+                    "on the data; call optimizer.step() for every batch, empty ones too",
                     stacklevel=3,
                 )
         self._ticket, self._idle = ticket, True
@@ -321,8 +321,8 @@ class TorchDriver:
             not stray,
             "module",
             stray,
-            "these parameters are trained by no layer that has per-example gradients: freeze them "
-            "(requires_grad_(False)), or take off what computes a weight from them (remove_weight_norm)",
+            "freeze these parameters (requires_grad_(False)), or take off what computes a weight from them "
+            "(remove_weight_norm): they are trained by no layer that has per-example gradients",
         )
         if self.guard.secret:
             passes.check_public_draws(passes.things(self.module))
@@ -424,7 +424,7 @@ class TorchDriver:
         """A batch with records that left no gradient is a mistake, found before anything is charged."""
         if ticket.size and self._sum is None:
             raise RuntimeError(
-                "optimizer.step() was called and no gradient of this batch arrived: call module.train(), then "
+                "optimizer.step() was called, and no gradient of this batch arrived: call module.train(), then "
                 "backward() on a loss of the module's output"
             )
 
@@ -442,7 +442,7 @@ class TorchDriver:
         pair, loss = self.public if pair is None else pair, self.loss if loss is None else loss
         validate.check(pair is not None, "public", None, "give this sketch data=(X, y), or the engine public=(X, y)")
         validate.check(
-            loss is not None, "loss", loss, "a public subspace needs the loss: pass loss= to it or to the driver"
+            loss is not None, "loss", loss, "give loss= to the sketch or to the driver, which a public subspace needs"
         )
         device = next(self.layers.parameters()).device
         x, y = (part.to(device) if isinstance(part, Tensor) else part for part in pair)

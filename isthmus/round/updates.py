@@ -59,7 +59,7 @@ class Step:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        validate.check(0 <= self.momentum < 1, "momentum", self.momentum, "give a number in [0, 1)")
+        validate.check(0 <= self.momentum < 1, "momentum", self.momentum, "give a number of at least 0 and below 1")
 
     def init(self, w: Tensor) -> Memo:
         """A zero velocity when there is momentum."""

@@ -124,7 +124,12 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
         if value is None:
             size, like = header["size"], packed.DTYPES[header["kind"]]
             validate.check(codec is not None, "codec", None, "give the codec of the pipeline: this message is coded")
-            validate.check(type(size) is int and expected == size, "sizes", expected, f"the message says {size!r}")
+            validate.check(
+                type(size) is int and expected == size,
+                "sizes",
+                expected,
+                f"send a message whose coded numbers are as many as the release has: this one says {size!r}",
+            )
             assert codec is not None
             coded[name] = header["coded"].numpy().tobytes()
             value = codec.decode(coded[name], torch.empty(size, dtype=like))
@@ -137,7 +142,7 @@ def _message(tree: Any, codec: Codec | None, sizes: Mapping[str, int] | None) ->
             bound > 0 and order in (1, 2, math.inf),
             f"values[{name!r}]",
             (order, bound),
-            "send a bound > 0 and the order 1, 2 or infinity",
+            "send a bound above 0 and the order 1, 2 or infinity",
         )
         dtype = None if header["dtype"] is None else packed.DTYPES[header["dtype"]]
         values[name] = Bounded(value, order, bound, dtype=dtype)
@@ -186,7 +191,10 @@ class Wire:
             self.feedback,
             "leave it out with shifts: a sender keeps a shift or an error, not both",
         )
-        remedy = "every sender has to answer every round: the receiver knows the mean of all shifts"
+        remedy = (
+            "leave it out with shifts: every sender has to answer every round, because the receiver knows the mean "
+            "of all shifts"
+        )
         validate.check(self.per_round is None, "per_round", self.per_round, remedy)
 
     @property

@@ -295,7 +295,7 @@ def test_stops_of_others_are_named_and_misplaced_ones_refused() -> None:
     assert result.privacy is not None and "which is not of this library, reads released" in result.privacy.words()
     with pytest.raises(InvalidInput, match="stop='GapBelow'.*Frank-Wolfe"):
         bound(algorithms.dp_gd(**budget, stop=GapBelow(0.1, L2Ball(1.0))), L2Ball(1.0))
-    with pytest.raises(InvalidInput, match="single point"):
+    with pytest.raises(InvalidInput, match="more than one point"):
         WidthRule().rule(Box(torch.zeros(3), torch.zeros(3)), 3, 1)
 
 

@@ -219,7 +219,7 @@ def test_the_budget_is_rank_0s(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_errors_of_one_rank(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[1]["silent"].startswith("RuntimeError: optimizer.step() was called and no gradient")
+    assert ranks[1]["silent"].startswith("RuntimeError: optimizer.step() was called, and no gradient")
     assert ranks[0]["silent"].startswith("RankFailed: rank 1 failed with RuntimeError: optimizer.step()")
     assert all("the ranks differ" in rank["clip"] for rank in ranks)
     assert all("clipping='no'" in rank["one fails"] for rank in ranks)

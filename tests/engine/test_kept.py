@@ -109,7 +109,7 @@ def old_norm(**options: Any) -> nn.Module:
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*")
 def test_an_old_weight_norm_is_refused_when_training_is_made_private() -> None:
     module = old_norm()
-    with pytest.raises(InvalidInput, match="give the optimiser exactly those"):
+    with pytest.raises(InvalidInput, match="give the optimiser exactly the . parameters that the module trains"):
         private(module, data())
     module = old_norm()
     mine = [module[0].bias, *module[2].parameters()]

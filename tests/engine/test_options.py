@@ -102,7 +102,7 @@ def test_more_targets() -> None:
 @pytest.mark.parametrize(
     "option, value, reason",
     [
-        ("grad_sample_mode", "ghost", "norms always come from the factors"),
+        ("grad_sample_mode", "ghost", "always takes norms from the factors"),
         ("grad_sample_mode", "ghost_fsdp", "sharded modules"),
         ("grad_sample_mode", "functorch", "by themselves"),
         ("grad_sample_mode", "ew", "ExpandedWeights"),

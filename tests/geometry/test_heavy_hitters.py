@@ -74,5 +74,5 @@ def test_two_memories_and_momentum_without_one_are_refused() -> None:
         algorithms.comp_dist_sgd(m=5, step=1.0, heavy=2, refresh=4, error_feedback=True)
     with pytest.raises(InvalidInput, match="lasts as long as its map"):
         algorithms.comp_dist_sgd(m=5, step=1.0, heavy=2)
-    with pytest.raises(InvalidInput, match="needs `heavy`"):
+    with pytest.raises(InvalidInput, match="give heavy="):
         algorithms.comp_dist_sgd(m=5, step=1.0, momentum=0.9)

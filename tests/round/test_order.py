@@ -134,7 +134,7 @@ def test_an_order_is_a_value() -> None:
     knows = DataSite(pipe, data.space, Keys(7), read=lambda: torch.arange(4.0))
     with pytest.raises(isthmus.InvalidInput, match="iterate here is another"):
         DataSite(pipe, data.space, Keys(7), read=lambda: torch.ones(4))._rebuilt(short)
-    with pytest.raises(isthmus.InvalidInput, match="has no iterate"):
+    with pytest.raises(isthmus.InvalidInput, match="send the iterate with the order: there is none here"):
         DataSite(pipe, data.space, Keys(7))._rebuilt(short)
     answered = [Order.from_bytes(each.to_bytes())(Client("0", data, site=knows)) for each in (order, short)]
     assert torch.equal(*(each.values["gradient"].value for each in answered))

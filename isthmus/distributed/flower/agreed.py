@@ -138,7 +138,7 @@ def _words(value: Any) -> Iterator[str]:
 def check_plan(plan: Federation, config: Mapping[str, Any]) -> None:
     """Refuse an order that was made by another plan, before a record is looked at."""
     sent = config.get("plan")
-    remedy = f"it is {ANOTHER} than this client's ({plan.digest}): give server and clients the same Federation"
+    remedy = f"give server and clients the same Federation: this one is {ANOTHER} than this client's ({plan.digest})"
     validate.check(sent == plan.digest, "plan", sent, remedy)
 
 

@@ -92,7 +92,7 @@ def sketch_mod(federation: Shared, *, noise: Noise | None = None) -> Any:
             message.content = app.RecordDict({ARRAYS: arrays, "config": rest})
             reply = call_next(message, context)
             if reply.has_error():
-                raise RuntimeError(f"the app answered with an error: {reply.error.reason}")
+                raise RuntimeError(f"The client's app failed with this error: {reply.error.reason}")
             return from_arrays(reply.content[ARRAYS], plan.whole).to(w.dtype)
 
         return answered(message, context, federation, change, noise)
@@ -136,7 +136,9 @@ def contribution(
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":
         read_off = [str(leak[0]) for leak in getattr(problem, "read_off", ())]
-        remedy = "give it to the objective: it was read from private records, and no budget pays for that"
+        remedy = (
+            "give it to the objective as a public number: it was read from private records, and no budget pays for that"
+        )
         validate.check(not read_off, "data", read_off, remedy)
         check_linear(plan, problem)
     client = Client(name, problem, asked.visit, site, plan.terms, 1 / plan.clients)

@@ -162,7 +162,7 @@ class Federation:
             self.local,
             'give unit="client": local steps make one vector of each client',
         )
-        remedy = 'give a share in [0, 1/3), and unit="client"'
+        remedy = 'give a share of at least 0 and below 1/3, and unit="client"'
         fits = self.dropouts is None or (by_client and 0 <= self.dropouts < 1 / 3)
         validate.check(fits, "dropouts", self.dropouts, remedy)
 

@@ -17,4 +17,6 @@ def flower() -> SimpleNamespace:
             warnings.simplefilter("ignore")  # its command line warns of a later click while it is imported
             return SimpleNamespace(**{key: importlib.import_module(f"flwr.{name}") for key, name in names.items()})
     except ImportError as error:
-        raise ImportError("clients of Flower need flwr 1.41 or later: pip install 'isthmus[flower]'") from error
+        raise ImportError(
+            "Clients of Flower need flwr 1.41 or later; install it with: pip install 'isthmus[flower]'"
+        ) from error

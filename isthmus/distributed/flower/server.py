@@ -162,7 +162,9 @@ class FlowerClients(Aggregator):
             self.clock(PAUSE)
             nodes, waited = sorted(self.grid.get_node_ids()), waited + PAUSE
         if self.plan.private:
-            remedy = f"{len(nodes)} nodes are connected: disconnect some, or make a plan of so many for both sides"
+            remedy = (
+                f"disconnect some clients, or make a plan of more clients for both sides: {len(nodes)} are connected"
+            )
             validate.check(len(nodes) <= self.plan.clients, "clients", self.plan.clients, remedy)
         return nodes
 
@@ -226,7 +228,7 @@ class FlowerClients(Aggregator):
         if self.traffic.silent >= self.patience:
             why = "; ".join(f"{text} ({count} times)" for text, count in self.traffic.reasons.most_common(3))
             raise NobodyAnswered(
-                f"no valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
+                f"No valid answer came in {self.traffic.silent} rounds in a row (the last was round {order.t}): "
                 f"{why or 'no client answered in time; start SuperNodes, or give a longer timeout'}"
             )
 

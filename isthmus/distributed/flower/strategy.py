@@ -70,7 +70,7 @@ class SketchStrategy:
         evaluate_fn     (round, arrays) -> MetricRecord at the server, before the first round and after each; what it
                         looks at must not be private records
         """
-        plan, remedy = self.plan, f"the plan has {self.plan.rounds} rounds: give that number, or another plan"
+        plan, remedy = self.plan, f"give {self.plan.rounds}, the number of rounds of the plan, or another plan"
         validate.check(num_rounds in (None, plan.rounds), "num_rounds", num_rounds, remedy)
         extra = [config for config in (train_config, evaluate_config) if config]
         validate.check(not extra, "train_config, evaluate_config", extra, "leave them out: clients have the plan")

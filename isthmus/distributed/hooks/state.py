@@ -80,7 +80,10 @@ class SketchState:
         layout = Layout(bucket.index(), Space.of(shapes))
         if len(self._parameters) > count:
             first = self.first.setdefault(str(layout.index), list(layout.names))
-            remedy = f"use the same model and bucket_cap_mb: the bucket had {len(first)} when this state was kept"
+            remedy = (
+                f"use the same model and bucket_cap_mb: the bucket had {len(first)} parameters when this state was "
+                "saved"
+            )
             validate.check(first == list(layout.names), "parameters of a bucket", len(shapes), remedy)
         if (layout.index, layout.names) not in self._compared:
             self._compare(layout, bucket.buffer().device)
@@ -92,7 +95,7 @@ class SketchState:
             return self._parameters[id(parameter)][0]
         name, shape = str(len(self._parameters)), tuple(parameter.shape)
         expected = self.shapes.setdefault(name, shape)
-        remedy = f"use the state with the same model: parameter {name} had the shape {expected} when it was kept"
+        remedy = f"use the state with the same model: parameter {name} had the shape {expected} when it was saved"
         validate.check(shape == expected, "shape", shape, remedy)
         self._parameters[id(parameter)] = name, parameter
         return name
@@ -104,7 +107,7 @@ class SketchState:
         both = torch.cat([mine, -mine])
         dist.all_reduce(both, dist.ReduceOp.MAX, group=self.process_group)
         remedy = (
-            "make it the same on all ranks, which differ in it or in their models, and load states of the same step"
+            "make it the same on all ranks, and load states of the same step: the ranks differ in it or in their models"
         )
         validate.check(int(both[0]) == -int(both[1]), "SketchState", what, remedy)
 

@@ -49,7 +49,7 @@ class SecureClient:
 
     def __init__(self, plan: SecurePlan, index: int, noise: Noise | None = None) -> None:
         validate.non_negative_int(index=index)
-        validate.check(index < plan.clients, "index", index, f"give 0 to {plan.clients - 1}")
+        validate.check(index < plan.clients, "index", index, f"number the clients from 0 to {plan.clients - 1}")
         self.plan, self.index = plan, index
         self._noise = SecretSource() if noise is None else noise
         self._due: Kind | None = Kind.INVITATION
@@ -62,7 +62,10 @@ class SecureClient:
         """Its public keys; an invitation to another plan is refused."""
         self._session, body = self._read(invitation, Kind.INVITATION, crypto.KEY)
         if body != self.plan.digest:
-            raise BadMessage("the invitation is for another plan than this client has agreed to")
+            raise BadMessage(
+                "The invitation is for another plan than the one this client has agreed to: give server and "
+                "clients the same plan"
+            )
         self._due = Kind.ROSTER
         both = crypto.public_key(self._letters) + crypto.public_key(self._masks)
         return write(Kind.KEYS, self._session, number(self.index), both)
@@ -73,11 +76,13 @@ class SecureClient:
         self._roster = records(body, 2 * crypto.KEY, self.plan.clients, "keys")
         own = crypto.public_key(self._letters) + crypto.public_key(self._masks)
         if self._roster.get(self.index) != own:
-            raise BadMessage("the roster does not have this client with its own keys")
+            raise BadMessage(
+                "The roster of the server does not list this client with its own keys: the client does not answer"
+            )
         if len(self._roster) < self.plan.needed or len(set(self._roster.values())) < len(self._roster):
             raise BadMessage(
-                f"the roster has {len(self._roster)} clients, some perhaps twice, and {self.plan.needed} different "
-                "ones are due"
+                f"The roster lists {len(self._roster)} clients, some perhaps twice, and {self.plan.needed} "
+                "different ones are needed"
             )
         self._about = crypto.digest(self.plan.digest, roster)
         parts = [self._divide(secret) for secret in (self._seed, self._masks)]
@@ -116,8 +121,8 @@ class SecureClient:
         alive = set(read_set(body, self.plan.clients))
         if len(alive) < self.plan.needed or self.index not in alive or not alive <= self._held.keys():
             raise BadMessage(
-                f"there are {len(alive)} survivors, and this client and {self.plan.needed} with letters must be "
-                "among them"
+                f"The server names {len(alive)} survivors; this client, and at least {self.plan.needed} clients "
+                "that sent letters, must be among them"
             )
         self._due, size = None, self.plan.share_bytes
         shares = [both[:size] if peer in alive else both[size:] for peer, both in sorted(self._held.items())]
@@ -150,7 +155,7 @@ class SecureClient:
         """Session and body of the message that is due; after this no other of its kind is answered."""
         if self._due is not kind:
             due = "nothing" if self._due is None else self._due.name
-            raise BadMessage(f"{kind.name} came where {due} is due: every message is answered once")
+            raise BadMessage(f"A message {kind.name} came where {due} was expected: every message is answered once")
         self._due = None  # until the answer is complete
         return read(data, kind, self._session or None, length)
 
@@ -170,13 +175,16 @@ class SecureClient:
     def _open(self, letters: dict[int, bytes]) -> None:
         """Keep the shares of everybody who sent a letter."""
         if self.index in letters or not letters.keys() <= self._roster.keys():
-            raise BadMessage("a letter is from somebody who is not another client of the roster")
+            raise BadMessage("A letter came from somebody who is not another client of the roster")
         if len(letters) + 1 < self.plan.needed:
-            raise BadMessage(f"{len(letters) + 1} clients have sent letters where {self.plan.needed} are due")
+            raise BadMessage(f"{len(letters) + 1} clients have sent letters, and {self.plan.needed} are needed")
         for peer, sealed in letters.items():
             letter = crypto.unseal(self._letter_key(peer, peer, self.index), sealed, self._about)
             if letter is None:
-                raise BadMessage(f"the letter of client {peer} is not what it sealed for this client and roster")
+                raise BadMessage(
+                    f"The letter of client {peer} is not what that client sealed for this client and this roster: "
+                    "it was damaged or altered on the way"
+                )
             self._held[peer] = letter
 
 
@@ -199,7 +207,7 @@ def _agree(private: bytes, public: bytes, session: bytes, purpose: bytes) -> byt
     try:
         return crypto.agreed(private, public, session, purpose)
     except ValueError as error:
-        raise BadMessage("a public key of the roster is not a valid one") from error
+        raise BadMessage("A public key of the roster is not a valid one") from error
 
 
 def _matrix(rows: Tensor | NDArray[np.float64], m: int) -> NDArray[np.float64]:
@@ -207,5 +215,5 @@ def _matrix(rows: Tensor | NDArray[np.float64], m: int) -> NDArray[np.float64]:
     host = rows.detach().cpu().to(torch.float64).numpy() if isinstance(rows, Tensor) else np.asarray(rows, np.float64)
     vectors: NDArray[np.float64] = host[None, :] if host.ndim == 1 else host
     right = vectors.ndim == 2 and vectors.shape[1] == m
-    validate.check(right, "rows", host.shape, f"give vectors of m={m} numbers, one or one a record")
+    validate.check(right, "rows", host.shape, f"give vectors of m={m} numbers: a single one, or one for each record")
     return vectors

@@ -32,7 +32,9 @@ def _package() -> SimpleNamespace:
         hashes = importlib.import_module("cryptography.hazmat.primitives.hashes")
         errors = importlib.import_module("cryptography.exceptions")
     except ImportError as error:
-        raise ImportError("secure aggregation needs cryptography: pip install 'isthmus[secagg]'") from error
+        raise ImportError(
+            "Secure aggregation needs the package cryptography; install it with: pip install 'isthmus[secagg]'"
+        ) from error
     return SimpleNamespace(ciphers=ciphers, aead=aead, x25519=x25519, hkdf=hkdf, hashes=hashes, errors=errors)
 
 

@@ -46,14 +46,17 @@ def write(kind: Kind, session: bytes, *parts: bytes) -> bytes:
 def read(data: bytes, kind: Kind, session: bytes | None = None, length: int | None = None) -> tuple[bytes, bytes]:
     """Session and body of a message of this kind, session and length of body."""
     if len(data) < HEADER or data[: len(MAGIC)] != MAGIC:
-        raise BadMessage(f"{len(data)} bytes that begin with {data[:4]!r} are not a message of version {MAGIC!r}")
+        raise BadMessage(
+            f"These {len(data)} bytes begin with {data[:4]!r} and not with {MAGIC!r}: they are no message of this "
+            "version"
+        )
     if data[len(MAGIC)] != kind:
-        raise BadMessage(f"a message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was due")
+        raise BadMessage(f"A message of kind {data[len(MAGIC)]} came where {kind.name} ({int(kind)}) was expected")
     session_there, body = data[HEADER - SESSION : HEADER], data[HEADER:]
     if session is not None and session_there != session:
-        raise BadMessage(f"{kind.name} belongs to another round")
+        raise BadMessage(f"The message {kind.name} belongs to another round")
     if length is not None and len(body) != length:
-        raise BadMessage(f"{kind.name} has {len(body)} bytes after its header where {length} are due")
+        raise BadMessage(f"The message {kind.name} has {len(body)} bytes after its header, and must have {length}")
     return session_there, body
 
 
@@ -65,10 +68,10 @@ def number(value: int) -> bytes:
 def take_number(body: bytes, below: int, what: str) -> tuple[int, bytes]:
     """A number below a limit from the front of a body, and the rest."""
     if len(body) < 4:
-        raise BadMessage(f"the body ends before its {what}")
+        raise BadMessage(f"The message ends before its {what}")
     value = struct.unpack("<I", body[:4])[0]
     if value >= below:
-        raise BadMessage(f"{what} {value} is not below {below}")
+        raise BadMessage(f"The {what} is {value}, and must be below {below}")
     return value, body[4:]
 
 
@@ -76,12 +79,16 @@ def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]
     """A count and that many records of one size, each under the index of a client, in increasing order."""
     count, body = take_number(body, clients + 1, f"count of {what}")
     if len(body) != count * (4 + size):
-        raise BadMessage(f"{count} {what} take {count * (4 + size)} bytes, not {len(body)}")
+        raise BadMessage(
+            f"The message announces {count} {what}, which take {count * (4 + size)} bytes, and has {len(body)}"
+        )
     by_client: dict[int, bytes] = {}
     for start in range(0, len(body), 4 + size):
         index, rest = take_number(body[start : start + 4 + size], clients, f"index of {what}")
         if by_client and index <= max(by_client):
-            raise BadMessage(f"{what} are not in order at {index}")
+            raise BadMessage(
+                f"The {what} are not in the order of their clients: client {index} comes too late or twice"
+            )
         by_client[index] = rest
     return by_client
 
@@ -103,5 +110,5 @@ def read_set(body: bytes, clients: int) -> list[int]:
     """What `write_set` wrote; bits beyond the last client are refused."""
     members = [index for index in range(8 * len(body)) if body[index >> 3] >> (index & 7) & 1]
     if len(body) != (clients + 7) // 8 or (members and members[-1] >= clients):
-        raise BadMessage(f"{len(body)} bytes do not say who of {clients} clients is there")
+        raise BadMessage(f"The message lists clients in {len(body)} bytes, which do not fit {clients} clients")
     return members

@@ -69,18 +69,19 @@ class SecurePlan:
         validate.check(
             self.clients >= 2, "clients", self.clients, "ask two clients or more: a sum of one hides nothing"
         )
-        remedy = "points of the field that shares lie in: take groups (docs/secagg.md)"
+        remedy = "the number of points of the field that shares lie in: divide the clients into groups (docs/secagg.md)"
         validate.at_most(CLIENTS, remedy, clients=self.clients)
         free = self.needed - self.colluding
         validate.check(
             free >= 1,
             "colluding",
             self.colluding,
-            f"give fewer: of the {self.needed} clients who answer one must be honest",
+            f"give fewer: of the {self.needed} clients who answer, one at least must be honest",
         )
         guarded = 2 * (self.needed - self.packing + 1) - self.clients
         remedy = (
-            f"allow fewer: with {self.clients} clients, {self.colluding} colluding, the server could ask two groups"
+            f"allow fewer: with {self.clients} clients, of whom {self.colluding} collude, the server could ask "
+            "two groups"
         )
         validate.check(guarded > self.colluding, "dropouts", self.dropouts, remedy)
         remedy = (
@@ -240,7 +241,9 @@ class SecurePlan:
             validate.refuse("plan", text, "give what to_json wrote: this is not JSON")
         names = {member.name for member in fields(cls)}
         fits = isinstance(data, dict) and set(data) == names | {"version"} and data["version"] == VERSION
-        validate.check(fits, "plan", text, f"give version {VERSION} with the fields {sorted(names)}")
+        validate.check(
+            fits, "plan", text, f"give what to_json wrote: version {VERSION} with the fields {sorted(names)}"
+        )
         return cls(**{name: data[name] for name in names})
 
     @cached_property

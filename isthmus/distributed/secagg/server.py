@@ -130,14 +130,14 @@ class SecureServer:
         """
         kind = self._due
         if kind not in (Kind.KEYS, Kind.SHARES, Kind.VECTOR, Kind.REVEAL):
-            raise BadMessage("no answer is due now")
+            raise BadMessage("No answer is expected now: call the steps of a round in their order")
         _, body = read(data, kind, self._session, self._length(kind))
         index, body = take_number(body, self.plan.clients, "index")
         expected = {Kind.SHARES: self._roster, Kind.VECTOR: self._senders, Kind.REVEAL: self._survivors}.get(kind)
         if index in self._answers or (expected is not None and index not in expected):
             raise BadMessage(f"{kind.name} of client {index} came twice, or was not asked for")
         if sender is not None and sender != index:
-            raise BadMessage(f"client {sender} sent {kind.name} in the name of client {index}")
+            raise BadMessage(f"Client {sender} sent {kind.name} in the name of client {index}")
         if kind is Kind.KEYS:
             self._check_keys(index, body)
         if kind is Kind.VECTOR:
@@ -151,7 +151,7 @@ class SecureServer:
         """Keys that would make every other client leave the round are refused here: their owner is lost, alone."""
         pair = {body[: crypto.KEY], body[crypto.KEY :]}
         if len(pair) < 2 or self._taken & pair or not all(map(crypto.usable, pair)):
-            raise BadMessage(f"a public key of client {index} is not a valid one, or is that of another client")
+            raise BadMessage(f"A public key of client {index} is not a valid one, or is that of another client")
         self._taken |= pair
 
     def _length(self, kind: Kind) -> int:
@@ -172,7 +172,9 @@ class SecureServer:
     def _step(self, now: Kind, then: Kind | None) -> None:
         if self._due is not now:
             due = "nothing: the round is over" if self._due is None else self._due.name
-            raise RoundRefused(f"{now.name} was called where {due} is due: call the steps of a round in their order")
+            raise RoundRefused(
+                f"{now.name} was called where {due} is expected: call the steps of a round in their order"
+            )
         self._due = then
 
     def _enough(self, what: str) -> dict[int, bytes]:
@@ -181,8 +183,8 @@ class SecureServer:
         if there < self.plan.needed:
             self._due = None
             raise RoundRefused(
-                f"{there} of {self.plan.clients} clients have sent their {what} and {self.plan.needed} are needed: "
-                "nothing is released, and the charge for the round is kept"
+                f"Only {there} of {self.plan.clients} clients have sent their {what}, and {self.plan.needed} "
+                "are needed: nothing is released, and the charge for the round is kept"
             )
         return dict(sorted(self._answers.items()))
 
@@ -203,7 +205,8 @@ class SecureServer:
         if not right:
             self._due = None
             raise RoundRefused(
-                f"shares of client {index}'s secret are wrong: nothing is released, and the charge is kept"
+                f"Shares of the secret of client {index} are wrong: nothing is released, and the charge for the "
+                "round is kept"
             )
         return secret
 

@@ -46,7 +46,12 @@ def share(secret: bytes, clients: int, threshold: int, packing: int, random: Cal
 
 def recover(shares: Mapping[int, bytes], threshold: int, packing: int) -> bytes:
     """The secret of the first `threshold` of these shares, by client."""
-    validate.check(len(shares) >= threshold, "shares", len(shares), f"give at least {threshold}, which are needed")
+    validate.check(
+        len(shares) >= threshold,
+        "shares",
+        len(shares),
+        f"give at least {threshold} shares, as many as recover the secret",
+    )
     chosen = sorted(shares)[:threshold]
     _check(chosen[-1] + 1, threshold, packing)
     length = 2 * ELEMENTS // packing
@@ -61,7 +66,9 @@ def _check(clients: int, threshold: int, packing: int) -> None:
     validate.one_of(PACKINGS, packing=packing)
     validate.positive_int(clients=clients, threshold=threshold)
     validate.at_most(CLIENTS, "the number of points", clients=clients)
-    validate.check(packing <= threshold <= clients, "threshold", threshold, f"give {packing} to {clients}")
+    validate.check(
+        packing <= threshold <= clients, "threshold", threshold, f"give a number from {packing} to {clients}"
+    )
 
 
 def _points(packing: int) -> tuple[int, ...]:

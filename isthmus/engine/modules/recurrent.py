@@ -49,7 +49,7 @@ class Recurrent(nn.Module):
         super().__init__()
         validate.positive_int(input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         validate.check(proj_size == 0, "proj_size", proj_size, "add an nn.Linear after the layer instead")
-        validate.check(0 <= dropout <= 1, "dropout", dropout, "give a number in [0, 1]")
+        validate.check(0 <= dropout <= 1, "dropout", dropout, "give a number from 0 to 1")
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, float(dropout), bidirectional
         self.proj_size = 0

@@ -48,7 +48,7 @@ class HeavyHitters(Lift):
 
     def __post_init__(self) -> None:
         validate.positive_int(k=self.k)
-        validate.check(0 <= self.momentum < 1, "momentum", self.momentum, "give a number in [0, 1)")
+        validate.check(0 <= self.momentum < 1, "momentum", self.momentum, "give a number of at least 0 and below 1")
 
     def __call__(self, sketch: Sketch, y: Tensor, w: Tensor | None, eta: Step) -> Lifted:
         """The first round: nothing is remembered."""

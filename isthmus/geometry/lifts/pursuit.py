@@ -190,7 +190,7 @@ def _linear_program(matrix: Array, y: Array) -> tuple[Array, Array, int]:
     if answer.status == 2:
         _out_of_range()
     if answer.status != 0:
-        raise ArithmeticError(f"basis pursuit failed ({answer.message}): rescale the matrix")
+        raise ArithmeticError(f"Basis pursuit failed ({answer.message}): rescale the matrix")
     return answer.x[:d] - answer.x[d:], np.asarray(answer.eqlin.marginals), int(answer.nit)
 
 
@@ -210,7 +210,9 @@ def _closed_form(phi: BucketOperator, y: Array) -> tuple[Array, Array]:
 
 
 def _out_of_range() -> NoReturn:
-    raise validate.InvalidInput("y is not in the range of Phi: no w has Phi w = y; project y onto the range first")
+    raise validate.InvalidInput(
+        "y is not in the range of Phi, so that no w has Phi w = y: project y onto the range first"
+    )
 
 
 __all__ = ["BasisPursuit", "basis_pursuit"]

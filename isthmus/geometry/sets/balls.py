@@ -191,7 +191,7 @@ class LpBall(ConvexSet):
 
     def __post_init__(self) -> None:
         positive(radius=self.radius)
-        check(isinstance(self.p, (int, float)) and self.p >= 1, "p", self.p, "give a number in [1, inf]")
+        check(isinstance(self.p, (int, float)) and self.p >= 1, "p", self.p, "give a number of at least 1, or infinity")
 
     @property
     def _simple(self) -> ConvexSet | None:

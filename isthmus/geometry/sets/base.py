@@ -245,7 +245,12 @@ class ConvexSet(ABC):
 
     def _size(self, d: Size) -> int:
         if d is None:
-            check(self.dim is not None, "d", None, f"give the dimension: a {type(self).__name__} exists in every one")
+            check(
+                self.dim is not None,
+                "d",
+                None,
+                f"give the dimension d: a {type(self).__name__} exists in every dimension",
+            )
             return self.dim or 0
         if isinstance(d, int):
             positive_int(d=d)

@@ -95,7 +95,7 @@ def read(state: Mapping[str, Tree], key: str, kind: type[T]) -> T:
     value = state[key]
     if not isinstance(value, kind):
         validate.refuse(
-            f"state[{key!r}]", value, f"start the run anew: a {kind.__name__} was kept there, and this is another kind"
+            f"state[{key!r}]", value, f"start the run anew: a {kind.__name__} belongs here, and this is of another kind"
         )
     return value
 

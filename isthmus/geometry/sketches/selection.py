@@ -323,6 +323,6 @@ def _are_names(block: object) -> TypeGuard[Sequence[str]]:
 def _positive(name: str, values: object, count: int) -> Tensor:
     """A float64 vector of `count` positive numbers."""
     tensor = validate.as_tensor(name, values, ndim=1).to(torch.float64)
-    validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers")
-    validate.check(bool((tensor > 0).all()), name, values, "give numbers > 0")
+    validate.check(len(tensor) == count, f"len({name})", len(tensor), f"give {count} numbers, one for each block")
+    validate.check(bool((tensor > 0).all()), name, values, "give numbers above 0")
     return tensor

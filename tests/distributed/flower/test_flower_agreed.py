@@ -154,6 +154,6 @@ def test_a_model_that_is_not_linear_is_refused_where_the_plan_says_so(draws: tor
 def test_a_private_run_asks_no_more_clients_than_its_plan_has(draws: torch.Generator) -> None:
     part = part_of(draws)
     grid = LocalGrid(client_app(plan_of(), lambda context: part), 4)
-    with pytest.raises(InvalidInput, match="4 nodes are connected"):
+    with pytest.raises(InvalidInput, match="4 are connected"):
         SketchStrategy(plan_of(), wait=0.0).start(grid)
     assert grid.down == 0

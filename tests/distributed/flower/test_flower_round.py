@@ -214,7 +214,7 @@ def test_rounds_of_another_plan_and_records_at_the_server_are_refused(draws: tor
     parts, whole = data(draws)
     plan = plan_of(algorithms.comp_dist_sgd(m=10, step=0.5))
     grid = LocalGrid(app_of(plan, parts), CLIENTS)
-    with pytest.raises(InvalidInput, match="the plan has 5 rounds"):
+    with pytest.raises(InvalidInput, match="give 5, the number of rounds of the plan"):
         SketchStrategy(plan).start(grid, num_rounds=7)
     with pytest.raises(InvalidInput, match="give plan.problem as the objective"):
         minimize(whole, plan.pipe, BALL, steps=2, clients=FlowerClients(grid, plan))

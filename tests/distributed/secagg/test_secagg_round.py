@@ -204,7 +204,7 @@ def test_clients_that_were_shown_different_rosters_read_no_letters() -> None:
     for index in range(5):
         found.server.receive(found.clients[index].shares(bytes(fake) if index == 0 else roster))
     found.server.receive(found.clients[5].shares(roster))
-    with pytest.raises(BadMessage, match="the letter of client 0 is not what it sealed"):
+    with pytest.raises(BadMessage, match="The letter of client 0 is not what that client sealed"):
         found.clients[1].masked(found.server.inboxes()[1], ROWS[1])
 
 
@@ -272,7 +272,7 @@ def test_wrong_shares_end_the_round_without_a_total() -> None:
         if index == 1:
             data[-1] ^= 1
         found.server.receive(bytes(data))
-    with pytest.raises(RoundRefused, match="shares of client 5's secret are wrong"):
+    with pytest.raises(RoundRefused, match="Shares of the secret of client 5 are wrong"):
         found.server.total()
     assert found.ledger.rounds() == {"secagg": 1}
 

@@ -48,7 +48,7 @@ WITH_RADIUS = {
 @pytest.mark.parametrize("build", WITH_RADIUS.values(), ids=WITH_RADIUS)
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf, "1", True])
 def test_bad_radius(build, radius):
-    with pytest.raises(InvalidInput, match=r"radius=.* is not allowed: give a finite number > 0"):
+    with pytest.raises(InvalidInput, match=r"radius=.* is not allowed: give a finite number above 0"):
         build(radius)
 
 
