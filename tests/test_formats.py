@@ -127,7 +127,9 @@ def test_a_run_folder_of_another_version_is_refused_by_its_version(tmp_path: Pat
     text = json.dumps(data, indent=1) + "\n"
     data["sha256"] = digest(text.encode())
     folder.write(name, json.dumps(data, indent=1).encode())
-    with pytest.raises(FolderDamaged, match=f"has format 'isthmus-other-2'; this version reads '{FORMATS[name]}'"):
+    with pytest.raises(
+        FolderDamaged, match=f"has the format 'isthmus-other-2', and this version of Isthmus reads '{FORMATS[name]}'"
+    ):
         folder.read_sealed(name)
 
 

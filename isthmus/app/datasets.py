@@ -62,7 +62,7 @@ def load(name: str, path: str | Path | None = None) -> Dataset:
     """
     validate.one_of(FILES, name=name)
     file = folder(path) / FILES[name]
-    validate.check(os.path.exists(file), "path", str(file), f"put {FILES[name]} there, or give another path=")
+    validate.present(os.path.exists(file), file, "put it there, or give another path=")
     with np.load(file) as stored:
         return _read(name, stored)
 

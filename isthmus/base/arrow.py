@@ -35,7 +35,7 @@ class ArrowTable:
         self.dataset = dataset
         names = column_names(dataset.schema)
         twice = sorted({name for name in names if names.count(name) > 1})
-        validate.check(not twice, "X", f"columns {twice}", "rename these columns: their names occur twice")
+        validate.check(not twice, "X", f"columns {twice}", "rename these columns: each name may occur once")
         self.names = names
         groups = [(piece, group) for piece in dataset.get_fragments() for group in _groups(piece)]
         self.groups = [(piece, group.id, group.num_rows) for piece, group in groups if group.num_rows > 0]
@@ -215,7 +215,7 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     except (ArrowException, OSError, ValueError) as error:
         wanted = "give a folder of Parquet files alone" if os.path.isdir(place) else "give a Parquet file"
         reason = str(error).splitlines()[0]
-        validate.refuse(argument, str(path), f"{wanted}: this one cannot be read as one ({reason})")
+        validate.refuse(argument, str(path), f"{wanted}: this one cannot be read as such ({reason})")
     validate.check(bool(data.files), argument, str(path), "give a folder with Parquet files: this one has none")
     return data
 

@@ -173,7 +173,10 @@ class FileRows(Streamed):
         if self._start is None or self._file is None or hi <= lo:
             return np.array(self.array[lo:hi])
         same = _stamp(self._file) == self._seen
-        remedy = "it was written to since it was opened: what was checked of its rows no longer holds; open it again"
+        remedy = (
+            "open the file again: it was written to since it was opened, and what was checked of its rows no "
+            "longer holds"
+        )
         validate.check(same, "X", _mapped_file(self.array), remedy)
         rows = np.empty((hi - lo, self.shape[1]), dtype=self.array.dtype)
         view, filled = memoryview(rows.data).cast("B"), 0

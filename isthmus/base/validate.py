@@ -77,6 +77,17 @@ def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> 
         raise InvalidInput(f"{kind} not found: {path} ({remedy or _meant(Path(str(path)))})")
 
 
+def unreadable(path: object, why: str) -> NoReturn:
+    """Refuse a file that is there and cannot be read, or does not hold what is needed.
+
+    >>> unreadable("x.csv", "it is not utf-8 text; give its encoding, such as --encoding latin-1")
+    Traceback (most recent call last):
+    isthmus.base.validate.InvalidInput: Cannot read x.csv: it is not utf-8 text; give its encoding, such as \
+--encoding latin-1
+    """
+    raise InvalidInput(f"Cannot read {path}: {why}")
+
+
 def _meant(path: Path) -> str:
     """A file of a similar name in the same folder, or the folder that was searched."""
     try:

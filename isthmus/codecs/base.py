@@ -173,7 +173,9 @@ def _check_name(name: Any) -> None:
 
 def _values(v: Tensor) -> Array:
     """The entries as a flat float32 or float64 array, none of them without a finite sum of squares."""
-    validate.check(isinstance(v, Tensor) and v.is_floating_point(), "v", v, "give a tensor of real numbers")
+    validate.check(
+        isinstance(v, Tensor) and v.is_floating_point(), "v", type(v).__name__, "give a tensor of real numbers"
+    )
     validate.check(0 < v.numel() <= LARGEST, "v", tuple(v.shape), f"give between 1 and {LARGEST} numbers")
     flat = v.detach().reshape(-1).cpu()
     return (flat if flat.dtype in (torch.float32, torch.float64) else flat.float()).numpy()
@@ -188,7 +190,9 @@ def _placed(array: Array, like: Tensor) -> Tensor:
     tensor = torch.from_numpy(array).to(device=like.device, dtype=like.dtype).view(like.shape)
     if like.dtype.itemsize < 4 and not tensor.isfinite().all():
         top = float(np.abs(array).max())
-        raise CodecError(f"a number of size {top:.4g} is too large for {like.dtype}: decode it like a float32 tensor")
+        raise CodecError(
+            f"The payload holds a number of size {top:.4g}, too large for {like.dtype}: decode it like a float32 tensor"
+        )
     return tensor
 
 
@@ -222,7 +226,9 @@ class Dither:
     """
 
     def __init__(self, seed: int) -> None:
-        validate.check(isinstance(seed, (int, np.integer)) and seed >= 0, "seed", seed, "give an integer >= 0")
+        validate.check(
+            isinstance(seed, (int, np.integer)) and seed >= 0, "seed", seed, "give a whole number of at least 0"
+        )
         self._source = np.random.Philox(key=key("codec", seed))
 
     def words(self, n: int) -> NDArray[np.uint32]:

@@ -83,14 +83,14 @@ class Reader:
 
     def __init__(self, data: bytes) -> None:
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise CodecError(f"the payload is a {type(data).__name__} and not bytes: give what `encode` returned")
+            raise CodecError(f"The payload is a {type(data).__name__} and not bytes: give what `encode` returned")
         self._data = np.frombuffer(data, np.uint8)
         self._at = 0  # in bits
 
     def check(self, ok: bool, wrong: str) -> None:
         """Refuse the payload unless `ok`."""
         if not ok:
-            raise CodecError(f"a payload of {len(self._data)} bytes is refused: {wrong}")
+            raise CodecError(f"The payload of {len(self._data)} bytes cannot be decoded: {wrong}")
 
     @property
     def left(self) -> int:
@@ -100,7 +100,7 @@ class Reader:
     def raw(self, count: int, what: str) -> NDArray[np.uint8]:
         """`count` whole bytes."""
         left = self.left // 8
-        self.check(count <= left, f"it ends before {what}: {count} bytes are wanted, {left} are left")
+        self.check(count <= left, f"it ends before {what}: {count} more bytes are needed, and {left} are left")
         lo = self._at >> 3
         self._at += 8 * count
         return self._data[lo : lo + count]
@@ -135,7 +135,7 @@ class Reader:
 
     def bits(self, count: int, what: str) -> Bits:
         """The next `count` bits."""
-        self.check(count <= self.left, f"it ends before {what}: {count} bits are wanted, {self.left} are left")
+        self.check(count <= self.left, f"it ends before {what}: {count} more bits are needed, and {self.left} are left")
         lo, skip = self._at >> 3, self._at & 7
         self._at += count
         bits: Bits = np.unpackbits(self._data[lo : (self._at + 7) >> 3], bitorder="little")[skip : skip + count]
@@ -143,7 +143,9 @@ class Reader:
 
     def fixed(self, count: int, width: int, what: str) -> NDArray[Any]:
         """`count` numbers of `width` bits each, as integers with a sign."""
-        self.check(count * width <= self.left, f"it ends before {what}: {count} numbers of {width} bits are wanted")
+        self.check(
+            count * width <= self.left, f"it ends before {what}: {count} numbers of {width} bits each are needed"
+        )
         values = np.zeros(count, np.int16 if width < 16 else np.int32 if width < 32 else np.int64)
         if width == 8 and not self._at & 7:
             return self.array(count, "u1", what).astype(np.int16)

@@ -63,7 +63,7 @@ def write(out: Writer, values: NDArray[Any], code: str) -> None:
 
 def read(reader: Reader, count: int, code: str, top: int, what: str) -> NDArray[Any]:
     """The next `count` numbers, each between 1 and `top`."""
-    reader.check(count <= reader.left, f"it ends before {what}: {count} numbers of a bit or more are wanted")
+    reader.check(count <= reader.left, f"it ends before {what}: {count} numbers of at least one bit each are needed")
     small = top < 1 << 15
     values = np.empty(count, np.int16 if small else np.int64)
     block = _read_gamma if code == "gamma" else _read_omega

@@ -52,7 +52,7 @@ class QSGD(Codec):
     def __post_init__(self) -> None:
         if self.levels is not None:
             validate.positive_int(levels=self.levels)
-            validate.at_most(MOST, "2^20", levels=self.levels)
+            validate.at_most(MOST, "2^20, the most levels", levels=self.levels)
         validate.one_of(CODINGS, coding=self.coding)
 
     def chi(self, m: int) -> float:

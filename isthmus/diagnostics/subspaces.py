@@ -123,7 +123,10 @@ def choose_k(curve: EnergyCurve, share: float = 0.9) -> int:
     good = [k for k, captured in zip(curve.ks, curve.shares, strict=True) if captured >= share]
     best = max(curve.shares)
     validate.check(
-        bool(good), "share", share, f"the curve reaches {best:.3g}: ask for less, a larger k, or more public examples"
+        bool(good),
+        "share",
+        share,
+        f"ask for a smaller share, a larger k, or more public examples: the curve reaches {best:.3g}",
     )
     return min(good)
 

@@ -108,7 +108,9 @@ class Tracker:
         clip_fraction  the share of clipped records where it was itself released with noise; None where it was not
         """
         validate.non_negative_int(t=t)
-        validate.check(not self._seen or t > self._seen[-1][0], "t", t, "observe each round once, in order")
+        validate.check(
+            not self._seen or t > self._seen[-1][0], "t", t, "observe each round once, in the order of rounds"
+        )
         _check_released(released)
         validate.positive(noise_std=noise_std)
         if clip_fraction is not None:  # noise may carry it out of [0, 1]

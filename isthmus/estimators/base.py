@@ -115,8 +115,8 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             state = None if first else self._partial_state
             past, calls = 0 if first else self._calls, self.partial_calls
             run, charged = self._run_of_calls(first)
-            remedy = f"partial_calls={calls} share the budget, and all of them were made: fit again, or plan more"
-            validate.require(past < calls, f"call {past + 1} of partial_fit is one too many: {remedy}")
+            remedy = f"fit again, or plan more calls: partial_calls={calls} share the budget, and all of them were made"
+            validate.require(past < calls, f"Call {past + 1} of partial_fit is one too many: {remedy}")
             counted = bool(charged) or not self._private
             claim = None if counted else partial(turns.take, run, past)
             self._train(X, y, sample_weight, calls=calls, state=state, past=past, claim=claim)
@@ -132,7 +132,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         if first:
             return turns.begin(), own
         charged = getattr(self, "_charged", "")
-        remedy = "earlier calls were charged to another ledger: give that one again, set_params(ledger=...)"
+        remedy = "give the ledger that earlier calls were charged to again, set_params(ledger=...): this is another one"
         same = not charged or charged == own or (charged is True and bool(own))  # True: stored without its identity
         validate.check(same, "ledger", self.ledger, remedy)
         return getattr(self, "_run", None), charged
@@ -214,7 +214,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             most = self._delta(self._records(binding.n))
             within = promised is not None and (published or promised[0] <= self.epsilon and promised[1] <= most)
             remedy = (
-                f"it promises {promised}, which is not the budget it was given: pass epsilon and delta on to its Budget"
+                f"pass epsilon and delta on to its Budget: it promises {promised}, which is not the budget it was given"
             )
             validate.check(within, "algorithm", recipe.name, remedy)
             return pipe
@@ -254,7 +254,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     def _problem(self, X: Any, y: Any, weight: Any) -> Posed:
         """Objective, maps and purchases."""
         learned = learned_before() if self._private or self._crew.several else ()
-        remedy = "each rank's steps would learn from its own rows alone: put steps that learn nothing before the model"
+        remedy = "put steps that learn nothing before the model: each rank's steps would learn from its own rows alone"
         validate.check(not learned or not self._crew.several, "group", [*map(str, learned)], remedy)
         guessed = self._learn_targets(y)
         public = self._public_rows(X.shape[1])
@@ -354,7 +354,12 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         X = as_matrix("public", X if is_sparse(X) else np.asarray(X, dtype=np.float64))
         validate.check(X.shape[1] == d, "public", tuple(X.shape), f"give public rows with {d} columns")
         same = y is None or len(y) == X.shape[0]
-        validate.check(same, "public", f"{X.shape[0]} rows, {0 if y is None else len(y)} targets", "give one for each")
+        validate.check(
+            same,
+            "public",
+            f"{X.shape[0]} rows, {0 if y is None else len(y)} targets",
+            "give one target for each public row",
+        )
         if X.shape[0] > PUBLIC_ROWS:  # directions are found anew every few rounds, at a cost of rows^2
             some = np.random.default_rng(0).permutation(X.shape[0])[:PUBLIC_ROWS]
             X, y = take(X, torch.from_numpy(some)), None if y is None else np.asarray(y)[some]
@@ -465,7 +470,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
     def _check_scale(self, choice: Choice) -> None:
         """Refuse a scale that was asked for and would not be bought."""
         required = self._private and self.scale in ("columns", "moments")
-        remedy = 'only algorithm="dp_gd" buys scales, and not over a set: leave it out'
+        remedy = 'leave it out: only algorithm="dp_gd" buys scales, and not over a set'
         validate.check(not required or choice.arguments.get("scale") == self.scale, "scale", self.scale, remedy)
 
     def _read(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:

@@ -136,12 +136,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
         if hasattr(self, "_calls"):  # what the first call read is in its state
             return ()
         self.classes_ = self._crew.labels(y)
-        validate.check(
-            len(self.classes_) > 1,
-            "y",
-            self.classes_.tolist(),
-            "declare all classes with classes=: y holds one class only",
-        )
+        validate.require(len(self.classes_) > 1, "y holds one class only: declare all classes with classes=")
         return (leak(*CLASSES_READ),) if self._private else ()
 
     def _class_weights(self, y: Any, weights: Any) -> tuple[Any, tuple[Purchase, ...]]:
@@ -157,7 +152,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             chosen = dict(zip(self.classes_.tolist(), (counts.min() / np.maximum(counts, 1)).tolist(), strict=True))
         validate.check(isinstance(chosen, dict), "class_weight", chosen, 'give a dict {label: weight} or "balanced"')
         by_label = {label: float(chosen.get(label, 1.0)) for label in self.classes_.tolist()}
-        validate.check(min(by_label.values()) >= 0, "class_weight", chosen, "give weights >= 0")
+        validate.check(min(by_label.values()) >= 0, "class_weight", chosen, "give weights of at least 0")
         most = max(by_label.values())
         validate.positive(class_weight=most)
         row_weights = np.zeros(len(y))
@@ -175,7 +170,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
     def _targets(self, y: Any) -> np.ndarray:
         labels = np.asarray(y)
         unknown = sorted(set(labels.tolist()) - set(self.classes_.tolist()), key=str)
-        remedy = f"public labels must be among classes={self.classes_.tolist()}"
+        remedy = f"give public labels that are among classes={self.classes_.tolist()}"
         validate.check(not unknown, "public", unknown, remedy)
         return labels
 

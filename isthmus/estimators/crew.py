@@ -30,7 +30,8 @@ from isthmus.round.ranks import AllReduce, Ranks
 from isthmus.round.state import State
 
 EACH = (
-    "every rank keeps its own memory of what it left out, and a checkpoint has rank 0's only: leave the checkpoint out"
+    "leave the checkpoint out: every rank keeps its own memory of what it left out, and a checkpoint has that "
+    "of rank 0 only"
 )
 
 
@@ -105,7 +106,7 @@ class Crew:
         layouts = self.all([*X.shape, is_sparse(X), str(X.dtype), names])
         n, kinds = sum(layout[0] for layout in layouts), [layout[1:] for layout in layouts if layout[0]]
         validate.check(n > 0, "X", f"{n} rows", "give at least one rank some rows")
-        remedy = "the ranks' rows differ in columns, in being sparse, in dtype or in names: give all of them the same"
+        remedy = "give all ranks rows with the same columns, names and dtype, all sparse or all dense"
         validate.check(all(kind == kinds[0] for kind in kinds), "X", kinds, remedy)
         if not X.shape[0]:  # an empty part is of whatever kind the others are
             d, sparse, dtype, _ = kinds[0]
@@ -142,7 +143,12 @@ class Crew:
             return own
         parts = [part for part in self.all({"kind": own.dtype.kind, "labels": own.tolist()}) if part["labels"]]
         kinds = {part["kind"] for part in parts}
-        validate.check(len(kinds) < 2, "y", sorted(kinds), "the ranks have labels of different kinds: give one kind")
+        validate.check(
+            len(kinds) < 2,
+            "y",
+            sorted(kinds),
+            "give all ranks labels of one kind: all of them numbers, or all of them text",
+        )
         all_labels = [label for part in parts for label in part["labels"]]
         return np.unique(np.array(all_labels, dtype=object if kinds == {"O"} else None))
 

@@ -79,7 +79,12 @@ def check_bounds(bounds: Any, data_norm: Any) -> None:
         declared = ~(np.isnan(low) | np.isnan(high))
         ordered = bool(np.all(np.where(declared, low < high, True)))
         finite = bool(np.all(np.isfinite(np.where(declared, low, 0)) & np.isfinite(np.where(declared, high, 0))))
-        validate.check(ordered and finite, "bounds", bounds, "give finite low < high (NaN: buy that column's range)")
+        validate.check(
+            ordered and finite,
+            "bounds",
+            bounds,
+            "give finite numbers with low below high (NaN: buy the range of that column)",
+        )
     if isinstance(data_norm, str):
         validate.one_of(("data", "unit"), data_norm=data_norm)
     elif data_norm is not None:
@@ -170,7 +175,9 @@ def _ranged(
 def _column(side: Any, d: int) -> Tensor:
     values = torch.from_numpy(np.atleast_1d(np.asarray(side, dtype=float)).copy())
     values = values.expand(d).clone() if len(values) == 1 else values
-    validate.check(len(values) == d, "bounds", f"{len(values)} columns", f"give one number, or {d}")
+    validate.check(
+        len(values) == d, "bounds", f"{len(values)} columns", f"give one number for all columns, or {d}, one for each"
+    )
     return values
 
 

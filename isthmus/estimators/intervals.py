@@ -128,9 +128,9 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
         model.privacy_ is not None,
         "epsilon",
         math.inf,
-        "this fit is not private: compute ordinary confidence intervals",
+        "compute ordinary confidence intervals: this fit is not private",
     )
-    remedy = "a model that was read from a file has no intervals: compute them where it was fitted"
+    remedy = "compute intervals where the model was fitted: one that was read from a file has none"
     validate.check(hasattr(model, "result_"), name, "(loaded)", remedy)
     result = model.result_
     bought = result.state.parts.get("prepare", {})
@@ -138,8 +138,8 @@ def _released(model: Any) -> tuple[np.ndarray, np.ndarray, int]:
     affine = all(isinstance(row_map, RowMap) or _linear(row_map) for row_map in model._maps.maps)
     supported = "statistics" in bought and CLIP in result.state.parts and plain and affine and model.batch_size is None
     remedy = (
-        "intervals need noisy X'X of the columns themselves, which dp_gd with bought statistics releases, without set "
-        'or penalty: fit with algorithm="dp_gd", features="linear", and with enough records for the planner to buy them'
+        'fit with algorithm="dp_gd", features="linear", without set or penalty, and with enough records for '
+        "the planner to buy statistics: intervals need noisy X'X of the columns themselves"
     )
     validate.check(bool(supported), "algorithm", model.choice_.name, remedy)
     weights = model._weights.numpy()[:, 0]
@@ -161,8 +161,8 @@ def _linear(row_map: Any) -> bool:
 def _check_long(model: Any, square: float) -> None:
     """Refuse ranges so narrow that rows fill the ball of their first map: many of them were shortened there."""
     remedy = (
-        f"rows fill {square:.0%} of the squared length that they may have within these ranges, so that many were "
-        "shortened: intervals would not hold; declare bounds about three times as wide as the usual entry"
+        f"declare bounds about three times as wide as the usual entry: rows fill {square:.0%} of the squared "
+        "length that they may have within these, so that many were shortened, and intervals would not hold"
     )
     validate.check(square <= FILLED, "bounds", model.bounds, remedy)
 
@@ -171,7 +171,7 @@ def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
     """Refuse X'X that its noise hides, and rows that were shortened: their coefficients answer to other rows."""
     d = len(gram)
     noise = _statistics_noise(model, d)
-    remedy = "the noise in X'X is as large as itself in some direction: more records or a larger epsilon are needed"
+    remedy = "give more records or a larger epsilon: the noise in X'X is as large as X'X itself in some direction"
     clear = float(np.linalg.eigvalsh(gram)[0]) > CLEAR * noise * math.sqrt(d)
     validate.check(clear, "epsilon", model.epsilon, remedy)
     last = model._maps.maps[-1]
@@ -181,8 +181,8 @@ def _check_shape(model: Any, gram: np.ndarray, n: int) -> None:
     whole = (d - 1 + last.bias**2) / (last.limit**2 + last.bias**2)
     short = 1 - float(np.trace(gram)) / n / whole - 3 * noise * math.sqrt(d) / (n * whole)
     remedy = (
-        f"rows were shortened, by {short:.0%} of their squared length on average, and coefficients answer to shortened "
-        "rows: intervals would not hold; transform columns with long tails"
+        f"transform columns with long tails: rows were shortened, by {short:.0%} of their squared length on "
+        "average, and intervals would not hold, because coefficients answer to shortened rows"
     )
     validate.check(short <= SHORTENED, "bounds", model.bounds, remedy)
 
@@ -194,12 +194,14 @@ def _curvature(
     clip = _clip(model)
     if issubclass(model._kind, Logistic):
         bound = float(model._kind.slope_bound)
-        remedy = f"it shortens gradients of confident mistakes, which moves the coefficients: fit with clip={bound:g}"
+        remedy = (
+            f"fit with clip={bound:g}: this one shortens gradients of confident mistakes, which moves the coefficients"
+        )
         validate.check(clip >= bound, "clip", clip, remedy)
         validate.check(residual_sd is None, "residual_sd", residual_sd, "leave it out: labels have no residuals")
         return _logistic_hessian(weights, second, model.fit_intercept), 1.0, (LOGISTIC,)
     squared = issubclass(model._kind, LeastSquares)
-    remedy = "intervals are known for the logistic and the squared loss"
+    remedy = "use the logistic or the squared loss, for which intervals are known"
     validate.check(squared, "loss", model.loss, remedy)
     remedy = "give the standard deviation of the residuals: a public number, such as that of private_score"
     validate.check(residual_sd is not None, "residual_sd", None, remedy)
@@ -208,7 +210,10 @@ def _curvature(
     need = (
         UNCLIPPED * residual_sd / model._target_map[1] * math.sqrt(float(np.trace(second)))
     )  # of rows of usual length
-    remedy = f"it shortens gradients of large residuals, which moves the coefficients: fit with clip={need:.2g} or more"
+    remedy = (
+        f"fit with clip={need:.3g} or more: this one shortens gradients of large residuals, which moves the "
+        "coefficients"
+    )
     validate.check(clip >= need, "clip", clip, remedy)
     return second, (residual_sd / model._target_map[1]) ** 2, (SQUARED,)
 

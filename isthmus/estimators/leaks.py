@@ -26,9 +26,9 @@ def warn_of_repeated_fits(epsilon: float) -> None:
     while frame is not None:
         if _part(frame) not in ONCE:
             warnings.warn(
-                f"each fit of a search, cross-validation or ensemble spends epsilon={epsilon:g} on the rows it sees, "
-                "and scores that it is judged by are not private: choose with isthmus.PrivateSearch, on public data, "
-                "or share a ledger= that refuses what exceeds it",
+                f"every fit of a search, cross-validation or ensemble spends epsilon={epsilon:g} on the rows it "
+                "sees, and the scores that it is judged by are not private: choose with isthmus.PrivateSearch, "
+                "choose on public data, or share a ledger= that refuses what exceeds it",
                 PrivacyBudgetWarning,
                 stacklevel=3,
             )

@@ -145,7 +145,7 @@ class Parameters(BaseEstimator):
             self.fit_intercept or not centred,
             "fit_intercept",
             False,
-            'centred columns have one: use scale="columns" or "none"',
+            'leave it out, or use scale="columns" or "none": centred columns have an intercept',
         )
         for name in ("clip", "step", "max_weight"):
             value = getattr(self, name)
@@ -157,7 +157,12 @@ class Parameters(BaseEstimator):
         validate.one_of([*Adjacency, *(member.value for member in Adjacency)], adjacency=self.adjacency)
         check_bounds(self.bounds, self.data_norm)
         forced = self._named_algorithm is None and self.as_published
-        validate.check(not forced, "as_published", True, 'name the algorithm: algorithm="priv_sgd", say')
+        validate.check(
+            not forced,
+            "as_published",
+            True,
+            'name the algorithm that is to run as published, such as algorithm="priv_sgd"',
+        )
 
     def _opened_ledger(self) -> Any:
         if not self._crew.leads:

@@ -72,9 +72,12 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):
             validate.check(pair, "target_bounds", bounds, "give (low, high)")
             low, high = float(bounds[0]), float(bounds[1])
             ok = math.isfinite(low) and math.isfinite(high) and low < high
-            validate.check(ok, "target_bounds", bounds, "give finite low < high")
+            validate.check(ok, "target_bounds", bounds, "give finite numbers with low below high")
             validate.check(
-                not self._counts or low >= 0, "target_bounds", bounds, "give low >= 0: counts are never negative"
+                not self._counts or low >= 0,
+                "target_bounds",
+                bounds,
+                "give a low of at least 0: counts are never negative",
             )
 
     def _objective(self, X: Any, y: Any, weight: Any) -> tuple[Any, tuple[Purchase, ...], tuple[str, ...]]:

@@ -159,7 +159,7 @@ def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -
     epsilon, delta, adjacency, noise_seed = terms.epsilon, terms.delta, terms.adjacency, terms.noise_seed
     n = crew.count(len(y))
     if epsilon == math.inf:
-        remedy = "exact figures need all rows in one process: gather public rows there, or give a finite epsilon"
+        remedy = "gather public rows in one process, or give a finite epsilon: exact figures need all rows in one place"
         validate.check(not crew.several, "epsilon", epsilon, remedy)
         exact, curves = figures.exact_figures(model, X, y, f"{n:,} rows, which count as public")
         return Scores(tuple(exact), tuple(curves))
@@ -171,7 +171,7 @@ def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -
     if isinstance(ledger, (str, os.PathLike)):
         ledger = Ledger.open(ledger, adjacency=relation)
     ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
-    remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
+    remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)
     scores = noisy_figures(model, X, y, looks, bounds=terms.target_bounds)

@@ -141,7 +141,9 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, group: Any = None) -> PrivateSearch:
         """Choose and fit, spending `epsilon` once."""
-        remedy = "a search runs in one process: choose on one rank's rows, or on public ones, then fit on all ranks"
+        remedy = (
+            "choose on the rows of one rank, or on public ones, then fit on all ranks: a search runs in one process"
+        )
         validate.check(not group, "group", group, remedy)
         candidates = self._candidates()
         rows, labels = checked(
@@ -195,7 +197,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         for params in candidates:
             fixed = sorted(set(params) & FIXED)
             validate.check(
-                not fixed, "param_grid", fixed, "all candidates share these: set them on the search or on the estimator"
+                not fixed, "param_grid", fixed, "set these on the search or on the estimator: all candidates share them"
             )
             clone(self.estimator).set_params(**params)._check_parameters()
             published = params.get("as_published", self.estimator.as_published)
@@ -240,7 +242,10 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         except _Planned as planned:
             cost = joint([planned.event])
             ok = isinstance(cost, dpa.GaussianDpEvent) and cost.noise_multiplier * ROUNDING >= multiplier
-            remedy = 'look at all records in each round: choose algorithm="dp_gd", say, and leave out batch_size'
+            remedy = (
+                'choose algorithm="dp_gd", for instance, and leave out batch_size: candidates must look at all '
+                "records in each round"
+            )
             validate.check(ok, "param_grid, algorithm", estimator.algorithm, remedy)
 
     def _scores(self, trials: list[Any], X: Any, y: Any, weight: Any) -> Dense:
@@ -365,7 +370,10 @@ class Split:
     ) -> Split:
         """The split of a budget and of n records, a public number."""
         records, checks = round(n * (1 - validation) / candidates), round(n * validation)
-        remedy = f"{candidates} candidates leave only {records} records for each and {checks} to choose by: try fewer"
+        remedy = (
+            f"try fewer candidates: {candidates} of them leave only {records} records for each and {checks} to "
+            "choose by"
+        )
         validate.check(min(records, checks) >= SMALLEST, "param_grid", candidates, remedy)
         first, last = split(1 / mu_of(epsilon, delta, adjacency), share, 1 - share)
         trial, rest = (epsilon_of(Gaussian(z).event(), delta, adjacency) * (1 - 1e-7) for z in (first, last))

@@ -140,14 +140,14 @@ def private_summary(
     validate.positive(epsilon=epsilon)
     validate.open_unit(delta=delta)
     validate.positive_int(bins=bins)
-    validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS}")
+    validate.check(bins <= MOST_BINS, "bins", bins, f"give at most {MOST_BINS} bins")
     validate.one_of([member.value for member in Adjacency], adjacency=adjacency)
     frame, relation = as_frame(table, "table"), Adjacency(adjacency)
     columns, left_out = _chosen(frame, _read_schema(schema))
     if isinstance(ledger, (str, os.PathLike)):
         ledger = Ledger.open(ledger, adjacency=relation)
     ledger = Ledger(budget=(epsilon, delta), adjacency=relation) if ledger is None else ledger
-    remedy = f"its charges are counted for {ledger.adjacency.value}: give adjacency={ledger.adjacency.value!r}"
+    remedy = f"give adjacency={ledger.adjacency.value!r}, for which the ledger counts its charges"
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     entries = {column.name: _entries(frame, column) for column in columns}
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta, adjacency=relation)

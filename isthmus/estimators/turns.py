@@ -40,7 +40,7 @@ def take(run: str | None, done: int) -> None:
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: call 1 of partial_fit was begun before, by another copy ...
     """
-    call = f"call {done + 1} of partial_fit"
+    call = f"Call {done + 1} of partial_fit"
     with _LOCK:
         calls = None if run is None else _MADE.get(run)
         elsewhere = "comes in another process than the first, where the rest of the budget may be spent"

@@ -51,7 +51,7 @@ class Counts(Rows):
 
     def sum_to(self, weights: Tensor, rho: float, out: Tensor | None = None) -> Tensor:
         whole = bool(((weights == 0) | (weights == 1)).all())  # sums of ones are exact below 2^53
-        validate.check(whole, "clip", "shares of a count", "clip a count by the norm that all its rows share")
+        validate.check(whole, "clip", "shares of a count", "clip a count by the one norm that all its rows share")
         return self.sum(weights, out)
 
     def part(self, lo: int, hi: int) -> Counts:

@@ -9,8 +9,8 @@ from torch import nn
 from isthmus.opacus_compat.refused import refuse
 
 RAW = (
-    "the gradients of single records are not kept and not shown: make_private clips and sums them from their factors; "
-    "for public examples there is engine.public_rows"
+    "call make_private, which clips and sums gradients from their factors, or engine.public_rows for public "
+    "examples: those of single records are not kept and not shown"
 )
 END = "call engine.detach(): it gives module and optimiser back with what they have learned"
 

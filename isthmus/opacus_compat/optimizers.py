@@ -11,10 +11,10 @@ from torch import nn
 from isthmus.opacus_compat.refused import refuse
 from isthmus.round.torch_loop import TorchDriver
 
-ONE = "step() clips, sums, adds noise and charges the ledger in one go: there is no way to do a part of it"
+ONE = "call step(): it clips, sums, adds noise and charges the ledger in one go, and there is no way to do a part of it"
 SKIP = (
-    "a batch of the loader that is not released would be added to the next one, where a record may be a second time: "
-    "use BatchMemoryManager, which cuts one batch into pieces"
+    "use BatchMemoryManager, which cuts one batch into pieces: a batch of the loader that is not released "
+    "would be added to the next one, where a record may be a second time"
 )
 
 
@@ -31,7 +31,7 @@ class DPOptimizer:
     accumulated_iterations = 1
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse("DPOptimizer", "call make_private of an engine: it knows loader, clip and ledger")
+        refuse("DPOptimizer", "call make_private of an engine, which knows loader, clip and ledger")
 
     @property
     def original_optimizer(self) -> DPOptimizer:

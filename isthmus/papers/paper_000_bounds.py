@@ -135,7 +135,7 @@ def smooth_optimisation_bound(rounds: int, *, diameter: float, smoothness: float
 
 def _keep(beta: NumberOfRound, t: int) -> float:
     value = beta(t)
-    validate.check(0 <= value < 1, f"beta({t})", value, "give a number in [0, 1)")
+    validate.check(0 <= value < 1, f"beta({t})", value, "give a number of at least 0 and below 1")
     return 1 - value
 
 

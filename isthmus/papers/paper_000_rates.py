@@ -42,7 +42,7 @@ def expansiveness(beta: float) -> float:
     >>> expansiveness(0.75)
     2.0
     """
-    validate.check(0 <= beta < 1, "beta", beta, "give a number in [0, 1)")
+    validate.check(0 <= beta < 1, "beta", beta, "give a number of at least 0 and below 1")
     return 1 / math.sqrt(1 - beta)
 
 
@@ -69,7 +69,12 @@ def weighted_average(points: Sequence[Sequence[float]] | np.ndarray, steps: Sequ
         weights.shape,
         f"give one step for each point, which is shape {stack.shape[:1]}",
     )
-    validate.check(bool((weights >= 0).all()) and weights.sum() > 0, "steps", weights, "give steps >= 0, not all 0")
+    validate.check(
+        bool((weights >= 0).all()) and weights.sum() > 0,
+        "steps",
+        weights,
+        "give steps of at least 0, not all of them 0",
+    )
     return np.asarray(weights @ stack / weights.sum())
 
 

@@ -255,7 +255,7 @@ def expansion(beta: float) -> float:
     >>> expansion(0.5)
     2.0
     """
-    validate.check(0 <= beta < 1, "beta", beta, "give a number in [0, 1)")
+    validate.check(0 <= beta < 1, "beta", beta, "give a number of at least 0 and below 1")
     return 1 / (1 - beta)
 
 
@@ -341,7 +341,7 @@ def stationary_step_bound(
     -0.25
     """
     check_arguments(locals(), beta=None)
-    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number in [0, 1/4]")
+    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number from 0 to 1/4")
     gain = 2 * stationary_decrease(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
     return -gain + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
 
@@ -378,6 +378,6 @@ def mapping_rate(
     2.0
     """
     check_arguments(locals(), beta=None)
-    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number in [0, 1/4]")
+    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number from 0 to 1/4")
     noisy = smoothness * noise * diameter / math.sqrt(batch) + noise**2 / batch
     return constant * (smoothness * gap / rounds + noisy + smoothness * beta * gradient_bound * diameter)

@@ -27,7 +27,7 @@ def largest_entries(v: Sequence[float] | np.ndarray, k: int) -> np.ndarray:
     array([ 0., -3.,  0.,  3.])
     """
     array = np.asarray(v, dtype=float)
-    validate.check(array.ndim == 1, "v.shape", array.shape, "give one dimension")
+    validate.check(array.ndim == 1, "v.shape", array.shape, "give a vector, of one dimension")
     check_sparsity(array.size, k)
     keep = np.argsort(-np.abs(array), kind="stable")[:k]
     sparse = np.zeros_like(array)
@@ -279,7 +279,7 @@ def compression_helps(
     validate.positive_int(d=d, m=m)
     validate.at_most(max(3, d), "d", m=m)
     validate.one_of(("gaussian", "laplace"), noise=noise)
-    validate.check((energy is None) != (sparsity is None), "energy", energy, "give energy or sparsity, one of them")
+    validate.check((energy is None) != (sparsity is None), "energy", energy, "give either energy or sparsity")
     lost = sparsification_loss(d, sparsity) if sparsity is not None else 1 - _share(energy)
     wide = scale if plain_scale is None else plain_scale
     validate.non_negative(scale=scale, plain_scale=wide, norm=norm, recovery=recovery)
@@ -331,5 +331,5 @@ def sparsification_helps(
 
 def _share(energy: float | None) -> float:
     value = 0.0 if energy is None else energy
-    validate.check(0 <= value <= 1, "energy", energy, "give a number in [0, 1]")
+    validate.check(0 <= value <= 1, "energy", energy, "give a number from 0 to 1")
     return value

@@ -218,7 +218,7 @@ def smoothness_ratios(smoothness: Vector, probabilities: Vector | None = None) -
     smooth = _positive("smoothness", smoothness)
     p = np.ones_like(smooth) if probabilities is None else _positive("probabilities", probabilities)
     validate.check(p.shape == smooth.shape, "probabilities.shape", p.shape, f"give shape {smooth.shape}")
-    validate.check(bool((p <= 1 + 1e-12).all()), "probabilities", p, "give numbers in (0, 1]")
+    validate.check(bool((p <= 1 + 1e-12).all()), "probabilities", p, "give numbers above 0 and at most 1")
     return np.asarray(smooth / p)
 
 
@@ -227,8 +227,8 @@ def smoothness_ratios(smoothness: Vector, probabilities: Vector | None = None) -
 
 def _positive(name: str, values: Vector) -> np.ndarray:
     array = np.asarray(values, dtype=float)
-    validate.check(array.ndim == 1 and array.size > 0, f"{name}.shape", array.shape, "give one dimension")
-    validate.check(bool((np.isfinite(array) & (array > 0)).all()), name, values, "give finite numbers > 0")
+    validate.check(array.ndim == 1 and array.size > 0, f"{name}.shape", array.shape, "give a vector, of one dimension")
+    validate.check(bool((np.isfinite(array) & (array > 0)).all()), name, values, "give finite numbers above 0")
     return array
 
 

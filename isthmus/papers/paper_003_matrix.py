@@ -104,7 +104,7 @@ def matrix_block_bound(
     check_arguments(locals(), gap=validate.non_negative, probabilities=None)
     p = np.asarray(probabilities, dtype=float)
     good = p.ndim == 1 and p.size > 0 and bool(((p > 0) & (p <= 1 + 1e-12)).all())
-    validate.check(good, "probabilities", probabilities, "give numbers in (0, 1], one a coordinate")
+    validate.check(good, "probabilities", probabilities, "give numbers above 0 and at most 1, one for each coordinate")
     step = 12 * inner * log_inverse(epsilon, delta) * (noise / (n * epsilon)) ** 2
     start = radius**2 / 2 + (1 / float(p.min()) - 1) * gap
     return start / inner + (1 + float(p.max() / p.min())) / 2 * step
@@ -122,7 +122,9 @@ def smoothness_matrix(matrix: Any) -> np.ndarray:
     scale = float(np.abs(M).max())
     same = bool((np.abs(M - M.T) <= 1e-10 * scale).all())
     validate.check(same, "smoothness", "a matrix that is not symmetric", "give (M + M') / 2: only that part counts")
-    validate.check(bool((np.diagonal(M) > 0).all()), "smoothness", "a diagonal with entries <= 0", "give entries > 0")
+    validate.check(
+        bool((np.diagonal(M) > 0).all()), "smoothness", "a diagonal with entries <= 0", "give entries above 0"
+    )
     least = float(np.linalg.eigvalsh(M)[0])
     remedy = "give M >= 0, as a bound of Hessians of convex losses is"
     validate.check(least >= -1e-10 * scale, "smoothness", f"an eigenvalue {least:g}", remedy)

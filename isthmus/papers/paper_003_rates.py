@@ -147,7 +147,9 @@ def strongly_convex_block_bound(
     _check(n, noise, 1.0)
     validate.positive(gap=gap)
     r = (1 + _condition(smoothness, probabilities, strong_convexity)) / loops.inner
-    validate.check(r < 1, "loops", loops, f"take inner > {r * loops.inner:g}, or a loop does not contract")
+    validate.check(
+        r < 1, "loops", loops, f"give more inner rounds than {r * loops.inner:g}: with fewer a loop does not contract"
+    )
     contraction = r**loops.outer
     return contraction * gap + (1 - contraction) / (1 - r) * loops.steps * _step_noise(n, noise, epsilon, delta)
 

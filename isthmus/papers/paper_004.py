@@ -425,5 +425,7 @@ def _gaps(gaps: Gaps) -> np.ndarray:
     array = np.atleast_1d(np.asarray(gaps, dtype=float))
     validate.check(array.ndim == 1 and array.size > 0, "gaps.shape", array.shape, "give one eigen-gap a round")
     good = bool((np.isfinite(array) & (array > 0)).all())
-    validate.check(good, "gaps", gaps, "give eigen-gaps > 0: where lambda_k = lambda_{k+1} there is no one subspace")
+    validate.check(
+        good, "gaps", gaps, "give eigen-gaps above 0: where lambda_k = lambda_{k+1} there is no one subspace"
+    )
     return array

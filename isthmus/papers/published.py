@@ -87,8 +87,8 @@ def comp_minibatch_sigma(
         single <= 1,
         "epsilon",
         epsilon,
-        f"one step would have epsilon_0={single:.3g} > 1, where the printed amplification is false: take more steps, "
-        "larger batches, or isthmus.privacy.noise_multiplier",
+        "take more steps, larger batches, or isthmus.privacy.noise_multiplier: one step would have "
+        f"epsilon_0={single:.3g} > 1, where the printed amplification is false",
     )
     log = math.log(2.5 * steps * batch_size / (delta * n))
     sigma = lipschitz * math.sqrt(16 * steps * math.log(1 / delta) * log) / (n * epsilon)

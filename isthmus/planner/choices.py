@@ -51,7 +51,8 @@ class Plan:
                 return choice
         reasons = [reason for key, reason in self.refused.items() if name in (key, key.split(" ")[0])]
         names = sorted({choice.algorithm for choice in self.choices})
-        validate.refuse("algorithm", name, "; ".join(reasons) or f"choose one of {names}")
+        why = f" (this one cannot run here: {'; '.join(reasons)})" if reasons else ""
+        validate.refuse("algorithm", name, f"choose one of {names}{why}")
 
     def words(self) -> str:
         """The plan in plain sentences."""

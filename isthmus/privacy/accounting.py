@@ -109,7 +109,8 @@ def sampled(kind: str, event: DpEvent, allowed: tuple[type, ...], wrap: Callable
     if not isinstance(event, allowed):
         names = " or ".join(type_.__name__ for type_ in allowed)
         raise UnsupportedEvent(
-            f"event={_name(event)} is not allowed: {kind} amplifies one {names} a round; use the full batch for others"
+            f"event={_name(event)} is not allowed: use the full batch with it; {kind} amplifies one {names} in "
+            "a round, and nothing else"
         )
     return wrap(event)
 
@@ -200,14 +201,15 @@ def route_of(leaves: Leaves, adjacency: Adjacency) -> str:
         alone = [route for route in _ROUTES if _convert(leaf, adjacency, route) is not None]
         if not alone:
             raise UnsupportedEvent(
-                f"event={_name(leaf)} is not allowed: no accountant composes it for {adjacency.describe()}"
+                f"event={_name(leaf)} is not allowed: use a mechanism that an accountant composes for "
+                f"{adjacency.describe()}; none composes this one"
             )
         open_routes = [route for route in open_routes if route in alone]
         if not open_routes:
             others = sorted({_name(event) for event in leaves if event is not leaf})
             raise UnsupportedEvent(
-                f"event={_name(leaf)} is not allowed: no accountant composes it together with {', '.join(others)} "
-                f"for {adjacency.describe()}"
+                f"event={_name(leaf)} is not allowed: use mechanisms that one accountant composes for "
+                f"{adjacency.describe()}; none composes this one together with {', '.join(others)}"
             )
     return open_routes[0]
 

@@ -51,7 +51,9 @@ class MemoryBook:
     def locked(self) -> Iterator[None]:
         """One thread of the process that made it."""
         if os.getpid() != self._pid:
-            refuse("ledger", "in the memory of another process", "share a ledger between processes through a path")
+            refuse(
+                "ledger", "in the memory of another process", "give the ledger a path, through which processes share it"
+            )
         with self._lock:
             yield
 

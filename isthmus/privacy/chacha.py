@@ -125,7 +125,7 @@ def _add_normals(
 def add_normals(out: Tensor, scale: float, key: bytes) -> None:
     """out += scale times the standard normals of a 32-byte key, for a contiguous float32 or float64 tensor."""
     if triton is None:
-        raise ImportError("noise of ChaCha20 on a GPU needs Triton: pip install triton")
+        raise ImportError("Noise of ChaCha20 on a GPU needs Triton; install it with: pip install triton")
     count = out.numel()
     if count == 0 or scale == 0:
         return

@@ -75,12 +75,15 @@ class FileStore:
                 refuse(
                     "path",
                     str(self.path),
-                    f"give a path that can be written to: no ledger can be written there ({error.strerror or error})",
+                    "give a path that can be written to: no ledger can be written to this one "
+                    f"({error.strerror or error})",
                 )
             stack.callback(os.close, self._file)
             inode = os.fstat(self._file).st_ino
             if self._inode not in (None, inode):
-                raise LedgerCorrupt(f"{self.name} was replaced by another file while it was in use")
+                raise LedgerCorrupt(
+                    f"{self.name} was replaced by another file while it was in use: put the first one back"
+                )
             self._inode = inode
             try:
                 yield
@@ -91,7 +94,9 @@ class FileStore:
         """Everything from `offset` on; fewer bytes than that is a loss."""
         size = os.fstat(self._file).st_size
         if size < offset:
-            raise LedgerCorrupt(f"{self.name} has shrunk from {offset} to {size} bytes while it was in use")
+            raise LedgerCorrupt(
+                f"{self.name} has shrunk from {offset} to {size} bytes while it was in use: restore the file"
+            )
         data = bytearray()
         while piece := os.pread(self._file, 1 << 20, offset + len(data)):
             data += piece
@@ -399,7 +404,7 @@ def checked_budget(budget: object) -> tuple[float, float] | None:
         refuse("budget", budget, "give (epsilon, delta)")
     epsilon, delta = map(float, budget)
     if not (0 < epsilon < math.inf and 0 < delta < 1):
-        refuse("budget", (epsilon, delta), "give a finite epsilon > 0 and a delta strictly between 0 and 1")
+        refuse("budget", (epsilon, delta), "give a finite epsilon above 0 and a delta strictly between 0 and 1")
     return epsilon, delta
 
 
@@ -415,4 +420,4 @@ def check_rounds(**arguments: object) -> None:
     """Each argument is an integer >= 1."""
     for name, value in arguments.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            refuse(name, value, "give an integer >= 1")
+            refuse(name, value, "give a whole number of at least 1")

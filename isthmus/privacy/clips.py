@@ -242,5 +242,5 @@ def _device_weights(rows: Rows, ord: float, bound: float) -> Tensor:
 def _check_bound(name: str, value: float) -> None:
     """Bounds so far from 1 that float32 sums near them lose digits, or overflow, are refused."""
     validate.positive(**{name: value})
-    remedy = f"give a number between {SMALLEST:g} and {LARGEST:g}: rescale the loss, float32 ends near these"
+    remedy = f"give a number between {SMALLEST:g} and {LARGEST:g}, near which float32 ends: rescale the loss"
     validate.check(SMALLEST <= value <= LARGEST, name, value, remedy)

@@ -164,9 +164,9 @@ def _plain(name: str, form: str, value: Any) -> Any:
         return [_plain(name, form.removesuffix("s"), item) for item in value]
     if form == "count":
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-            refuse(name, value, "give an integer >= 1")
+            refuse(name, value, "give a whole number of at least 1")
         return int(value)
     number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
     if not 0 <= number < math.inf or (form == "rate" and number > 1):
-        refuse(name, value, "give a number in [0, 1]" if form == "rate" else "give a finite number >= 0")
+        refuse(name, value, "give a number from 0 to 1" if form == "rate" else "give a finite number of at least 0")
     return number

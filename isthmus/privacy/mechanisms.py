@@ -76,7 +76,7 @@ class Mechanism(ABC):
     def number(self) -> float:
         """How much noise: the multiplier, or the epsilon of a selection."""
         value = getattr(self, self.dial, None)
-        remedy = f"a plan cannot set its noise: give it a field {self.dial!r}, or `number` and `with_number`"
+        remedy = f"give it a field {self.dial!r}, or `number` and `with_number`, by which a plan sets its noise"
         if value is None:
             validate.refuse("mechanism", self, remedy)
         return float(value)
@@ -84,7 +84,7 @@ class Mechanism(ABC):
     def with_number(self, number: float) -> Self:
         """The same mechanism with another number."""
         mechanism: Any = self
-        remedy = "a plan cannot set its noise: make it a frozen dataclass, or override `with_number`"
+        remedy = "make it a frozen dataclass, or override `with_number`, by which a plan sets its noise"
         validate.check(is_dataclass(mechanism), "mechanism", self, remedy)
         changed: Self = replace(mechanism, **{self.dial: number})
         return changed
@@ -97,7 +97,7 @@ class Mechanism(ABC):
         """Refuse a value without a bound, a bound in another norm, and a missing source of noise; the source."""
         check_bounded(self, bounded)
         if noise is None:
-            remedy = f"{type(self).__name__} has no default generator: give a SecretSource as the run's noise"
+            remedy = f"give a SecretSource as the noise of the run: {type(self).__name__} has no default generator"
             validate.refuse("noise", noise, remedy)
         return noise
 
@@ -345,7 +345,9 @@ class DiscreteGaussian(Mechanism):
         steps = (bounded.value.detach().double().cpu().reshape(-1) / self.grid).round()
         scale = self.scale(bounded.bound, len(steps)) / self.grid
         reach = 2.0**53 - 40 * scale
-        validate.check(reach > 0, "grid", self.grid, f"take a coarser grid: the noise is {scale:.3g} of its steps wide")
+        validate.check(
+            reach > 0, "grid", self.grid, f"take a coarser grid: the noise is {scale:.3g} steps of this one wide"
+        )
         # saturation is a contraction: it never moves two neighbours further apart
         integers = steps.nan_to_num(0.0).clamp(-reach, reach).long()
         noisy = _discrete_gaussian(integers.tolist(), scale)
@@ -379,7 +381,7 @@ def _discrete_gaussian(values: list[int], scale: float) -> list[int]:
     try:
         prelude = importlib.import_module("opendp.prelude")
     except ImportError as error:
-        raise ImportError("DiscreteGaussian needs opendp: pip install 'isthmus[secure]'") from error
+        raise ImportError("DiscreteGaussian needs opendp; install it with: pip install 'isthmus[secure]'") from error
     prelude.enable_features("contrib")
     space = prelude.vector_domain(prelude.atom_domain(T="i64")), prelude.l2_distance(T="f64")
     return list(prelude.m.make_gaussian(*space, scale=scale)(values))

@@ -309,7 +309,7 @@ def _generator_of(device: torch.device) -> Adds | None:
     """What draws on a device; refused while a graph is recorded there, which would replay the noise with the key."""
     if device.type != "cuda":
         return None
-    remedy = "a graph would add the same noise at every replay: capture the passes of the model, not the release"
+    remedy = "capture the passes of the model, not the release: a graph would add the same noise at every replay"
     validate.check(not torch.cuda.is_current_stream_capturing(), "noise", "inside a CUDA graph", remedy)
     return _chacha(device)
 
@@ -396,7 +396,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
     least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64
     short = str(dtype).removeprefix("torch.")
-    remedy = f"{short} numbers hold noise of {least:.3g} to {most:.3g}: change the clip bound, or the units of the data"
+    remedy = f"change the clip bound, or the units of the data: {short} numbers hold noise of {least:.3g} to {most:.3g}"
     validate.check(least <= scale <= most, name, scale, remedy)
 
 

@@ -53,7 +53,7 @@ class Released:
         validate.positive_int(times=self.times)
         for name in ("what", "noise"):
             value = getattr(self, name)
-            validate.check(isinstance(value, str) and value != "", name, value, "give a few words")
+            validate.check(isinstance(value, str) and value != "", name, value, "give a text of a few words")
 
     @property
     def cells(self) -> tuple[str, str, str]:

@@ -64,7 +64,7 @@ def gaussian_scale(variance: float) -> float:
     [0.8044, 3.1074, 999.9997]
     """
     validate.positive(variance=variance)
-    remedy = f"give 1 to {LARGEST:g} squared grid steps: a finer or a coarser grid changes it"
+    remedy = f"give 1 to {LARGEST:g} squared grid steps, by a finer or a coarser grid"
     validate.check(1 <= variance <= LARGEST, "variance", variance, remedy)
     _certify(float(variance))
     return 1 / _step(variance)
@@ -80,7 +80,7 @@ def variance_for(scale: float) -> float:
     """
     validate.positive(scale=scale)
     most = math.sqrt(LARGEST) / 1.01
-    remedy = f"give 1 to {most:.5g} grid steps: a finer or a coarser grid changes it"
+    remedy = f"give 1 to {most:.5g} grid steps, by a finer or a coarser grid"
     validate.check(1 <= scale <= most, "noise in grid steps", scale, remedy)
     low, high = 0, math.ceil((scale**2 + 1) * 1.01 * _UNIT)
     while high - low > 1:
@@ -99,7 +99,7 @@ def renyi_bound(order: int, variance: float, l2: float, l1: float) -> float:
     >>> round(renyi_bound(4, 100.0, 1.0, 1.0), 6)
     0.020325
     """
-    validate.check(int(order) == order and order > 1, "order", order, "give an integer > 1")
+    validate.check(int(order) == order and order > 1, "order", order, "give a whole number above 1")
     validate.positive(variance=variance, l2=l2, l1=l1)
     more = min(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
     return order * l2**2 / (2 * variance) + more
@@ -114,7 +114,7 @@ def renyi(order: float, variance: float, shift: int = 1) -> float:
     >>> round(renyi(2.0, 100.0), 8), round(2 / (2 * 100.0), 8)
     (0.00999959, 0.01)
     """
-    validate.check(order > 1, "order", order, "give a number > 1")
+    validate.check(order > 1, "order", order, "give a number above 1")
     validate.positive(variance=variance)
     validate.positive_int(shift=shift)
     reach = int(order * shift + 60 + 14 * math.sqrt(variance))

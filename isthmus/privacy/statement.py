@@ -85,7 +85,7 @@ class PrivacyStatement:
         validate.check(listed >= released, "releases", listed, f"list all {released} releases that the event has")
         for name in ("epsilon", "nominal"):
             value = getattr(self, name)
-            validate.check(value >= 0, name, value, "give a number >= 0, or infinity")
+            validate.check(value >= 0, name, value, "give a number of at least 0, or infinity")
         validate.check(
             self.private == math.isfinite(self.epsilon),
             "private",
@@ -100,7 +100,7 @@ class PrivacyStatement:
             self.n_public or not _sizes(self.event),
             "n",
             self.n,
-            "the event states the number of records: give it as n, it is public",
+            "give the number of records as n: the event states it, so that it is public",
         )
 
     @property

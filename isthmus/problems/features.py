@@ -191,7 +191,9 @@ class SmoothMap:
         """The features of the rows of X, of norm at most 1, in its dtype: a copy, or those of a table as it is read."""
         view = Scaled.of(as_matrix("X", X)).without_constant()
         d, D = len(self.shift), len(self.columns) + (1 if self.bias else 0)
-        validate.check(view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns")
+        validate.check(
+            view.shape[1] == d, "X.shape", tuple(view.shape), f"give {d} columns, as the features were made for"
+        )
         dtype = torch.float32 if dtype_of(view.X) == torch.float32 else torch.float64
         rows = DerivedRows(view, lambda part, where: self._rows(part, dtype), D, dtype)
         features: Tensor | Streamed = rows if isinstance(view.X, Streamed) else gathered(rows)

@@ -179,7 +179,7 @@ class GroupPenalty(Penalty):
         validate.non_negative(lam=self.lam)
         ids = torch.as_tensor(self.groups)
         whole = ids.ndim == 1 and ids.numel() > 0 and not ids.is_floating_point() and int(ids.min()) >= 0
-        validate.check(whole, "groups", self.groups, "give a group number >= 0 for each coordinate")
+        validate.check(whole, "groups", self.groups, "give a group number of at least 0 for each coordinate")
         object.__setattr__(self, "groups", ids.long())
 
     def value(self, w: Tensor) -> float:
@@ -200,7 +200,9 @@ class GroupPenalty(Penalty):
 
     def separates(self, block: Tensor, d: int) -> bool:
         """Where no group is cut by the block."""
-        validate.check(len(self.groups) == d, "groups", len(self.groups), f"give {d}, one a coordinate")
+        validate.check(
+            len(self.groups) == d, "groups", len(self.groups), f"give {d} group numbers, one for each coordinate"
+        )
         inside = torch.bincount(self.groups[block], minlength=int(self.groups.max()) + 1)
         return bool(((inside == 0) | (inside == torch.bincount(self.groups))).all())
 

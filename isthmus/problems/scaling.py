@@ -89,7 +89,7 @@ class Scaled(View):
         if isinstance(X, Scaled):
             return X
         if is_lazy(X) and not isinstance(X, Streamed):
-            validate.refuse("X", X, "give a dense or CSR matrix, or a `Scaled` view of one")
+            validate.refuse("X", type(X).__name__, "give a dense or CSR matrix, or a `Scaled` view of one")
         n, p = X.shape
         empty = torch.zeros(n, 0).double(), torch.zeros(0, p).double()
         return Scaled(X, torch.ones(p).double(), torch.ones(n).double(), *empty)

@@ -173,4 +173,4 @@ def lift_slot(slot: str) -> str:
 
 def no_public(w: Tensor, data: Any) -> NoReturn:
     """Refuse a sketch that asks for public examples where there are none."""
-    validate.refuse("public", data, "give a sketch that needs no public examples: there are none here")
+    validate.refuse("public", type(data).__name__, "give a sketch that needs no public examples: there are none here")

@@ -58,7 +58,7 @@ def encode(frame: Any, schema: Schema) -> np.ndarray:
     have = ", ".join(map(repr, list(frame.columns)[:20]))
     validate.check(not missing, "columns", missing, f"name columns of the table, which has {have}")
     size = 8 * len(frame) * len(schema.features)
-    remedy = "the encoded table exceeds the memory: hash into fewer buckets, drop columns, or give sparse rows as npz"
+    remedy = "hash into fewer buckets, drop columns, or give sparse rows as npz: the encoded table exceeds the memory"
     validate.check(size <= MOST_BYTES, "encoded bytes", size, remedy)
     out = np.zeros((len(frame), len(schema.features)))
     at = 0
@@ -148,9 +148,9 @@ def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
         name=column.name, decimal=column.decimal, format=column.format or "ISO (2024-12-31)"
     )
     validate.check(
-        not bool((strange & digits[codes]).any()), where, column.type, f"some entries are written with {written}"
+        not bool((strange & digits[codes]).any()), where, column.type, f"some of its entries are written with {written}"
     )
-    remedy = f'more than half of its entries are no {column.type}: declare it as "category", "hash" or "drop"'
+    remedy = f'declare it as "category", "hash" or "drop": more than half of its entries are no {column.type}'
     validate.check(int(strange.sum()) <= (~nothing[codes]).sum() / 2, where, column.type, remedy)
 
 

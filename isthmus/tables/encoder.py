@@ -92,7 +92,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             bool(schema.features),
             "columns",
             schema.names,
-            "no column is left to learn from: declare at least one as a number, words, a date or bool",
+            "declare at least one column as a number, words, a date or bool: none is left to learn from",
         )
         self.schema_, self.bounds_ = schema, bounds_of(schema)
         self.fields_ = schema.fields
@@ -139,7 +139,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
 
 def _words_of(frame: NamedColumns | None, name: str) -> tuple[str, ...]:
     words = () if frame is None or name not in frame.columns else frame.words(name)
-    remedy = 'its type lists no words (pandas categories or a polars Enum do): give them, such as ["a", "b"]'
+    remedy = 'give its words, such as ["a", "b"]: its type lists none (pandas categories or a polars Enum do)'
     validate.check(bool(words), f"columns.{name}", "category", remedy)
     return words
 
@@ -155,8 +155,8 @@ def _what_to_declare(frame: NamedColumns, names: list[str]) -> str:
     }
     lines = "; ".join(f'"{name}": {_owner(name)}{forms[frame.kind(name)]} or "drop"' for name in names)
     return (
-        "their types do not say how they become numbers, and their entries are private: declare what is public, "
-        f"TableEncoder({{...}}) with {lines}"
+        f"declare what is public of them, TableEncoder({{...}}) with {lines}: their types do not say how they become "
+        "numbers, and their entries are private"
     )
 
 

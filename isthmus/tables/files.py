@@ -125,7 +125,7 @@ def columns_of(path: str | Path, reading: Reading | None = None) -> list[str] | 
         try:
             return stripped_names(column_names(parquet_dataset(file, "data").schema), file)
         except UnicodeDecodeError as error:
-            validate.refuse("data", str(file), f"give its columns names in UTF-8: one cannot be read ({error})")
+            validate.unreadable(file, f"a name of its columns is not UTF-8 text ({error}); rename that column")
     return None
 
 
@@ -182,7 +182,7 @@ def import_pandas(path: str, parquet: bool = False) -> Any:
             import pyarrow  # noqa: F401
     except ImportError as error:
         missing = getattr(error, "name", None) or "pandas"
-        validate.refuse("data", path, f"{missing} is needed to read it: {INSTALL}; npz and libsvm files need no extra")
+        validate.unreadable(path, f"{missing} is needed for it; {INSTALL} (npz and libsvm files need no extra)")
     return pandas
 
 
@@ -191,7 +191,7 @@ def check_numbers(table: Table, what: str = "data") -> None:
     values = table.x.data if sp.issparse(table.x) else table.x
     validate.check(values.dtype.kind in "iufb", what, str(values.dtype), "give a matrix of numbers")
     finite = bool(np.isfinite(values).all())
-    validate.check(finite, what, table.name, "its matrix holds NaN or infinite numbers: fill them in first")
+    validate.require(finite, f"The matrix of {what}={table.name!r} holds NaN or infinite numbers: fill them in first")
 
 
 def write(path: str | Path, columns: dict[str, np.ndarray]) -> None:
@@ -246,9 +246,7 @@ def _unpacked(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        validate.refuse(
-            "data", str(file), f"it cannot be read ({error}): it was cut or altered, or its name ends wrongly"
-        )
+        validate.unreadable(file, f"it was cut or altered, or its name ends wrongly ({error})")
 
 
 def _header(file: Path, reading: Reading) -> str:
@@ -266,8 +264,8 @@ def _codec(reading: Reading) -> str:
 
 
 def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
-    validate.refuse(
-        "data", str(file), f"it is not {reading.encoding} text: give its encoding, such as --encoding latin-1 or cp1252"
+    validate.unreadable(
+        file, f"it is not {reading.encoding} text; give its encoding, such as --encoding latin-1 or cp1252"
     )
 
 
@@ -298,7 +296,8 @@ def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:
 def _named_once(file: Path, reading: Reading, separator: str | None) -> list[str]:
     """The names in the header line, each of them once; no other line is looked at."""
     header = _header(file, reading)
-    validate.check(bool(header.strip()), "data", str(file), "its first line must hold the names of the columns")
+    if not header.strip():
+        validate.unreadable(file, "its first line is empty, and must hold the names of the columns")
     try:
         column_names = next(csv.reader([header], delimiter=separator or ",", skipinitialspace=True))
     except csv.Error as error:
@@ -311,7 +310,8 @@ def _names(file: Path, reading: Reading) -> list[str]:
     validate.present(os.path.isfile(file), file)
     pandas, header, separator = import_pandas(str(file)), _header(file, reading), separator_of(file, reading)
     _named_once(file, reading, separator)
-    validate.check(header.count('"') % 2 == 0, "data", str(file), "the names of its columns must stand on one line")
+    if header.count('"') % 2:
+        validate.unreadable(file, "the names of its columns must stand on one line")
     try:
         header_frame = pandas.read_csv(io.StringIO(header), sep=separator, skipinitialspace=True, dtype=str, nrows=0)
     except pandas.errors.ParserError as error:
@@ -320,9 +320,7 @@ def _names(file: Path, reading: Reading) -> list[str]:
 
 
 def _bad_line(file: Path, where: str) -> NoReturn:
-    validate.refuse(
-        "data", str(file), f"a line does not fit the header ({where}): check --separator and the quotes around text"
-    )
+    validate.unreadable(file, f"a line does not fit the header ({where}); check --separator and the quotes around text")
 
 
 def _check_quotes(file: Path, separator: str, reading: Reading) -> None:
@@ -352,9 +350,10 @@ def _read_parquet(file: Path) -> Any:
     try:
         data = parquet_dataset(file, "data")  # what pandas wrote into the footer may rename columns or hide them
         return _named(data.to_table(columns=column_names(data.schema)).to_pandas(ignore_metadata=True), file)
-    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        validate.refuse("data", str(file), f"it cannot be read as parquet ({first})")
+    except validate.InvalidInput:
+        raise
+    except (pyarrow.ArrowException, OSError, *validate.UNREADABLE) as error:  # its words may quote an entry
+        validate.unreadable(file, f"it is no Parquet file that pyarrow reads ({type(error).__name__}); write it anew")
 
 
 def _named(frame: Any, file: Path) -> Any:
@@ -369,19 +368,20 @@ def _read_npz(file: Path, name: str, part: str) -> Table:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             members = {key: stored[key] for key in stored.files}  # bytes, where one is no array
     except (*validate.UNREADABLE, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        validate.refuse("data", str(file), f"it cannot be read as npz without pickle ({error}): {remedy}")
+        validate.unreadable(file, f"it is no npz file, or needs pickle ({error}); {remedy}")
     arrays = {key: value for key, value in members.items() if isinstance(value, np.ndarray)}
     lower = {key.lower(): value for key, value in arrays.items()}
     try:
         x = _matrix(lower, part)
     except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-        validate.refuse("data", str(file), f"its arrays are no CSR matrix ({error}): {remedy}")
-    validate.check(x is not None and x.ndim == 2, "data", str(file), f"it holds {sorted(arrays)}: {remedy}")
+        validate.unreadable(file, f"its arrays are no CSR matrix ({error}); {remedy}")
+    if x is None or x.ndim != 2:
+        validate.unreadable(file, f"it holds the arrays {sorted(arrays)}; {remedy}")
     y = lower.get(f"y_{part}", lower.get("y"))
-    assert x is not None
     if y is not None:
         y = np.asarray(y).reshape(-1)
-        validate.check(len(y) == x.shape[0], "data", str(file), f"it has {x.shape[0]} rows and {len(y)} targets")
+        if len(y) != x.shape[0]:
+            validate.unreadable(file, f"it has {x.shape[0]} rows and {len(y)} targets; give one target for each row")
     return Table(name, x=x, y=y)
 
 
@@ -403,11 +403,13 @@ def _read_libsvm(file: Path, name: str, reading: Reading) -> Table:
         x, y = load_svmlight_file(str(file), n_features=reading.features, zero_based=reading.zero_based)
     except ValueError:  # its words quote the entry, which is private
         remedy = (
-            "give lines `label index:value ...` with indices from 1; --zero-based where they begin with 0, and "
-            "--features at least as large as the largest"
+            "a line is not of the form `label index:value ...` with indices from 1; give --zero-based where they begin "
+            "with 0, and --features at least as large as the largest"
         )
-        validate.refuse("data", str(file), remedy)
+        validate.unreadable(file, remedy)
     notes = (
-        () if reading.features else (f"the number of columns ({x.shape[1]}) is the largest index found: --features",)
+        ()
+        if reading.features
+        else (f"the number of columns ({x.shape[1]}) is the largest index of the file; give it with --features",)
     )
     return Table(name, x=x, y=y, notes=notes)

@@ -35,7 +35,8 @@ def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
     """
     names = [str(name).strip() or f"Unnamed: {place}" for place, name in enumerate(column_names)]
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
-    validate.check(not twice, "data", str(file), f"the names {twice} occur twice: rename the columns")
+    if twice:
+        validate.unreadable(file, f"the column names {twice} occur twice; rename these columns")
     return names
 
 

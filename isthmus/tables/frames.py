@@ -69,7 +69,7 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
         like_pandas = hasattr(table, "iloc") and hasattr(table, "columns")
         validate.check(like_pandas, what, type(table).__name__, f"give {KINDS}")
         names = [str(name) for name in table.columns]
-        validate.check(len(set(names)) == len(names), what, names, "two columns have the same name: rename one of them")
+        validate.check(len(set(names)) == len(names), what, names, "rename one of two columns that have the same name")
         columns = {name: table.iloc[:, k] for k, name in enumerate(names)}
     rows = {len(series) for series in columns.values()}
     validate.check(len(rows) < 2, what, sorted(rows), "give columns of one length")

@@ -146,8 +146,8 @@ def check_decimal(name: str, words: list[str], signs: Signs) -> None:
     )
     also = np.logical_or(*others)
     remedy = (
-        f"entries of the column {name!r} have a comma that may be the decimal sign: give --decimal , where it is, "
-        "--decimal . where commas are between thousands; declare the column where it holds no numbers"
+        f"give --decimal , where the comma in entries of the column {name!r} is the decimal sign, --decimal . where it "
+        "is between thousands; declare the column where it holds no numbers"
     )
     other_sign = np.mean(readable | also) >= MOSTLY and bool((also & ~readable).any())
     validate.check(not other_sign, "decimal", "(not declared)", remedy)
@@ -178,7 +178,7 @@ def _date(name: str, values: Any, public: bool) -> Guess:
 
 def _ambiguous(name: str, fitting: list[str]) -> str:
     reason = f"{' and '.join(fitting)} fit all of them" if fitting else "no single format fits all of them"
-    return f'{reason}: give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH")'
+    return f'give the format and the range (--date-format "{name}=%d/%m/%Y", --bounds "{name}=LOW,HIGH"): {reason}'
 
 
 def _filled_in(column: Column, values: Any) -> Column:

@@ -231,7 +231,7 @@ class Schema:
         try:
             return Schema.from_dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            validate.refuse(where, text.strip()[:40], f"it is not valid TOML ({error})")
+            validate.unreadable(where, f"it is not valid TOML ({error}); correct that line")
 
     @staticmethod
     def load(path: str | Path) -> Schema:
@@ -241,7 +241,7 @@ class Schema:
         try:
             text = file.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError) as error:
-            validate.refuse("schema", str(path), f"it cannot be read as UTF-8 text ({error})")
+            validate.unreadable(path, f"it is not UTF-8 text ({error}); save it as UTF-8")
         return Schema.from_toml(text, str(path))
 
     @staticmethod
@@ -304,7 +304,7 @@ def read_column(name: str, value: Any) -> Column:
     """A column in its short form (a type, a range, a list of words) or its long one (a table)."""
     where = f"columns.{name}"
     if isinstance(value, str):
-        validate.check(value != OPEN, where, value, f"write down how it becomes numbers: {FORMS}")
+        validate.check(value != OPEN, where, value, f"declare how it becomes numbers, as one of {FORMS}")
         validate.check(value in TYPES, where, value, f"give a type of {list(TYPES)}, a range or a list of words")
         value = {"type": value}
     elif isinstance(value, (list, tuple)):
@@ -342,7 +342,7 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     for sign in ("thousands", "decimal"):
         if value.get(sign) is not None:
             fields_given[sign] = read_sign(f"{where}.{sign}", value[sign])
-    same = "it is the decimal sign too, and a number would have two readings: give another sign, or decimal"
+    same = "give another sign, or another decimal: it is the decimal sign too, and a number would have two readings"
     validate.check(
         fields_given.get("thousands") != fields_given.get("decimal", "."),
         f"{where}.thousands",
@@ -448,7 +448,8 @@ def check_names(names: list[str], declared: Schema, target: str | None) -> None:
     for where, name in [("target", target), *(("columns", name) for name in declared.names)]:
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1) if len(names) > 1 else []
-            validate.refuse(where, name, f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)}")
+            hint = f"did you mean {near[0]!r}?" if near else f"name one of the columns, which are {listed(names)}"
+            validate.refuse(where, name, hint)
 
 
 def listed(names: list[str]) -> str:

@@ -44,10 +44,12 @@ def draft(
     names = columns_of(path, reading)
     if names is None:
         validate.present(os.path.isfile(path), path)
-        validate.refuse("data", str(path), "it has no named columns: a schema is for csv, tsv and parquet files")
+        validate.unreadable(path, "it has no named columns; a schema is for csv, tsv and parquet files")
     check_names(names, declared, None if target is None else target.name)
     own = sample is not None and Path(sample).resolve() == Path(path).resolve()
-    validate.check(not own, "sample", str(sample), "its rows are the private ones: give a file of rows that are public")
+    validate.check(
+        not own, "sample", str(sample), "give a file of rows that are public: the rows of this one are the private ones"
+    )
     public = None if sample is None else _rows(sample, reading)
     types, columns = types_of(path, reading), {}
     why: dict[str, str] = {}

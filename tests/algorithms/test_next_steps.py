@@ -92,7 +92,7 @@ def test_mirror_descent_finds_the_best_mixture_compressed_and_private_too() -> N
         private = algorithms.dp_mirror_descent(epsilon=budget, clip=1.0, step=2.0, n="exact", output="last 20")
         result = minimize(objective, private, Simplex(), steps=100, record=None, noise_seed=0)
         assert objective.loss(result.x) < most and Simplex().contains(result.x)
-    with pytest.raises(InvalidInput, match="give Simplex\(radius\), over which mirror descent runs"):
+    with pytest.raises(InvalidInput, match=r"give Simplex\(radius\), over which mirror descent runs"):
         minimize(objective, algorithms.mirror_descent(step=1.0), L2Ball(1.0), steps=1)
     with pytest.raises(InvalidInput, match="no proximal map"):
         minimize(shards(L1Penalty(0.1))[0], algorithms.mirror_descent(step=1.0), Simplex(), steps=1)

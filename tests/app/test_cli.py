@@ -73,14 +73,14 @@ def test_unknown_commands_and_options_are_refused() -> None:
         (["--bounds", "age=1"], "--bounds 'age=1': write a range as low,high, such as age=0,100"),
         (["--bounds", "1"], "--bounds '1': write a range as low,high, such as 0,100"),
         (["--rows", "0"], "'--rows': 0 is not in the range"),
-        (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: Python knows no such encoding"),
+        (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
         (["--encoding", "hex"], "encoding='hex' is not allowed"),
         (["--encoding", ""], "encoding='' is not allowed: give text"),
         (["--decimal", "x"], "decimal='x' is not allowed: choose one of"),
-        (["--features", "3"], "features=3 is not allowed: it is for libsvm files"),
-        (["--zero-based"], "zero_based=True is not allowed: it is for libsvm files"),
+        (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
+        (["--zero-based"], "zero_based=True is not allowed: leave it out: it is for libsvm files"),
         (["--public", "./people.csv"], "that is the file to train on, and its rows are private"),
-        (["--test", "./people.csv"], "keep a share of them out of training with test_fraction"),
+        (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),
         (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
         (["--hash", "a=few"], "columns.a.buckets='few'"),
         (["--epsilon", "-1"], "epsilon=-1.0 is not allowed"),
@@ -130,9 +130,11 @@ def test_private_rows_are_no_public_test_rows(name: str, tmp_path: Path, monkeyp
     if name == "both.npz":
         assert load(None, given)[0].test
     else:
-        with pytest.raises(InvalidInput, match="test=.* is not allowed: that is the file to train on"):
+        with pytest.raises(InvalidInput, match="test=.* is not allowed: keep a share .* this is the file to train on"):
             load(None, given)
-    with pytest.raises(InvalidInput, match="public=.* is not allowed: that is the file to train on"):
+    with pytest.raises(
+        InvalidInput, match="public=.* is not allowed: give a file of other rows.* this is the file to train on"
+    ):
         load(None, {"data": name, "target": "y", "public": name})
 
 
@@ -177,7 +179,7 @@ def test_a_plan_learns_from_public_rows_of_numbers(tmp_path: Path) -> None:
     data = json.loads(invoke(*common, str(tmp_path / "p.npz")).stdout)
     assert data["facts"]["public"]["rows"] == 40
     (tmp_path / "p.csv").write_text("a,b,c,d\n1,2,3,4\n")
-    assert "give numbers: an npz or libsvm file" in invoke(*common, str(tmp_path / "p.csv"), code=2).output
+    assert "give a file of numbers, npz or libsvm" in invoke(*common, str(tmp_path / "p.csv"), code=2).output
 
 
 def test_a_budget_is_created_shown_and_kept(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_shared_budget_holds_for_all_copies(tmp_path: Path) -> None:
 def test_calls_go_on_with_the_ledger_that_counts_them(tmp_path: Path) -> None:
     model = half(ledger=str(tmp_path / "l"))
     for other in (None, str(tmp_path / "another"), Ledger()):
-        with pytest.raises(InvalidInput, match="earlier calls were charged to another ledger"):
+        with pytest.raises(InvalidInput, match="give the ledger that earlier calls were charged to again"):
             copy.copy(model).set_params(ledger=other).partial_fit(X, Y)
     late = half()
     first, second = (copy.copy(late).set_params(ledger=Ledger()) for _ in range(2))

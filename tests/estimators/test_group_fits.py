@@ -170,8 +170,8 @@ def test_partial_fits_share_the_budget(ranks: list[dict[str, Any]]) -> None:
     ("name", "kind", "told"),
     [
         ("label", "InvalidInput", "a label that is not among"),
-        ("columns", "InvalidInput", "the ranks' rows differ"),
-        ("kind", "InvalidInput", "the ranks' rows differ"),
+        ("columns", "InvalidInput", "give all ranks rows with the same columns"),
+        ("kind", "InvalidInput", "give all ranks rows with the same columns"),
         ("epsilon", "InvalidInput", "give all ranks the same budget"),
         ("clip", "InvalidInput", "the ranks differ"),
         ("rounds", "InvalidInput", "give all ranks the same budget"),

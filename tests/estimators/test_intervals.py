@@ -96,12 +96,16 @@ def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
         model.coefficient_intervals()
     with pytest.raises(InvalidInput, match="level=1.5 is not allowed"):
         model.coefficient_intervals(1.5, residual_sd=1.0)
-    with pytest.raises(InvalidInput, match=r"clip=\S+ is not allowed: it shortens gradients of large residuals"):
+    with pytest.raises(
+        InvalidInput, match=r"clip=\S+ is not allowed: fit with clip=\S+ or more: this one shortens gradients of large"
+    ):
         model.coefficient_intervals(residual_sd=40.0)
     model.save(tmp_path / "m")
-    with pytest.raises(InvalidInput, match="read from a file has no intervals"):
+    with pytest.raises(InvalidInput, match="one that was read from a file has none"):
         load(tmp_path / "m").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(InvalidInput, match="clip=0.5 is not allowed: it shortens gradients of confident mistakes"):
+    with pytest.raises(
+        InvalidInput, match="clip=0.5 is not allowed: fit with clip=1: this one shortens gradients of confident"
+    ):
         signs(PrivateClassifier, classes=[0, 1], clip=0.5).coefficient_intervals()
     with pytest.raises(InvalidInput, match="residual_sd=1.0 is not allowed: leave it out: labels have no residuals"):
         classifier(0, 3.0).coefficient_intervals(residual_sd=1.0)
@@ -109,14 +113,16 @@ def test_where_it_cannot_be_told_it_says_why(tmp_path: Path) -> None:
         classifier(0, 3.0, 2000, algorithm="dp_sgd", batch_size=200, max_iter=5).coefficient_intervals()
     with pytest.raises(InvalidInput, match="intervals need noisy X'X"):
         regressor(0, 3.0, 2000, features="smooth").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(InvalidInput, match=r"bounds=\(-1, 1\) is not allowed: rows fill \d+% of the squared length"):
+    with pytest.raises(
+        InvalidInput, match=r"bounds=\(-1, 1\) is not allowed: declare bounds .* rows fill \d+% of the squared length"
+    ):
         signs(bounds=(-1, 1)).coefficient_intervals(residual_sd=1.0)
     assert np.allclose(signs(bounds=(-3, 3)).coefficient_intervals(residual_sd=1.0).values[:4], TRUTH[:4], atol=0.2)
-    with pytest.raises(InvalidInput, match="this fit is not private: compute ordinary confidence intervals"):
+    with pytest.raises(InvalidInput, match="compute ordinary confidence intervals: this fit is not private"):
         classifier(0, math.inf, 2000, algorithm="auto", noise_seed=None, max_iter=5).coefficient_intervals()
-    with pytest.raises(InvalidInput, match="known for the logistic and the squared loss"):
+    with pytest.raises(InvalidInput, match="use the logistic or the squared loss"):
         regressor(0, 3.0, 2000, loss="huber").coefficient_intervals(residual_sd=1.0)
-    with pytest.raises(InvalidInput, match="as large as itself in some direction"):
+    with pytest.raises(InvalidInput, match="as large as X'X itself in some direction"):
         regressor(0, 0.2, n=300, scale="moments").coefficient_intervals(residual_sd=1.0)
 
 

@@ -119,7 +119,7 @@ def test_both_looks_together_cost_epsilon_and_are_charged_first(rng: np.random.G
     assert not seeded.privacy.private and "seeded" in seeded.privacy.words()
     assert private_score(model, X, y, noise_seed=1)["accuracy"] == seeded["accuracy"]
     assert private_score(model, X, y)["accuracy"] != private_score(model, X, y)["accuracy"]
-    with pytest.raises(InvalidInput, match="adjacency='replace-one' is not allowed: its charges are counted for add"):
+    with pytest.raises(InvalidInput, match="adjacency='replace-one' is not allowed: give adjacency='add-remove'"):
         private_score(model, X, y, adjacency="replace-one", ledger=ledger)
 
 

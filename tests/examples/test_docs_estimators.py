@@ -29,5 +29,5 @@ def test_cross_validation_is_said_to_spend() -> None:
     model = PrivateClassifier(classes=[0, 1], bounds=(-1, 1), max_iter=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error", PrivacyBudgetWarning)
-        with pytest.raises(PrivacyBudgetWarning, match="each fit"):
+        with pytest.raises(PrivacyBudgetWarning, match="every fit"):
             cross_val_score(model, x, (x[:, 0] > 0).astype(int), cv=2, error_score="raise")

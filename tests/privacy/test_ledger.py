@@ -117,7 +117,7 @@ def test_another_process_cannot_spend_or_refund_a_reservation(
             with pytest.raises(InvalidInput, match="begin a new run in this process"):
                 act()
         if path is None:
-            with pytest.raises(InvalidInput, match="share a ledger between processes through a path"):
+            with pytest.raises(InvalidInput, match="give the ledger a path, through which processes share it"):
                 ledger.rounds()
     assert ledger.rounds() == {"main": 5} and run.held() == {"main": 4}
 
@@ -414,14 +414,14 @@ def test_places_where_no_ledger_can_be_kept(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for place in (tmp_path / "missing" / "l", tmp_path / "file" / "l", tmp_path / "folder"):
-        with pytest.raises(InvalidInput, match="no ledger can be written there"):
+        with pytest.raises(InvalidInput, match="no ledger can be written to this one"):
             Ledger.open(place)
 
     def denied(*arguments: Any, **options: Any) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", denied)
-    with pytest.raises(InvalidInput, match=r"no ledger can be written there \(Permission denied\)"):
+    with pytest.raises(InvalidInput, match=r"no ledger can be written to this one \(Permission denied\)"):
         Ledger.open(tmp_path / "l")
 
 

@@ -138,7 +138,7 @@ def test_contradictions_are_refused(change: dict[str, Any], message: str) -> Non
 
 
 def test_a_secret_number_of_records_is_not_stated_by_the_event() -> None:
-    with pytest.raises(InvalidInput, match="the event states the number of records"):
+    with pytest.raises(InvalidInput, match="give the number of records as n: the event states it"):
         PrivacyStatement.of(WITHOUT, 1e-5, Adjacency.REPLACE_ONE)
 
 

@@ -168,7 +168,7 @@ def test_words_of_a_type_count_when_somebody_declares_them() -> None:
     assert encoder.transform(frame).tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 1]]
     plain = pandas.DataFrame({"sex": ["m"]})  # new rows need not have the type
     assert encoder.transform(plain).tolist() == [[0, 1, 0, 0, 0]]
-    with pytest.raises(InvalidInput, match=r"columns.sex='category' .* its type lists no words"):
+    with pytest.raises(InvalidInput, match=r"columns.sex='category' .* its type lists none"):
         TableEncoder({"sex": "category"}).fit(plain)
     with pytest.raises(InvalidInput, match="columns.sex.bounds"):
         TableEncoder({"sex": {"type": "category", "bounds": (0, 1)}}).fit(frame)
@@ -179,7 +179,7 @@ def test_polars_lists_words_in_an_enum_only() -> None:
     closed = polars.DataFrame({"sex": polars.Series(["f", None], dtype=polars.Enum(["f", "m"]))})
     assert TableEncoder({"sex": "category"}).fit(closed).transform(closed).tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
     collected = polars.DataFrame({"sex": polars.Series(["f", None], dtype=polars.Categorical)})
-    with pytest.raises(InvalidInput, match="its type lists no words"):
+    with pytest.raises(InvalidInput, match="its type lists none"):
         TableEncoder({"sex": "category"}).fit(collected)
     with pytest.raises(InvalidInput, match="collect"):
         TableEncoder().fit(closed.lazy())
@@ -209,8 +209,8 @@ def test_types_of_polars() -> None:
         ({"agee": (0, 1)}, r"columns=\['agee'\] .* which has \['age'\]"),
         ({"age": (1, 0)}, "columns.age.bounds=.* give low < high"),
         ({"age": "nmber"}, "columns.age='nmber'"),
-        ({"age": "?"}, "write down how it becomes numbers"),
-        ({"age": "drop"}, "no column is left"),
+        ({"age": "?"}, "declare how it becomes numbers"),
+        ({"age": "drop"}, "none is left to learn from"),
         (["age"], "give a dict from names to declarations"),
     ],
 )
@@ -224,7 +224,7 @@ def test_tables_that_are_none_are_refused() -> None:
         with pytest.raises(InvalidInput, match=words):
             TableEncoder().fit(table)
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
-    with pytest.raises(InvalidInput, match="two columns have the same name"):
+    with pytest.raises(InvalidInput, match="rename one of two columns that have the same name"):
         as_frame(twice)
     with pytest.raises(InvalidInput, match=r"columns=\['b'\] .* name columns of the table, which has"):
         TableEncoder().fit({"a": [1], "b": [2]}).transform({"a": [1]})

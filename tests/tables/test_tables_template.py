@@ -42,7 +42,9 @@ def test_what_is_open_must_be_filled_in_before_a_run() -> None:
     result = invoke("schema", "people.csv", *entries)
     assert 'fill in what is marked "?": target.task, Alter, city' in result.stderr
     Path("schema.toml").write_text(result.stdout)
-    with pytest.raises(InvalidInput, match=r"columns.Alter='\?' .* write down how it becomes numbers: .*\[low, high\]"):
+    with pytest.raises(
+        InvalidInput, match=r"columns.Alter='\?' .* declare how it becomes numbers, as one of .*\[low, high\]"
+    ):
         Schema.load("schema.toml")
     assert "columns.Alter='?'" in invoke("train", "people.csv", "--schema", "schema.toml", code=2).output
 
@@ -81,8 +83,9 @@ def test_public_rows_that_do_not_settle_a_column_leave_it_open() -> None:
     Path("t.csv").write_text("when,price,y\n")
     Path("p.csv").write_text('when,price,y\n01/02/2024,"1,5",0\n03/04/2024,"2,5",1\n')
     result = invoke("schema", "t.csv", "--target", "y", "--classes", "0,1", "--sample", "p.csv")
-    assert '"when"  = "?"  # %d/%m/%Y and %m/%d/%Y fit all of them' in result.stdout
-    assert "comma that may be the decimal sign" in result.stdout
+    assert '"when"  = "?"  # give the format and the range' in result.stdout
+    assert "%d/%m/%Y and %m/%d/%Y fit all of them" in result.stdout
+    assert "is the decimal sign, --decimal . where it is between thousands" in result.stdout
     again = invoke("schema", "t.csv", "--target", "y", "--classes", "0,1", "--sample", "p.csv", "--decimal", ",")
     assert "bounds = [1.5, 2.5]" in again.stdout and 'decimal = ","' in again.stdout
 
@@ -100,7 +103,7 @@ def test_parquet_has_types() -> None:
         (["t.npz"], "it has no named columns"),
         (["nowhere.csv"], "File not found"),
         (["nowhere.npz"], "File not found"),
-        (["t.csv", "--target", "z"], "target='z' is not allowed: the columns are 'a', 'y'"),
+        (["t.csv", "--target", "z"], "target='z' is not allowed: name one of the columns, which are 'a', 'y'"),
         (["t.csv", "--drop", "z"], "columns='z' is not allowed"),
         (["t.csv", "--target", "Y"], "the columns are 'a', 'y'"),
         (["t.csv", "--sample", "e.csv"], "with rows that are public"),

@@ -20,14 +20,16 @@ NO_CHECKOUT = (
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--list", "listed", is_flag=True, help="Print the names and exit.")
-@click.option("--quick", is_flag=True, help="Small sizes and two rounds: to see that everything runs.")
+@click.option("--quick", is_flag=True, help="Run small sizes and two rounds, to see that everything runs.")
 @click.option(
     "--json",
     "kept",
     metavar="FILE",
     help="Keep the results there as they come; what is there is not measured again. - prints them, and nothing else.",
 )
-@click.option("--minutes", type=click.FloatRange(min=0), help="Begin nothing after so many; another call goes on.")
+@click.option(
+    "--minutes", type=click.FloatRange(min=0), help="Begin nothing after so many minutes; another call goes on."
+)
 @click.option("--again", is_flag=True, help="Measure also what the FILE has from the same code and machine.")
 @click.option("--pages", is_flag=True, help="Only write the tables of a checkout from benchmarks/results/*.json.")
 @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
@@ -54,7 +56,7 @@ def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, q
         done = parts.bench.carry_out(chosen, keep=None if kept == "-" else kept, progress=not quiet, **how)
         screen.result(done.report, parts.bench_page.table(done.report["rows"]))
         if done.left:
-            click.echo(f"the time was up before all was measured of: {', '.join(done.left)}", err=True)
+            click.echo(f"The time was up before all was measured of: {', '.join(done.left)}", err=True)
         for name, why in done.failed.items():
             click.echo(f"error: {name} failed: {why}", err=True)
         if done.failed:
@@ -63,12 +65,16 @@ def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, q
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every experiment.")
+@click.option("--all", "everything", is_flag=True, help="Run every experiment.")
 @click.option("--list", "listed", is_flag=True, help="Print names, figures and titles, and exit.")
 @click.option("--scale", type=click.Choice(["small", "full"]), default="small", show_default=True)
-@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of every cell.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="The number of runs of every cell."
+)
 @click.option("--seed", "first", type=int, default=1000, show_default=True, help="The first seed.")
-@click.option("--workers", type=click.IntRange(min=1), help="Processes at once. Default: one a core.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="The number of processes at once. Default: one for each core."
+)
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("reproduced"), show_default=True)
 @click.option("--expect", is_flag=True, help="Keep the results as what is expected from now on (in a checkout).")

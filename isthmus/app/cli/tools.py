@@ -19,16 +19,32 @@ COUNT = click.IntRange(min=1)
 
 
 @click.command()
-@click.option("--rows", "-n", "n", type=COUNT, required=True, metavar="N", help="Records: a public number or estimate.")
-@click.option("--columns", "-d", "d", type=COUNT, required=True, metavar="D", help="Columns of numbers once encoded.")
+@click.option(
+    "--rows",
+    "-n",
+    "n",
+    type=COUNT,
+    required=True,
+    metavar="N",
+    help="The number of records, as a public number or estimate.",
+)
+@click.option(
+    "--columns",
+    "-d",
+    "d",
+    type=COUNT,
+    required=True,
+    metavar="D",
+    help="The number of columns of numbers, once encoded.",
+)
 @click.option("--epsilon", type=float, required=True, help="The budget; inf plans a run that is not private.")
 @click.option("--delta", type=float, help="Default: min(1e-5, n^-1.1).")
 @click.option("--loss", default="logistic", show_default=True, help="logistic, softmax, squared, huber, hinge ...")
-@click.option("--classes", type=int, default=2, show_default=True, help="Number of classes.")
+@click.option("--classes", type=int, default=2, show_default=True, help="The number of classes.")
 @click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex.")
 @click.option("--public", type=click.Path(exists=True, dir_okay=False), help="Public rows (npz, libsvm) to learn from.")
-@click.option("--sparse", is_flag=True, help="The data is CSR.")
-@click.option("--density", type=float, help="Share of entries that are not 0.")
+@click.option("--sparse", is_flag=True, help="The data is sparse (CSR).")
+@click.option("--density", type=float, help="The share of entries that are not 0.")
 @click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
 @click.option("--max-passes", type=float, help="The largest number of passes over the data.")
 @click.option("--max-dims", type=int, help="The most numbers of a gradient that may be released in a round.")
@@ -48,7 +64,7 @@ def plan(as_json: bool, quiet: bool, constraint: str | None, public: str | None,
         public_rows = None
         if public is not None:
             table = parts.tables.read(public)
-            parts.validate.check(table.x is not None, "public", public, "give numbers: an npz or libsvm file")
+            parts.validate.check(table.x is not None, "public", public, "give a file of numbers, npz or libsvm")
             public_rows = table.x if table.y is None else (table.x, table.y)
         planned = parts.planner.plan(constraint=parts.config.read_constraint(constraint), public=public_rows, **facts)
     warn_of_plan(out, planned)
@@ -82,7 +98,7 @@ def budget(
     """
     if (epsilon is None) != (delta is None):
         parts.validate.refuse(
-            "budget", (epsilon, delta), "give both --epsilon and --delta to create one, neither to show it"
+            "budget", (epsilon, delta), "give both --epsilon and --delta to create a budget, and neither to show it"
         )
     if epsilon is None or delta is None:
         ledger = parts.budget.open_shared(file)

@@ -31,7 +31,7 @@ def _pairs(text: tuple[str, ...], option: str) -> dict[str, str]:
     for word in text:
         pair = _PAIR.fullmatch(word)
         if pair is None:
-            raise click.UsageError(f"{option} {word!r}: write it as column=value")
+            raise click.UsageError(f"{option} {word!r} is not allowed: write it as column=value")
         by_column[(pair[1] or pair[2]).strip()] = pair[3]
     return by_column
 
@@ -41,7 +41,7 @@ def _range(text: str, option: str, column: str = "") -> list[Any]:
     if len(parts) != 2:
         given = f"{column}={text}" if column else text
         example = f"{column}=0,100" if column else "0,100"
-        raise click.UsageError(f"{option} {given!r}: write a range as low,high, such as {example}")
+        raise click.UsageError(f"{option} {given!r} is not allowed: write a range as low,high, such as {example}")
     return parts
 
 
@@ -52,7 +52,9 @@ def _words(text: str | None, option: str = "--classes") -> list[str] | None:
     try:
         return [word.strip() for word in next(csv.reader([text], skipinitialspace=True, strict=True))]
     except csv.Error as error:
-        raise click.UsageError(f"{option} {text!r}: close the quotes around each word ({error})") from None
+        raise click.UsageError(
+            f"{option} {text!r} is not allowed: close the quotes around each word ({error})"
+        ) from None
 
 
 READING_OPTIONS = [
@@ -134,9 +136,9 @@ MODEL_OPTIONS = [
     click.option("--l1", type=float, help="Strength of an l1 penalty."),
     click.option("--l2", type=float, help="Strength of an l2 penalty."),
     click.option("--clip", type=float, help="The bound on the length of a record's gradient."),
-    click.option("--step", type=float, help="Step size."),
-    click.option("--max-iter", type=int, help="Rounds."),
-    click.option("--batch-size", type=int, help="Expected records in a round."),
+    click.option("--step", type=float, help="The size of a step."),
+    click.option("--max-iter", type=int, help="The number of rounds."),
+    click.option("--batch-size", type=int, help="The expected number of records in a round."),
     click.option("--scale", help="auto, none, columns, moments, shapes or public."),
     click.option(
         "--shape",
@@ -165,7 +167,7 @@ def _all(options: list[Any]) -> Callable[[Any], Any]:
 @_all(MODEL_OPTIONS)
 @click.option("--config", type=_FILE, help="A TOML file with these options and the tables [target], [columns].")
 @click.option("--out", "-o", type=click.Path(file_okay=False), help="The run's folder.  [default: runs/<name>-<k>]")
-@click.option("--title", help="Title of the report.")
+@click.option("--title", help="The title of the report.")
 @click.option("--purpose", help="What the model is for: a sentence of the report.")
 @click.option("--owner", help="Who answers for it: a person or a team, in the report.")
 @click.option("--resume", type=click.Path(), metavar="RUN", help="Continue a run that was stopped.")
@@ -195,7 +197,9 @@ def train(
     """
     out = Out(as_json, quiet)
     if write_schema is not None and not dry_run:
-        raise click.UsageError("--write-schema goes with --dry-run: a run keeps its schema.toml in its folder")
+        raise click.UsageError(
+            "Give --write-schema together with --dry-run: a run keeps its schema.toml in its folder."
+        )
     if resume is not None:
         set_options = [name for name, value in given.items() if value not in (None, (), False)]
         if set_options or dry_run:
@@ -207,7 +211,7 @@ def train(
     config = given.pop("config")
     options = options_of(**given)
     if options.get("data") is None and config is None:
-        raise click.UsageError("give a file to train on, --config or --resume")
+        raise click.UsageError("Give a file to train on, --config or --resume.")
     settings, declared = parts.config.load(config, options)
     if dry_run:
         if rank():
@@ -249,7 +253,7 @@ def options_of(
     """The options as settings and columns."""
     every = [word for word in bounds if "=" not in word]
     if len(every) > 1:
-        raise click.UsageError("give --bounds LOW,HIGH for all columns once; COL=LOW,HIGH for one")
+        raise click.UsageError("Give --bounds LOW,HIGH for all columns once, and --bounds COL=LOW,HIGH for one column.")
     columns: dict[str, Any] = {
         name: _words(words, "--categories") for name, words in _pairs(categories, "--categories").items()
     }
@@ -374,7 +378,7 @@ def predict(
     rows_of = model.encode(table, settings.decimal if "decimal" in options else None)
     carried, columns = model.ids(table, ids), model.predict(rows_of, proba)
     twice = sorted(set(carried) & set(columns))
-    parts.validate.check(not twice, "id", twice, "a column of predictions has that name: rename it first")
+    parts.validate.check(not twice, "id", twice, "rename the column first: a column of the predictions has that name")
     columns = carried | columns
     parts.tables.write(output, columns)
     rows = len(columns["prediction"])

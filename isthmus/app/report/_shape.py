@@ -39,14 +39,14 @@ def real(where: str, value: Any) -> float:
 def unlimited(where: str, value: Any) -> float:
     """A number >= 0 or infinity, which JSON writes as the text "inf"."""
     value = math.inf if value == "inf" else value
-    need(_is_number(value) and value >= 0, where, value, 'give a number >= 0, or "inf"')
+    need(_is_number(value) and value >= 0, where, value, 'give a number of at least 0, or "inf"')
     return value
 
 
 def count(where: str, value: Any) -> int:
     """An integer >= 0."""
     whole = _is_number(value) and math.isfinite(value) and value >= 0 and value == int(value)
-    need(whole, where, value, "give an integer >= 0")
+    need(whole, where, value, "give a whole number of at least 0")
     return int(value)
 
 

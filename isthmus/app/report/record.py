@@ -35,7 +35,7 @@ from isthmus.app.report._shape import (
     thawed,
     unlimited,
 )
-from isthmus.base.validate import present, refuse
+from isthmus.base.validate import present, refuse, unreadable
 from isthmus.base.whole import replaced
 
 FORMAT = "isthmus-run-1"
@@ -265,10 +265,15 @@ class Record:
         """The record from the object that `to_dict` gives; refused, with the place, where a field is wrong."""
         need(isinstance(value, Mapping), "record", type(value).__name__, "give the JSON object of a run")
         form = value.get("format")
-        need(form == FORMAT, "format", form, f"give {FORMAT!r}: the record of another version, or of something else")
+        need(
+            form == FORMAT,
+            "format",
+            form,
+            f"give a record of the format {FORMAT!r}: this is of another version, or something else",
+        )
         needed = ("title", "data", "model", "privacy", "words")
         for name in needed:
-            need(name in value, "record", sorted(map(str, value)), f"{name!r} is missing")
+            need(name in value, "record", sorted(map(str, value)), f"give {name!r} too, which is missing")
         names = {member.name for member in fields_of(cls)}
         return cls(
             **{name: part for name, part in value.items() if name in names and part is not None or name in needed}
@@ -283,7 +288,7 @@ class Record:
         try:
             content = where.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            refuse("path", str(where), "it is not UTF-8 text: give the JSON record of a run")
+            unreadable(where, "it is not UTF-8 text; give the JSON record of a run")
         return cls.from_dict(_parsed(str(where), content))
 
     def to_dict(self) -> dict[str, Any]:
@@ -319,9 +324,9 @@ def _parsed(where: str, content: str) -> Any:
     try:
         return json.loads(content)
     except RecursionError:
-        refuse(where, content[:40], "it is nested too deeply: give the JSON record of a run")
+        unreadable(where, "it is nested too deeply; give the JSON record of a run")
     except ValueError as error:
-        refuse(where, content[:40], f"it is not JSON ({error}): give the run.json of a run that was not cut or altered")
+        unreadable(where, f"it is not JSON ({error}); give the run.json of a run that was not cut or altered")
 
 
 def _agree(record: Record) -> None:
@@ -339,7 +344,12 @@ def _agree(record: Record) -> None:
     nominal = privacy["epsilon"] if privacy["private"] else privacy["nominal"] or math.inf
     spent = max((epsilon for _, epsilon in record.budget["curve"]), default=0.0)
     # accountants round up on grids that depend on the number of rounds
-    need(spent <= 1.01 * nominal, "budget.curve", spent, f"the statement says {rounded_up(nominal)} in all")
+    need(
+        spent <= 1.01 * nominal,
+        "budget.curve",
+        spent,
+        f"give at most {rounded_up(nominal)}, which is what the statement says in all",
+    )
     n = record.data["n"]
     remedy = "leave it out: the privacy statement keeps the number of records private"
     need(n is None or privacy["n"] is not None, "data.n", n, remedy)

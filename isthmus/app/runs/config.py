@@ -117,18 +117,28 @@ class Settings:
         validate.check(len(tests) < 2, "test_fraction", self.test_fraction, "give test or test_fraction, not both")
         for name in ("test_epsilon", "release_test_metrics"):
             value = getattr(self, name)
-            validate.check(not value or bool(tests), name, value, "it needs test rows: give test or test_fraction")
-        hidden = "the number of held-out rows would give the private number of rows away: give a public test file"
+            validate.check(
+                not value or bool(tests), name, value, "give test or test_fraction with it: it needs test rows"
+            )
+        hidden = (
+            "give a public test file instead of test_fraction: the number of held-out rows would give the private "
+            "number of rows away"
+        )
         validate.check(self.n is None or self.test_fraction is None, "n", self.n, hidden)
         both = bool(self.test_epsilon and self.release_test_metrics)
-        validate.check(not both, "test_epsilon", self.test_epsilon, "publish the figures bare or noisy, not both")
+        validate.check(
+            not both,
+            "test_epsilon",
+            self.test_epsilon,
+            "give either test_epsilon or release_test_metrics: figures are published with noise or without, not both",
+        )
         inside = self.test_epsilon is None or self.test_epsilon < self.epsilon
         remedy = (
             f"give less than epsilon={self.epsilon:g}: the figures are bought from it, and the training needs the rest"
         )
         validate.check(inside, "test_epsilon", self.test_epsilon, remedy)
         validate.check(
-            self.private or not self.budget, "budget", self.budget, "epsilon = inf spends none: leave it out"
+            self.private or not self.budget, "budget", self.budget, "leave it out: epsilon = inf spends none of it"
         )
 
     @property
@@ -214,13 +224,13 @@ def _check_files(settings: Settings) -> None:
     for name in ("features", "zero_based"):
         value = getattr(settings, name)
         fits = not value or is_libsvm(settings.data)
-        validate.check(fits, name, value, "it is for libsvm files: leave it out (--drop COL leaves columns out)")
-    twice = "that is the file to train on, and its rows are private: "
-    other = twice + "give a file of other rows, which are public, or leave it out"
+        validate.check(fits, name, value, "leave it out: it is for libsvm files (--drop COL leaves columns out)")
+    twice = ": this is the file to train on, whose rows are private"
+    other = "give a file of other rows, which are public, or leave it out" + twice
     validate.check(not _same(settings.public, settings.data), "public", settings.public, other)
     bare = settings.private and settings.test_epsilon is None and _same(settings.test, settings.data)
-    kept = twice + "keep a share of them out of training with test_fraction, or give a file of other rows"
-    validate.check(not bare or has_part(settings.data, "test"), "test", settings.test, kept)
+    apart = "keep a share of the rows out of training with test_fraction, or give a file of other rows" + twice
+    validate.check(not bare or has_part(settings.data, "test"), "test", settings.test, apart)
 
 
 def _same(path: str | None, other: str) -> bool:
@@ -238,7 +248,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        validate.refuse("config", str(file), f"it is not valid TOML ({error})")
+        validate.unreadable(file, f"it is not valid TOML ({error}); correct that line")
     for name in PATHS:
         if isinstance(tree.get(name), str):
             tree[name] = str(file.parent / tree[name])
@@ -270,7 +280,9 @@ def read_constraint(text: str | None) -> Any:
             "simplex": (sets.Simplex, (0, 1)),
         }
         build, sizes = kinds[kind.strip().lower()]
-        validate.check(len(values) in sizes, "constraint", text, f"{kind} takes {sizes[0]} number(s)")
+        validate.check(
+            len(values) in sizes, "constraint", text, f"give {sizes[0]} number(s) after {kind}, as many as it takes"
+        )
         return build(*values)
     except (KeyError, TypeError, ValueError) as error:
         reason = f" ({error})" if isinstance(error, validate.InvalidInput) else ""
@@ -282,7 +294,7 @@ def read_constraint(text: str | None) -> Any:
 
 def _epsilon(name: str, value: Any) -> float:
     number = float(value) if isinstance(value, (int, float, str)) and _is_number(value) else math.nan
-    validate.check(number > 0, name, value, "give a number > 0; inf trains without privacy")
+    validate.check(number > 0, name, value, "give a number above 0; inf trains without privacy")
     return number
 
 
@@ -313,7 +325,7 @@ def _encoding(name: str, value: Any) -> str:
     except (LookupError, ValueError) as error:
         if isinstance(error, validate.InvalidInput):
             raise
-        validate.refuse(name, value, "Python knows no such encoding of text: give one such as utf-8, latin-1 or cp1252")
+        validate.refuse(name, value, "give an encoding that Python knows, such as utf-8, latin-1 or cp1252")
     return str(value)
 
 

@@ -17,11 +17,11 @@ from isthmus.tables.schema import Column, Schema
 def describe(settings: Settings, declared: Schema, bins: int) -> Summary:
     """The summary of a file's declared columns, charged to the shared budget where there is one."""
     validate.check(settings.private, "epsilon", settings.epsilon, "give a finite number: a summary is of private rows")
-    remedy = "declare columns: with --bounds, --categories or a schema, which `isthmus schema DATA` begins"
+    remedy = "declare columns with --bounds, --categories or a schema, which `isthmus schema DATA` begins"
     validate.check(bool(declared.columns) or settings.target is not None, "schema", settings.schema, remedy)
     shared = None if settings.budget is None else open_shared(settings.budget)
     table = read(settings.data, reading=settings.reading)
-    remedy = "a summary needs named columns: give a csv or parquet file"
+    remedy = "give a csv or parquet file: a summary needs named columns"
     validate.check(table.frame is not None, "data", settings.data, remedy)
     delta = settings.delta or (DELTA if shared is None or shared.budget is None else shared.budget[1])
     budget = (settings.epsilon, delta) if shared is None else None

@@ -59,12 +59,8 @@ class RunFolder:
         secret: str | None = None,
     ) -> RunFolder:
         """A new folder with its settings, schema, plan and secret: all of them or none."""
-        validate.check(
-            not os.path.exists(path),
-            "out",
-            str(path),
-            "it exists already: give another folder, or continue that run with --resume",
-        )
+        remedy = "give another folder as --out, or continue that run with --resume"
+        validate.require(not os.path.exists(path), f"Folder exists already: {path} ({remedy})")
         partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             partial.mkdir(parents=True)
@@ -79,7 +75,7 @@ class RunFolder:
             partial.rename(path)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            validate.refuse("out", str(path), f"no run can be written there ({error.strerror or error})")
+            validate.refuse("out", str(path), f"give a folder that can be written to ({error.strerror or error})")
         storage.sync(path.parent)
         return RunFolder(path, dict(settings))
 
@@ -89,7 +85,9 @@ class RunFolder:
         folder = RunFolder(Path(path), {})
         validate.present(os.path.isdir(folder.path), path, "give the folder of a run", kind="Folder")
         if not os.path.exists(folder.path / SETTINGS):
-            raise FolderDamaged(f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}")
+            raise FolderDamaged(
+                f"{folder.path} is not the folder of a run, or has lost its {SETTINGS}: check the path, or restore it"
+            )
         sealed = folder.read_sealed(SETTINGS)
         settings = sealed.get("settings")
         if not isinstance(settings, dict):
@@ -131,7 +129,8 @@ class RunFolder:
             raise FolderDamaged(f"{self.path / name} was cut or altered: {_REMEDY}")
         if data.get("format") != FORMATS[name]:
             raise FolderDamaged(
-                f"{self.path / name} has format {data.get('format')!r}; this version reads {FORMATS[name]!r}"
+                f"{self.path / name} has the format {data.get('format')!r}, and this version of Isthmus reads "
+                f"{FORMATS[name]!r}: use the version of Isthmus that wrote it"
             )
         return data
 
@@ -149,11 +148,8 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                validate.refuse(
-                    "run",
-                    str(self.path),
-                    "another process is working on it: wait until it has finished, or stop it first",
-                )
+                wait = "wait until it has finished, or stop it first"
+                validate.require(False, f"Another process is working on the run {self.path}: {wait}")
             yield
 
 

@@ -58,7 +58,7 @@ class Measured:
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Measured:
         """What `to_dict` wrote; figures of an earlier version were all paid for."""
-        with validate.reading("metrics.json", sorted(data), "the figures of a run were written here"):
+        with validate.reading("metrics.json", sorted(data), "restore the file as the run wrote it, or begin a new run"):
             figures, curves = tuple(Figure(**metric) for metric in data["metrics"]), tuple(data.get("curves", ()))
         noisy = int(any(figure.noise for figure in figures))
         return Measured(figures, curves, data.get("releases", noisy), data.get("covered", False))

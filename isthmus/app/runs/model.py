@@ -26,10 +26,10 @@ class Model:
     def encode(self, table: Table, decimal: str | None = None) -> Any:
         """The rows of a table as this model takes them; `decimal` where its file has a sign of its own."""
         if self.schema.columns:
-            remedy = "this model was trained on named columns: give a csv or parquet file"
+            remedy = "give a csv or parquet file: this model was trained on named columns"
             validate.check(table.frame is not None, "data", table.name, remedy)
             return numbers_of(table.frame, self.schema.read_by(table.separator, decimal))
-        remedy = "this model was trained on a matrix: give an npz or libsvm file"
+        remedy = "give an npz or libsvm file: this model was trained on a matrix"
         validate.check(table.x is not None, "data", table.name, remedy)
         check_numbers(table)
         wide = self.estimator.n_features_in_
@@ -39,7 +39,7 @@ class Model:
     def ids(self, table: Table, names: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """The columns that identify rows: those named, and those of the schema's type "id" that the table has."""
         if table.frame is None:
-            validate.check(not names, "id", list(names), "this file has no named columns: leave it out")
+            validate.check(not names, "id", list(names), "leave it out: this file has no named columns")
             return {}
         have = list(table.frame.columns)
         for name in names:
@@ -50,7 +50,7 @@ class Model:
     def predict(self, x: Any, proba: bool = False) -> dict[str, np.ndarray]:
         """The columns `prediction` and, if asked, `p(class)` of each class; without rows, empty ones."""
         able = hasattr(self.estimator, "predict_proba")
-        validate.check(able or not proba, "proba", proba, "this model has no probabilities: leave it out")
+        validate.check(able or not proba, "proba", proba, "leave it out: this model has no probabilities")
         labels = list(self.estimator.classes_) if proba else []
         if not x.shape[0]:  # an estimator refuses to predict for nobody
             kind = self.estimator.classes_.dtype if hasattr(self.estimator, "classes_") else np.dtype(np.float64)
@@ -76,9 +76,8 @@ def save(folder: RunFolder, estimator: Any) -> None:
 def load(folder: RunFolder) -> Model:
     """The model of a run; a cut or altered one is refused."""
     path = folder.path / MODEL
-    validate.check(
-        path.exists(), "run", str(folder.path), "it has no model yet: continue it with isthmus train --resume"
-    )
+    resume = f"isthmus train --resume {folder.path}"
+    validate.require(path.exists(), f"The run {folder.path} has no model yet: continue it with {resume}")
     try:
         estimator = estimators.load(path)
     except validate.InvalidInput as error:

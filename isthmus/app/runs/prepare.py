@@ -104,13 +104,18 @@ def prepare(
         schema = replace(declared, columns=())
     target, more, notices = _settle_target(settings, schema, table, public)
     schema, leaks, notes = replace(schema, target=target), leaks + more, notes + notices
-    validate.check(not (settled and leaks), "schema", leaks, "the settled schema does not cover this table")
+    validate.check(
+        not (settled and leaks),
+        "schema",
+        leaks,
+        "continue with the table that the run began with: its schema does not cover this one",
+    )
     _check_agreed(crew, schema, leaks)
     fixed = settings.private and settings.adjacency == "replace-one"  # then no record may change the number of rows
     x, y = rows_of(table, schema, all_have=fixed)
     _check_words(schema, x, crew)
     validate.check(
-        crew.count(len(y)) > 0, "target", target.name, "no row has a target: check the name of the target column"
+        crew.count(len(y)) > 0, "target", target.name, "check the name of the target column: no row has a target"
     )
     test = None
     if settings.test is not None:
@@ -133,14 +138,12 @@ def _check_agreed(crew: Crew, schema: Schema, leaks: list[str]) -> None:
     if not crew.several:
         return
     remedy = (
-        "ranks guess nothing from their rows: run it once in one process with --dry-run --write-schema schema.toml, "
-        "review that, and give it as --schema, with --classes or --target-bounds"
+        "run it once in one process with --dry-run --write-schema schema.toml, review that file, and give it as "
+        "--schema, with --classes or --target-bounds: ranks guess nothing from their rows"
     )
     validate.check(not leaks, "schema", leaks, remedy)
     schemas = crew.all(schema.to_toml())
-    validate.check(
-        len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas", f"the ranks read the table apart: {remedy}"
-    )
+    validate.check(len(set(schemas)) == 1, "schema", f"{len(set(schemas))} schemas of the ranks", remedy)
 
 
 def _whole(rows: PreparedRows, settings: Settings, crew: Crew) -> tuple[int, int | None]:
@@ -174,7 +177,9 @@ def rows_of(table: Table, schema: Schema, what: str = "data", *, all_have: bool 
         )
     y, present = encode_target(_targets(table, target.name), target, table.separator)
     whole = bool(present.all())
-    remedy = "some rows have no target, and leaving them out would show how many: remove them first, or use add-remove"
+    remedy = (
+        "remove the rows that have no target first, or use add-remove: leaving them out would show how many they are"
+    )
     validate.check(whole or not all_have, "adjacency", "replace-one", remedy)
     if table.frame is None:
         return (table.x if whole else table.x[present]), y
@@ -228,7 +233,7 @@ def _complete(
         bool(schema.features),
         "columns",
         schema.names,
-        "no column is left to learn from: declare at least one as a number, words, a date or bool",
+        "declare at least one column as a number, words, a date or bool: none is left to learn from",
     )
     return schema, _leaks_of(guessed), notes + _notes_of(schema)
 
@@ -271,7 +276,7 @@ def _check_words(schema: Schema, x: Any, crew: Crew) -> None:
     counts = crew.all(occurring)
     for name in occurring:
         known, unknown = (any(count[name][k] for count in counts) for k in (0, 1))
-        remedy = "no row has one of the words declared for it: check how they are written, or declare it anew"
+        remedy = "check how its words are written, or declare it anew: no row has one of the words declared for it"
         validate.check(known or not unknown, f"columns.{name}", "category", remedy)
 
 
@@ -353,11 +358,11 @@ def _check_number_of(classes: tuple[str, ...]) -> None:
     """Refuse one label, or a great many."""
     counted, most = f"{len(classes)} label{'s' * (len(classes) != 1)}", f"at most {MOST_CLASSES}"
     alone = (
-        "a classifier needs two: name all labels that may occur with --classes, check --target, or give --task "
-        "regression to predict a number"
+        "name all labels that may occur with --classes, check --target, or give --task regression to predict a number: "
+        "a classifier needs two labels"
     )
     validate.check(len(classes) >= 2, "classes", counted, alone)
-    remedy = f"that is too many ({most}): give --task regression, or --classes"
+    remedy = f"give --task regression, or --classes: there may be {most}"
     validate.check(len(classes) <= MOST_CLASSES, "classes", counted, remedy)
 
 
@@ -447,7 +452,7 @@ def split(
     digests = (hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in places)
     held_out = np.fromiter((int.from_bytes(digest, "big") < bound for digest in digests), dtype=bool, count=len(y))
     sizes = crew.count(int((~held_out).sum())), crew.count(int(held_out.sum()))
-    validate.check(min(sizes) > 0, "test_fraction", fraction, "no row is left on one side: give another share")
+    validate.check(min(sizes) > 0, "test_fraction", fraction, "give another share: no row is left on one side")
     return (_side(x, ~held_out), y[~held_out]), (_side(x, held_out), y[held_out])
 
 

@@ -99,7 +99,7 @@ def start(
         if not _begun(run):  # nothing was spent: leave nothing behind
             shutil.rmtree(run.path)
             if isinstance(error, Interrupted):
-                raise Interrupted("stopped before anything was spent: start it again") from None
+                raise Interrupted("The run was stopped before anything was spent: start it again") from None
         raise
 
 
@@ -141,7 +141,7 @@ def _finished(run: RunFolder, settings: Settings, say: Say) -> Outcome:
 def _check_ranks(settings: Settings, crew: Crew) -> None:
     """Refuse what needs all rows in one process."""
     bare = crew.several and settings.test_fraction is not None and settings.measure_epsilon is None
-    remedy = "exact figures need all rows in one process: leave it out for noisy ones, or give --test FILE"
+    remedy = "leave it out for noisy figures, or give --test FILE: exact figures need all rows in one process"
     validate.check(not bare, "release_test_metrics", settings.release_test_metrics, remedy)
 
 
@@ -224,7 +224,7 @@ def _ledger(run: RunFolder, settings: Settings, problem: PreparedRows, shared: A
     path, label = run.path / files.LEDGER, run.settings["label"]
     begun = run.has(files.CHECKPOINT) or run.has(files.MODEL)
     if begun and not path.exists():
-        raise FolderDamaged(f"{path} is missing: what this run has spent cannot be told; restore it")
+        raise FolderDamaged(f"{path} is missing, and with it what this run has spent: restore it")
     return Ledger(path, shared=shared, label=label, adjacency=settings.adjacency, planned=planned)
 
 
@@ -359,10 +359,12 @@ def _resumable(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except CannotWrite as error:
-        raise Interrupted(f"stopped: {error}. Then go on with: isthmus train --resume {run.path}") from error
+        raise Interrupted(
+            f"The run was stopped: {error}. Then continue with: isthmus train --resume {run.path}"
+        ) from error
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
+            f"The run was stopped. What was released is in the ledger. Continue with: isthmus train --resume {run.path}"
         ) from None
     finally:
         if main:

@@ -318,9 +318,9 @@ class _Trial:
         where = self._base.differs(self._pass(batch), torch.arange(batch.n))
         if where is not None:
             raise validate.InvalidInput(
-                f"the same examples and the same state of all random generators give another result at every pass "
-                f"({where}), so that it cannot be seen whether examples meet in the module: draw random numbers from "
-                "torch's own generators, and keep no state from pass to pass"
+                "the module gives another result at every pass, with the same examples and the same state of "
+                f"all random generators ({where}), so that it cannot be seen whether examples meet in it: draw "
+                "random numbers from torch's own generators, and keep no state from pass to pass"
             )
 
     def alone(self, batch: Batch) -> None:

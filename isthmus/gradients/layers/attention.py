@@ -191,7 +191,7 @@ class _Pass:
             query.dim() == 3,
             "query.shape",
             tuple(query.shape),
-            f"layer {self.site.name!r} needs its examples apart: give a batch (three dimensions)",
+            f"give a batch of three dimensions: layer {self.site.name!r} needs its examples apart",
         )
         masked = _masks(query, key_padding_mask, attn_mask, need_weights, is_causal)
         q, k, v = (self._heads(x) for x in self._projections(query, key, value))
@@ -259,7 +259,12 @@ def _masks(
         other_name="attn_mask",
         target_type=query.dtype,
     )
-    validate.check(not is_causal or attn_mask is not None, "is_causal", is_causal, "give the causal attn_mask with it")
+    validate.check(
+        not is_causal or attn_mask is not None,
+        "is_causal",
+        is_causal,
+        "give the causal attn_mask with it, which the layer needs",
+    )
     if is_causal and padding is None and not need_weights:
         return None, None, True
     mask = F._canonical_mask(

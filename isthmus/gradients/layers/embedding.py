@@ -89,7 +89,10 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
         super().check(name, layer)
         own = f"{name}.mode" if name else "mode"
         validate.check(
-            layer.mode != "max", own, layer.mode, "use 'sum' or 'mean': which entry is the largest is not kept"
+            layer.mode != "max",
+            own,
+            layer.mode,
+            "use mode='sum' or mode='mean': which entry is the largest is not kept",
         )
 
     def given(self, layer: nn.EmbeddingBag, args: Args, kwargs: Kwargs) -> None:

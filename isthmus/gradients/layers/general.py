@@ -120,8 +120,9 @@ class FunctionRule(LayerRule[nn.Module, Call]):
                 validate.refuse(
                     "module",
                     type(layer).__name__,
-                    f"layer {name!r} owns trainable parameters and holds {where!r}, which draws random numbers: its "
-                    f"gradients need a second pass, which would draw other ones; {REMEDY} (or turn the randomness off)",
+                    f"{REMEDY}, or turn the randomness off: layer {name!r} owns trainable parameters and holds "
+                    f"{where!r}, which draws random numbers, and the second pass that its gradients need would "
+                    "draw other ones",
                 )
 
     def ready(self, site: Site, layers: Taps, plain: Callable[..., Any]) -> None:

@@ -44,8 +44,8 @@ def twin_of(module: nn.Module, trained: Set[str]) -> nn.Module:
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise validate.InvalidInput(
-            f"module={type(module).__name__!r} is not allowed: a copy of it has to be tried out before it is trusted "
-            f"with private examples, and copy.deepcopy cannot make one; keep what cannot be copied out of it ({reason})"
+            f"module={type(module).__name__!r} is not allowed: keep out of it what copy.deepcopy cannot copy "
+            f"({reason}); a copy of the module has to be tried out before it is trusted with private examples"
         ) from error
     for layer in twin.modules():
         if getattr(vars(layer).get("forward"), "tapped", False):

@@ -41,7 +41,7 @@ class IAccountant(Accountant):
 
     def get_privacy_spent(self, *, delta: float, alphas: Sequence[float] | None = None) -> tuple[float, float]:
         """(epsilon, the order it was found at) of the "rdp" accountant."""
-        validate.check(self.kind == "rdp", "accountant", self.kind, 'only "rdp" has orders: call get_epsilon')
+        validate.check(self.kind == "rdp", "accountant", self.kind, 'call get_epsilon: only "rdp" has orders')
         return self._renyi(delta, alphas)
 
     def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class IAccountant(Accountant):
 
     def _renyi(self, delta: float, alphas: Sequence[float] | None) -> tuple[float, float]:
         validate.open_unit(delta=delta)
-        remedy = "orders are for add-or-remove neighbours: leave alphas out"
+        remedy = "leave alphas out: orders are for add-or-remove neighbours"
         validate.check(self.ledger.adjacency is Adjacency.ADD_REMOVE, "alphas", alphas, remedy)
         accountant = dpa.rdp.RdpAccountant(None if alphas is None else [float(alpha) for alpha in alphas])
         event: DpEvent = self.ledger.event()
@@ -114,7 +114,8 @@ class PRVAccountant(IAccountant):
 
 
 GaussianAccountant = refused(
-    "GaussianAccountant", 'its central limit theorem is not an upper bound and reports too little: use "prv" or "rdp"'
+    "GaussianAccountant",
+    'use "prv" or "rdp": the central limit theorem of this one is no upper bound, and reports too little',
 )
 
 

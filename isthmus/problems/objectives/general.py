@@ -114,7 +114,9 @@ def _tensors(data: object) -> tuple[Tensor, ...]:
     validate.check(len(tensors) > 0, "data", data, "give at least one tensor")
     for k, tensor in enumerate(tensors):
         name = f"data[{k}]"
-        validate.check(tensor.ndim > 0 and len(tensor) > 0, f"{name}.shape", tuple(tensor.shape), "give examples")
+        validate.check(
+            tensor.ndim > 0 and len(tensor) > 0, f"{name}.shape", tuple(tensor.shape), "give at least one example"
+        )
         same = len(tensor) == len(tensors[0])
         validate.check(same, f"len({name})", len(tensor), f"give as many examples as data[0]: {len(tensors[0])}")
         validate.finite(**{name: tensor})

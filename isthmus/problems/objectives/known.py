@@ -55,6 +55,6 @@ def loss_for(loss: str | Loss, classes: int) -> Loss:
         return kind
     every = subclasses(LinearModel)  # type: ignore[type-abstract]
     wider = [candidate for candidate in every if vars(candidate).get("extends") is kind]
-    remedy = f"{name_of(kind)} is for two: declare a loss with extends = {kind.__name__} for more"
+    remedy = f"give two classes, or declare a loss with extends = {kind.__name__} for more: {name_of(kind)} is for two"
     validate.check(bool(wider), "classes", classes, remedy)
     return wider[0]

@@ -149,7 +149,7 @@ class LinearModel(Objective):
     def clip_for(cls, classes: int = 2) -> float:
         """The clip for rows of norm 1 where none is given."""
         clip = cls.slope_bound if cls.default_clip is None else cls.default_clip
-        remedy = f"{cls.__name__} states neither default_clip nor slope_bound: give clip="
+        remedy = f"give clip=, because {cls.__name__} states neither default_clip nor slope_bound"
         validate.check(clip is not None, "clip", None, remedy)
         return float(clip or 0)
 
@@ -446,7 +446,7 @@ class Poisson(LinearModel):
 
     def __init__(self, X: object, y: object, *, max_log: float = 50.0, **options: Unpack[Options]) -> None:
         validate.positive(max_log=max_log)
-        validate.at_most(80.0, "80, where float32 overflows", max_log=max_log)
+        validate.at_most(80.0, "the largest whose exponential float32 holds well", max_log=max_log)
         self.max_log = max_log
         super().__init__(X, y, **options)
 

@@ -54,7 +54,7 @@ class SignedLabels(Targets):
     def __post_init__(self) -> None:
         if self.classes is not None:
             object.__setattr__(self, "classes", _distinct(self.classes))
-            validate.check(len(self.classes) == 2, "classes", self.classes, "give two: (negative, positive)")
+            validate.check(len(self.classes) == 2, "classes", self.classes, "give two labels: (negative, positive)")
 
     def read(self, y: object) -> tuple[SignedLabels, Tensor]:
         """The two classes and y in {-1, 1}."""
@@ -97,12 +97,7 @@ class ClassLabels(Targets):
         labels = _labels(y)
         targets = self if self.classes is not None else ClassLabels(tuple(np.unique(labels).tolist()))
         if self.classes is None:
-            validate.check(
-                len(targets.classes) > 1,
-                "y",
-                targets.classes,
-                "declare all classes with classes=: y holds one class only",
-            )
+            validate.require(len(targets.classes) > 1, "y holds one class only: declare all classes with classes=")
         return targets, torch.from_numpy(_positions(labels, targets.classes))
 
     def predict(self, z: Tensor) -> Labels:
@@ -196,9 +191,9 @@ def _two_classes(labels: Labels) -> tuple[object, object]:
         return -1, 1
     if distinct == [0, 1]:
         return (False, True) if labels.dtype.kind == "b" else (0, 1)
-    validate.refuse(
-        "labels of y", distinct[:10], "give both of {-1, 1} or {0, 1}, or declare classes=(negative, positive)"
-    )
+    raise validate.InvalidInput(
+        f"y holds {len(distinct)} labels, and not both of {{-1, 1}} or {{0, 1}}: declare classes=(negative, positive)"
+    )  # which labels they are stays unsaid
 
 
 def _positions(labels: Labels, classes: Sequence[object]) -> NDArray[np.int64]:

@@ -66,7 +66,7 @@ def test_what_test_rows_cost() -> None:
     ("given", "words"),
     [
         ({"data": ""}, "give the file to train on"),
-        ({"epsilon": 0}, "epsilon=0 is not allowed: give a number > 0; inf trains without privacy"),
+        ({"epsilon": 0}, "epsilon=0 is not allowed: give a number above 0; inf trains without privacy"),
         ({"epsilon": math.nan}, "epsilon=nan"),
         ({"epsilon": "much"}, "epsilon='much'"),
         ({"delta": 1.0}, "delta=1.0"),
@@ -76,7 +76,7 @@ def test_what_test_rows_cost() -> None:
         ({"test_fraction": 1.5}, "test_fraction=1.5"),
         ({"test_epsilon": 0.1}, "it needs test rows"),
         ({"release_test_metrics": True}, "it needs test rows"),
-        ({"test_fraction": 0.2, "test_epsilon": 0.1, "release_test_metrics": True}, "bare or noisy, not both"),
+        ({"test_fraction": 0.2, "test_epsilon": 0.1, "release_test_metrics": True}, "with noise or without, not both"),
         ({"n": 500, "test_fraction": 0.2}, "give the private number of rows away"),
         ({"epsilon": math.inf, "budget": "b"}, "epsilon = inf spends none"),
         ({"constraint": "l1"}, "constraint='l1' is not allowed: give l1:RADIUS"),

@@ -49,9 +49,7 @@ def test_half_files_of_a_killed_process_go_with_what_an_unfinished_run_needs(run
 
 
 def test_an_existing_folder_is_not_taken(run: RunFolder) -> None:
-    with pytest.raises(
-        InvalidInput, match="it exists already: give another folder, or continue that run with --resume"
-    ):
+    with pytest.raises(InvalidInput, match="give another folder as --out, or continue that run with --resume"):
         RunFolder.create(run.path, {}, schema="", plan=None)
 
 
@@ -88,7 +86,7 @@ def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(run: RunFolder) -> None:
     with run.locked():
-        with pytest.raises(InvalidInput, match="another process is working on it"):
+        with pytest.raises(InvalidInput, match="Another process is working on the run"):
             with RunFolder.open(run.path).locked():
                 pass
     with RunFolder.open(run.path).locked():

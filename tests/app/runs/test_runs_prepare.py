@@ -112,7 +112,7 @@ def test_one_range_for_all_numbers(people: Path) -> None:
         ({"columns": DECLARED, "target": "comment"}, "classes='400 labels' .* give --task regression, or --classes"),
         (
             {"columns": dict.fromkeys(DECLARED, "drop"), "classes": ["Ja", "Nein"]},
-            "no column is left to learn from: declare at least one as a number, words, a date or bool",
+            "declare at least one column as a number, words, a date or bool: none is left to learn from",
         ),
     ],
 )
@@ -177,11 +177,11 @@ def test_with_replace_one_no_record_changes_the_number_of_rows(tmp_path: Path, g
         return prepared(tmp_path / "t.csv", target="y", columns={"x": [0, 7]}, **given, **more).n
 
     assert rows("1", adjacency="replace-one") == rows("1") == 101 and rows(blank) == 100
-    with pytest.raises(InvalidInput, match="some rows have no target, .* remove them first, or use add-remove"):
+    with pytest.raises(InvalidInput, match="remove the rows that have no target first, or use add-remove"):
         rows(blank, adjacency="replace-one")
     (tmp_path / "test.csv").write_text(f"x,y\n1,1\n2,{blank}\n")
     assert rows("1", adjacency="replace-one", test=str(tmp_path / "test.csv")) == 101  # public test rows
-    with pytest.raises(InvalidInput, match="some rows have no target"):
+    with pytest.raises(InvalidInput, match="remove the rows that have no target first"):
         rows("1", adjacency="replace-one", test=str(tmp_path / "test.csv"), test_epsilon=0.1)
 
 
@@ -255,6 +255,8 @@ def test_the_decimal_sign_of_the_target(tmp_path: Path) -> None:
 
 def test_a_settled_schema_guesses_nothing(people: Path) -> None:
     settings, declared = load(None, {"data": str(people), "target": "churned", "columns": {"joined": "drop"}})
-    with pytest.raises(InvalidInput, match="the settled schema does not cover this table"):
+    with pytest.raises(
+        InvalidInput, match="continue with the table that the run began with: its schema does not cover this one"
+    ):
         prepare(settings, declared, salt="", settled=True)
     assert Schema().features == []

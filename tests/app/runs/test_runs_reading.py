@@ -90,7 +90,7 @@ def test_ids_are_never_features_and_go_along_with_predictions() -> None:
     assert "name a column of the file, which has" in output
     Path("new.csv").write_text("x,prediction\n3,4\n")
     output = invoke("predict", "runs/t-1", "new.csv", "-o", "o.csv", "--id", "prediction", code=2).output
-    assert "a column of predictions has that name" in output
+    assert "a column of the predictions has that name" in output
 
 
 def test_rows_of_one_id_are_not_protected_together() -> None:
@@ -148,10 +148,10 @@ def test_other_files_without_rows_are_refused(option: str) -> None:
 def test_one_label_is_not_too_many() -> None:
     Path("t.csv").write_text("x,y\n" + "1,no\n" * 50)
     output = invoke("train", "t.csv", "--target", "y", code=2).output
-    assert "classes='1 label' is not allowed: a classifier needs two" in output and "too many" not in output
+    assert "classes='1 label' is not allowed: name all labels" in output and "too many" not in output
     Path("t.csv").write_text("x,y\n" + "".join(f"1,w{k}\n" for k in range(200)))
     output = invoke("train", "t.csv", "-y", "y", code=2).output
-    assert "'200 labels' is not allowed: that is too many (at most 100)" in output
+    assert "'200 labels' is not allowed: give --task regression, or --classes: there may be at most 100" in output
 
 
 def test_words_with_commas_are_quoted() -> None:
@@ -277,7 +277,7 @@ def test_a_report_of_a_stopped_run_says_how_to_go_on(monkeypatch: pytest.MonkeyP
 def test_a_dry_run_writes_the_schema_where_asked() -> None:
     data = table(x=lambda k: k % 5)
     common = ["train", data, "--target", "y", "--classes", "no,yes", "--algorithm", "dp_gd", "--write-schema", "s.toml"]
-    assert "--write-schema goes with --dry-run" in invoke(*common, code=2).output
+    assert "Give --write-schema together with --dry-run" in invoke(*common, code=2).output
     result = invoke(*common, "--dry-run")
     assert "nothing was spent, the schema is in s.toml" in result.output and not Path("runs").exists()
     assert "types of 'x' were read from the private rows" in result.stderr

@@ -252,7 +252,7 @@ def test_a_toml_file_and_libsvm(tmp_path: Path) -> None:
             lambda run: (run / "ledger").write_bytes((run / "ledger").read_bytes().replace(b"main", b"nain", 1)),
             "altered",
         ),
-        (lambda run: (run / "ledger").unlink(), "what this run has spent cannot be told"),
+        (lambda run: (run / "ledger").unlink(), "is missing, and with it what this run has spent: restore it"),
         (lambda run: (run / "settings.json").write_text("{}"), "settings.json was cut or altered"),
         (lambda run: (run / "checkpoint").write_bytes(b"\x00" * 20), "checkpoint was cut or altered"),
         (lambda run: (run / "schema.toml").write_text(""), "was changed after the run began"),

@@ -141,7 +141,7 @@ def test_bags_that_hold_nothing():
         (lambda: nn.Embedding(5, 2, max_norm=1.0), "max_norm=None"),
         (lambda: nn.Embedding(5, 2, scale_grad_by_freq=True), "scale_grad_by_freq=False"),
         (lambda: nn.Embedding(5, 2, sparse=True), "sparse=False"),
-        (lambda: nn.EmbeddingBag(5, 2, mode="max"), "use 'sum' or 'mean'"),
+        (lambda: nn.EmbeddingBag(5, 2, mode="max"), "use mode='sum' or mode='mean'"),
         (lambda: nn.EmbeddingBag(5, 2, max_norm=1.0), "max_norm=None"),
         (lambda: nn.EmbeddingBag(5, 2, sparse=True), "sparse=False"),
     ],
