@@ -206,7 +206,7 @@ class Ranks:
         try:
             validate.check(len(set(where)) == 1, "ranks", where, remedy)
             headers = [entry[2:] for entry in headers]
-            remedy = "give all ranks the same program, arguments and start: they differ"
+            remedy = "give all ranks the same program, arguments and start: the ranks differ"
             for at, name in enumerate(names):
                 numbers = [entry[at] for entry in headers]
                 same = not name or len(set(numbers) - {0}) < 2  # 0 is a rank that has nothing to compare

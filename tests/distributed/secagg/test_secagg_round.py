@@ -323,7 +323,7 @@ def test_keys_that_would_send_everybody_away_cost_only_their_owner(what: str) ->
 def test_nobody_answers_for_another_client_where_the_transport_knows_whom_it_hears() -> None:
     found = Round()
     message = found.clients[0].keys(found.server.invitation())
-    with pytest.raises(BadMessage, match="client 3 sent KEYS in the name of client 0"):
+    with pytest.raises(BadMessage, match="Client 3 sent KEYS in the name of client 0"):
         found.server.receive(message, sender=3)
     assert found.server.receive(message, sender=0) == 0
 
