@@ -293,10 +293,10 @@ class _Private:
         """The narrow dimension, as given or as scheduled; None where there is no map."""
         return self.m if self.sketch is None else scheduled_size(self.m, self.schedule)
 
-    def recipe(self, name: str, **shown: Any) -> Recipe:
+    def recipe(self, name: str, **extra: Any) -> Recipe:
         """The recipe under its name."""
         arguments = {"epsilon": self.budget.epsilon, "delta": self.budget.delta, "clip": self.clip, "m": self.m}
-        return Recipe(name, self.build, {**arguments, "batch_size": self.batch_size, "as_published": False, **shown})
+        return Recipe(name, self.build, {**arguments, "batch_size": self.batch_size, "as_published": False, **extra})
 
     def build(self, binding: Binding) -> Pipeline:
         """The pipeline for a constraint, a space and a public number of records and rounds."""

@@ -72,8 +72,8 @@ def digits(public: int = 50) -> Digits:
     """The digits, split without looking at them: 540 are held out, a few are public, the rest is private."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
-    test, shown, private = np.split(order, [540, 540 + public])
-    return Digits((x[private], y[private]), (x[shown], y[shown]), (x[test], y[test]))
+    test, declared, private = np.split(order, [540, 540 + public])
+    return Digits((x[private], y[private]), (x[declared], y[declared]), (x[test], y[test]))
 
 
 # ------------------------------------------------------------ the table

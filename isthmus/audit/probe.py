@@ -32,17 +32,17 @@ class Intercept(Mechanism):
 
     >>> tap = Intercept()
     >>> _ = tap.release(Bounded(torch.ones(2), 2, 1.0), None)
-    >>> tap.kept[0].bound
+    >>> tap.handed[0].bound
     1.0
     """
 
-    kept: list[Bounded] = field(default_factory=list)
+    handed: list[Bounded] = field(default_factory=list)
     private: ClassVar[bool] = False
     ords: ClassVar[tuple[float, ...]] = (1.0, 2.0, float("inf"))
 
     def release(self, bounded: Bounded, noise: Any) -> Tensor:
         """The value itself."""
-        self.kept.append(bounded)
+        self.handed.append(bounded)
         return bounded.value
 
     def event(self, adjacency: Any = None) -> Any:
@@ -129,7 +129,7 @@ class Probe:
             taps[slot] = Intercept()
             releases.append(replace(release, mechanism=taps[slot], lift=discard))
         close_stage(self.round, replace(stage, releases=releases), self._message(stage, records, index), Keys())
-        return {slot: tap.kept[0] for slot, tap in taps.items()}
+        return {slot: tap.handed[0] for slot, tap in taps.items()}
 
     def _message(self, stage: Stage, records: LinearRecords, index: Tensor | None = None) -> Message:
         """What the holder of the records sends."""

@@ -23,10 +23,10 @@ def subclasses(kind: type[Kind]) -> Iterator[type[Kind]]:
     >>> [kind.__name__ for kind in subclasses(Shape)]
     ['Round', 'Ball']
     """
-    level, seen = [kind], {kind}
+    level, visited = [kind], {kind}
     while level:
-        level = [below for above in level for below in type.__subclasses__(above) if below not in seen]
-        seen.update(level)
+        level = [below for above in level for below in type.__subclasses__(above) if below not in visited]
+        visited.update(level)
         yield from dict.fromkeys(level)
 
 

@@ -1,6 +1,6 @@
 """Progress bars that work on a terminal and in a notebook, with widgets or without.
 
->>> with bar(2, shown=False, unit="round") as steps:
+>>> with bar(2, visible=False, unit="round") as steps:
 ...     steps.update(1)
 >>> steps.disable
 True
@@ -23,7 +23,7 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-def bar(total: int, shown: bool | None = None, **options: Any) -> Any:
-    """A tqdm bar; `shown=None` shows it on a terminal and in a notebook, and nowhere else."""
-    shown = True if shown is None and in_notebook() else shown
-    return tqdm(total=total, disable=None if shown is None else not shown, **options)
+def bar(total: int, visible: bool | None = None, **options: Any) -> Any:
+    """A tqdm bar; `visible=None` shows it on a terminal and in a notebook, and nowhere else."""
+    visible = True if visible is None and in_notebook() else visible
+    return tqdm(total=total, disable=None if visible is None else not visible, **options)

@@ -66,14 +66,14 @@ def require(ok: bool, sentence: str) -> None:
         raise InvalidInput(sentence)
 
 
-def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> None:
+def present(exists: bool, path: object, remedy: str = "", kind: str = "File") -> None:
     """Refuse a file or folder that is not there; without a remedy, name what may have been meant.
 
     >>> present(False, "x.csv", "check the path")
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: File not found: x.csv (check the path)
     """
-    if not found:
+    if not exists:
         raise InvalidInput(f"{kind} not found: {path} ({remedy or _meant(Path(str(path)))})")
 
 
@@ -91,14 +91,14 @@ def unreadable(path: object, why: str) -> NoReturn:
 def _meant(path: Path) -> str:
     """A file of a similar name in the same folder, or the folder that was searched."""
     try:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.iterdir()], 1)
+        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], 1)
     except OSError:
         return f"there is no folder {path.parent} that can be read: check the path"
     searched = f"check the name and the folder, {path.parent.resolve()}"
     return f"did you mean {path.parent / near[0]}?" if near else searched
 
 
-def known_format(where: str, found: object, reads: Iterable[object]) -> None:
+def known_format(where: str, written: object, reads: Iterable[object]) -> None:
     """Refuse what was written in a format that this version does not read: an earlier one, or a later one.
 
     >>> known_format("statement", "isthmus-statement-9", ["isthmus-statement-1"])
@@ -107,10 +107,10 @@ def known_format(where: str, found: object, reads: Iterable[object]) -> None:
 reads 'isthmus-statement-1': use the version of Isthmus that wrote it, or write it again
     """
     formats = list(reads)
-    if found not in formats:
+    if written not in formats:
         readable = " or ".join(map(repr, formats))
         raise InvalidInput(
-            f"{where} has the format {_short(found)}, and this version of Isthmus reads {readable}: "
+            f"{where} has the format {_short(written)}, and this version of Isthmus reads {readable}: "
             "use the version of Isthmus that wrote it, or write it again"
         )
 

@@ -29,10 +29,10 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     isthmus.base.validate.InvalidInput: name='nonsense' is not allowed: choose a benchmark or a family: ...
     """
     for name in names:
-        known = any(name in (each, each.partition("-")[0]) for each in BENCHMARKS)
+        known = any(name in (benchmark, benchmark.partition("-")[0]) for benchmark in BENCHMARKS)
         validate.check(known, "name", name, f"choose a benchmark or a family: {', '.join(BENCHMARKS)}")
     wanted = set(names)
-    return [each for name, each in BENCHMARKS.items() if not names or wanted & {name, name.partition("-")[0]}]
+    return [benchmark for name, benchmark in BENCHMARKS.items() if not names or wanted & {name, name.partition("-")[0]}]
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def carry_out(
     late: Callable[[], bool] = lambda: end is not None and time.monotonic() >= end  # noqa: E731
     failed: dict[str, str] = {}
     left: list[str] = []
-    on_device = [each for each in benchmarks if isinstance(each, Contest) and each.device]
-    todo = [each for each in benchmarks if each not in on_device and not results.has(each)]
+    on_device = [case for case in benchmarks if isinstance(case, Contest) and case.device]
+    todo = [case for case in benchmarks if case not in on_device and not results.has(case)]
     with tqdm(todo, disable=not progress, unit="benchmark", leave=False) as bar:
         for benchmark in bar:
             bar.set_postfix_str(benchmark.name)
@@ -75,7 +75,7 @@ def carry_out(
             except Failed as error:
                 failed[benchmark.name] = str(error)
     left += _carry_columns(on_device, results, late, progress)
-    return Carried(results.report(each.name for each in benchmarks), failed, left)
+    return Carried(results.report(case.name for case in benchmarks), failed, left)
 
 
 def _carry_columns(

@@ -31,7 +31,7 @@ def in_order(case: Contest, cases: Sequence[Contest]) -> list[Contest]:
     >>> [each.name for each in in_order(b, [a, b])]
     ['a', 'b']
     """
-    return [each for each in cases if each is case or (case.shares and each.shares == case.shares)]
+    return [other for other in cases if other is case or (case.shares and other.shares == case.shares)]
 
 
 def measured(
@@ -59,11 +59,11 @@ def _todo(cases: Sequence[Contest], known: Collection[ColumnKey]) -> Iterator[tu
         if case.name in done:
             continue
         together = in_order(case, cases)
-        done |= {each.name for each in together}
-        for way in dict.fromkeys(way for each in together for way in each.wanted()):
-            for each in together:
-                if way in each.wanted() and (each.name, way) not in known:
-                    yield each, way
+        done |= {contest.name for contest in together}
+        for way in dict.fromkeys(way for contest in together for way in contest.wanted()):
+            for contest in together:
+                if way in contest.wanted() and (contest.name, way) not in known:
+                    yield contest, way
 
 
 class Process:
@@ -97,7 +97,7 @@ class Process:
             samples.append(worker.ask("time", way, case.name)["ms"])
         facts = worker.ask("facts", way, case.name)["facts"]
         worker.ask("drop", way, case.name)
-        return {"ms": [float(f"{each:.5g}") for each in samples], "facts": facts}
+        return {"ms": [float(f"{sample:.5g}") for sample in samples], "facts": facts}
 
     def close(self) -> None:
         """End it."""
@@ -109,7 +109,7 @@ class Process:
 def rows(case: Contest, columns: dict[ColumnKey, Measured]) -> list[dict[str, Any]]:
     """The rows of a contest, made of the columns that there are; those without ours say why."""
     own = {way: columns[case.name, way] for way in case.wanted() if (case.name, way) in columns}
-    samples = {way: each["ms"] for way, each in own.items() if "ms" in each}
+    samples = {way: column["ms"] for way, column in own.items() if "ms" in column}
     facts = {way: {"facts": own[way]["facts"]} for way in samples}
     missing = {way: own.get(way, {}).get("skipped", LATER) for way in case.wanted() if way not in samples}
     return [row_of(case, way, samples, facts, missing) for way in case.ours]

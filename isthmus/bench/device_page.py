@@ -15,31 +15,33 @@ from isthmus.bench.steps import PLAIN
 
 def grid(rows: Iterable[dict[str, Any]], family: str) -> str:
     """The contests whose names begin with `family`; below, what else was measured of those that have goals."""
-    cases = [each for name, each in BENCHMARKS.items() if name.startswith(family) and isinstance(each, Contest)]
+    cases = [case for name, case in BENCHMARKS.items() if name.startswith(family) and isinstance(case, Contest)]
     rows = [row for row in rows if row["name"].startswith(family) and "ours_ms" in row]
     by_name = {case.name: _ways([row for row in rows if row["name"] == case.name]) for case in cases}
     order = [
         PLAIN,
         *(way for case in cases for way in case.ways(False)),
-        *(way for each in by_name.values() for way in each),
+        *(way for by_way in by_name.values() for way in by_way),
     ]
-    ways = [way for way in dict.fromkeys(order) if any(way in found for found in by_name.values())]
+    ways = [way for way in dict.fromkeys(order) if any(way in by_way for by_way in by_name.values())]
     lines = [f"| | {' | '.join(ways)} |", f"|---|{'---|' * len(ways)}"]
-    for name, found in by_name.items():
-        if found:
-            lines.append(f"| {LABELS[name]} | {' | '.join(_cell(found, way) for way in ways)} |")
-    shown = {LABELS[case.name]: by_name[case.name] for case in cases if case.goals}
-    return "\n\n".join(filter(None, ("\n".join(lines), _facts(shown, ways), "\n".join(notes_of(rows)))))
+    for name, by_way in by_name.items():
+        if by_way:
+            lines.append(f"| {LABELS[name]} | {' | '.join(_cell(by_way, way) for way in ways)} |")
+    with_goals = {LABELS[case.name]: by_name[case.name] for case in cases if case.goals}
+    return "\n\n".join(filter(None, ("\n".join(lines), _facts(with_goals, ways), "\n".join(notes_of(rows)))))
 
 
-def _facts(shown: dict[str, dict[str, dict[str, Any]]], ways: list[str]) -> str:
+def _facts(by_label: dict[str, dict[str, dict[str, Any]]], ways: list[str]) -> str:
     """A table of facts other than memory, where there are any."""
-    found = {(label, way): each[way]["facts"] for label, each in shown.items() for way in ways if way in each}
+    facts_of = {
+        (label, way): by_way[way]["facts"] for label, by_way in by_label.items() for way in ways if way in by_way
+    }
     names = [
-        name for name in dict.fromkeys(name for facts in found.values() for name in facts) if name not in (GIB, MIB)
+        name for name in dict.fromkeys(name for facts in facts_of.values() for name in facts) if name not in (GIB, MIB)
     ]
     lines = [f"| | | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    for (label, way), facts in found.items():
+    for (label, way), facts in facts_of.items():
         if any(name in facts for name in names):
             cells = (number(facts[name]) if name in facts else "" for name in names)
             lines.append(f"| {label} | {way} | {' | '.join(cells)} |")
@@ -48,27 +50,27 @@ def _facts(shown: dict[str, dict[str, dict[str, Any]]], ways: list[str]) -> str:
 
 def _ways(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Times, memory and other facts of each way, ours with the ratio to plain that was measured."""
-    found: dict[str, dict[str, Any]] = {}
+    by_way: dict[str, dict[str, Any]] = {}
     for row in rows:
-        for peer, each in row["peers"].items():
-            found.setdefault(peer, {"ms": each["ms"][0], "facts": each["facts"]})
+        for peer, figures in row["peers"].items():
+            by_way.setdefault(peer, {"ms": figures["ms"][0], "facts": figures["facts"]})
     for row in rows:
         plain = row["peers"].get(PLAIN)
-        found[row["ours"]] = {"ms": row["ours_ms"][0], "facts": row["facts"]}
-        found[row["ours"]] |= {"ratio": plain["ratio"][0]} if plain else {}
-    return found
+        by_way[row["ours"]] = {"ms": row["ours_ms"][0], "facts": row["facts"]}
+        by_way[row["ours"]] |= {"ratio": plain["ratio"][0]} if plain else {}
+    return by_way
 
 
-def _cell(found: dict[str, dict[str, Any]], way: str) -> str:
+def _cell(by_way: dict[str, dict[str, Any]], way: str) -> str:
     """Milliseconds, how many times those of plain training, and memory.
 
     >>> _cell({"plain torch": {"ms": 4.0, "facts": {}}, "x": {"ms": 5.0, "facts": {"peak GiB": 1.5}}}, "x")
     '5 ms (1.25x), 1.5 GiB'
     """
-    if way not in found:
+    if way not in by_way:
         return ""
-    one = found[way]
-    ratio = one.get("ratio") or (one["ms"] / found[PLAIN]["ms"] if PLAIN in found else None)
+    one = by_way[way]
+    ratio = one.get("ratio") or (one["ms"] / by_way[PLAIN]["ms"] if PLAIN in by_way else None)
     words = f"{number(one['ms'])} ms" + (f" ({number(ratio)}x)" if ratio and way != PLAIN else "")
     if GIB in one["facts"]:
         words += f", {number(one['facts'][GIB])} GiB"

@@ -44,11 +44,11 @@ def gauged(
         torch.cuda.reset_peak_memory_stats()
 
     def facts() -> Facts:
-        found: Facts = {}
+        memory: Facts = {}
         if DEVICE == "cuda":  # before anything else is run
             peak = torch.cuda.max_memory_allocated()
-            found |= {MIB: (peak - held) / 2**20} if beyond else {GIB: peak / 2**30}
-        return found | _looked_at(step, steps, runs) | {"first s": first}
+            memory |= {MIB: (peak - held) / 2**20} if beyond else {GIB: peak / 2**30}
+        return memory | _looked_at(step, steps, runs) | {"first s": first}
 
     return Work(call, facts, steps)
 
@@ -78,10 +78,10 @@ def _looked_at(step: Callable[[], object], steps: int, runs: Callable[[], int] |
         step()
     used = time.process_time() - used
     wait()
-    found: Facts = {WAITING: 1e3 * waiting, "host ms": 1e3 * used / steps}
+    times: Facts = {WAITING: 1e3 * waiting, "host ms": 1e3 * used / steps}
     if runs is not None and DEVICE == "cuda":
-        found["recorded"] = (runs() - before) / steps
-    return found | (_launches(step) if DEVICE == "cuda" else {})
+        times["recorded"] = (runs() - before) / steps
+    return times | (_launches(step) if DEVICE == "cuda" else {})
 
 
 def _launches(step: Callable[[], object]) -> Facts:
@@ -93,8 +93,8 @@ def _launches(step: Callable[[], object]) -> Facts:
     events = profile.key_averages()
     starts, waits = ("cudaLaunchKernel", "cuLaunchKernel"), ("cudaStreamSynchronize", "cudaMemcpy")
     return {
-        "launches": sum(each.count for each in events if each.key.startswith(starts)),
-        "recordings started": sum(each.count for each in events if each.key == "cudaGraphLaunch"),
-        "waits": sum(each.count for each in events if each.key in waits),
-        "GPU ms": sum(each.self_device_time_total for each in events) / 1e3,
+        "launches": sum(event.count for event in events if event.key.startswith(starts)),
+        "recordings started": sum(event.count for event in events if event.key == "cudaGraphLaunch"),
+        "waits": sum(event.count for event in events if event.key in waits),
+        "GPU ms": sum(event.self_device_time_total for event in events) / 1e3,
     }

@@ -43,10 +43,10 @@ class Beside:
 
 @dataclass(frozen=True)
 class GoalCheck:
-    """A goal with what was measured; `told` names both."""
+    """A goal with what was measured; `label` names both."""
 
     name: str
-    told: str
+    label: str
     goal: Goal
     figure: float
 

@@ -125,17 +125,17 @@ def _samples(case: Benchmark, workers: dict[str, Worker], rounds: int) -> dict[s
     return times
 
 
-def row_of(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, str]) -> dict[str, Any]:
+def row_of(case: Contest, own: str, samples: Any, reports: Any, skipped: dict[str, str]) -> dict[str, Any]:
     """Ours beside every peer."""
     row: dict[str, Any] = {"name": case.name, "title": case.title, "ours": own, "threads": case.threads}
     row["skipped"] = {way: why for way, why in skipped.items() if way == own or way in case.beside(own)}
     if own in samples:
-        row |= {"ours_ms": spread(samples[own]), "facts": told[own]["facts"], "rounds": len(samples[own])}
+        row |= {"ours_ms": spread(samples[own]), "facts": reports[own]["facts"], "rounds": len(samples[own])}
         row["peers"] = {
             peer: {
                 "ms": spread(samples[peer]),
                 "ratio": spread([a / b for a, b in zip(samples[own], samples[peer], strict=False)]),
-                "facts": told[peer]["facts"],
+                "facts": reports[peer]["facts"],
             }
             for peer in case.beside(own)
             if peer in samples
@@ -143,9 +143,9 @@ def row_of(case: Contest, own: str, samples: Any, told: Any, skipped: dict[str, 
     return row
 
 
-def _peaks(row: dict[str, Any], told: dict[str, Any]) -> dict[str, int]:
+def _peaks(row: dict[str, Any], reports: dict[str, Any]) -> dict[str, int]:
     """Peak memory of processes that did one way each, in MiB."""
-    return {way: round(told[way]["peak"]) for way in (row["ours"], *row["peers"])}
+    return {way: round(reports[way]["peak"]) for way in (row["ours"], *row["peers"])}
 
 
 def _grow(case: Growth, quick: bool) -> dict[str, Any]:
@@ -177,7 +177,8 @@ def slope(points: list[dict[str, Any]]) -> float:
     >>> slope([{"size": s, "ms": [2.0 * s**2, 0, 0]} for s in (10, 100, 1000)])
     2.0
     """
-    sizes, times = (np.log([each[key] if key == "size" else each[key][0] for each in points]) for key in ("size", "ms"))
+    sizes = np.log([point["size"] for point in points])
+    times = np.log([point["ms"][0] for point in points])
     return round(float(np.polyfit(sizes, times, 1)[0]), 4)
 
 
@@ -187,7 +188,7 @@ def spread(values: Any) -> list[float]:
     >>> spread([4.0, 1.0, 2.0, 3.0, 5.0])
     [3.0, 2.0, 4.0]
     """
-    return [float(f"{each:.5g}") for each in np.quantile(values, (0.5, 0.25, 0.75))]
+    return [float(f"{quantile:.5g}") for quantile in np.quantile(values, (0.5, 0.25, 0.75))]
 
 
 def report(rows: Iterable[dict[str, Any]], seconds: float, quick: bool) -> dict[str, Any]:

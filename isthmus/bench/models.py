@@ -98,8 +98,8 @@ class Block(nn.Module):
         n, t, width = x.shape
         shape = (n, t, 3, self.heads, width // self.heads)
         q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(n, t, width))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(n, t, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 

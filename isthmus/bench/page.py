@@ -89,9 +89,9 @@ def texts(root: Path) -> dict[Path, str]:
     return pages
 
 
-def filled(text: str, kept: list[KeptRun]) -> str:
+def filled(text: str, runs: list[KeptRun]) -> str:
     """A text with its blocks written anew."""
-    rows = [row for source in kept for row in source.rows]
+    rows = [row for source in runs for row in source.rows]
 
     def block(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -102,10 +102,10 @@ def filled(text: str, kept: list[KeptRun]) -> str:
     return re.sub(BEGIN.pattern + ".*?" + re.escape(END), block, text, flags=re.DOTALL)
 
 
-def page(kept: list[KeptRun]) -> str:
+def page(sources: list[KeptRun]) -> str:
     """docs/benchmarks.md."""
     parts = [INTRO]
-    for source in kept:
+    for source in sources:
         rows = source.rows
         if all("lower" in row for row in rows):  # audits, which are no times
             continue
@@ -115,9 +115,9 @@ def page(kept: list[KeptRun]) -> str:
                 parts.append(f"### {title}\n\n{_family(rows, family)}\n")
         if any(row.get("points") for row in rows):
             parts.append(f"### How time grows\n\n{_growths(rows)}\n")
-    rows = [row for source in kept for row in source.rows]
+    rows = [row for source in sources for row in source.rows]
     parts.append(f"## Goals\n\n{_goals(list(verdicts(rows)))}\n")
-    parts.append(f"## Not measured\n\n{_skipped(kept)}\n")
+    parts.append(f"## Not measured\n\n{_skipped(sources)}\n")
     return "\n".join(parts)
 
 
@@ -153,7 +153,7 @@ def _family_of(row: dict[str, Any]) -> str:
 def _family(rows: Iterable[dict[str, Any]], family: str, starred: bool = False) -> str:
     """The table of a family, with facts and memory below, and what a star means where quick rows have one."""
     rows = [row for row in rows if _family_of(row) == family and "ours_ms" in row]
-    met = {(check.name, check.told): check for check in verdicts(rows)}
+    met = {(check.name, check.label): check for check in verdicts(rows)}
     lines = ["| | ours | ms | beside | ms | ratio | asked |", "|---|---|---|---|---|---|---|"]
     last = ""
     for pair in comparisons(rows):
@@ -226,10 +226,10 @@ def _goals(checks: list[GoalCheck]) -> str:
     lines += ["", "Missed:", ""] if missed else []
     for check in missed:
         cause = check.goal.cause or "the cause is not known"
-        lines.append(f"* {check.told}: {number(check.figure)}, asked {number(check.goal.at_most)}. Cause: {cause}.")
+        lines.append(f"* {check.label}: {number(check.figure)}, asked {number(check.goal.at_most)}. Cause: {cause}.")
     met = [item for item in checks if item.met]
     lines += ["", "Met:", ""] if met else []
-    lines += [f"* {item.told}: {number(item.figure)}, asked {number(item.goal.at_most)}." for item in met]
+    lines += [f"* {item.label}: {number(item.figure)}, asked {number(item.goal.at_most)}." for item in met]
     return "\n".join(lines)
 
 
@@ -301,7 +301,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The same for a terminal."""
     rows = [whole(row) for row in rows]
     lines = [f"{'benchmark':22} {'ours':22} {'ms':>9}  {'beside':28} {'ms':>9} {'ratio':>8} {'quartiles':>16}  asked"]
-    met = {check.told: check for check in verdicts(rows)}
+    met = {check.label: check for check in verdicts(rows)}
     for pair in comparisons(rows):
         verdict = met.get(f"{pair.name}: {pair.ours} / {pair.peer}")
         goal = "" if verdict is None else f"{number(verdict.goal.at_most)} {'met' if verdict.met else 'MISSED'}"

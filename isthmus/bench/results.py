@@ -83,7 +83,7 @@ class BenchResults:
         """Measure these again; what was found stays until then."""
         for case in cases:
             for key in [key for key in self.rows if key[0] == case.name]:
-                self.rows[key] = {name: each for name, each in self.rows[key].items() if name != "stamp"}
+                self.rows[key] = {name: value for name, value in self.rows[key].items() if name != "stamp"}
             self.columns = {key: column for key, column in self.columns.items() if key[0] != case.name}
 
     def has(self, case: Benchmark) -> bool:
@@ -119,9 +119,9 @@ class BenchResults:
         order = {name: place for place, name in enumerate(BENCHMARKS)}
         rows = [row for (name, _), row in self.rows.items() if wanted is None or name in wanted]
         rows.sort(key=lambda row: order.get(row["name"], len(order)))
-        kept = [column for column in self.columns.values() if "ms" in column]
+        measured = [column for column in self.columns.values() if "ms" in column]
         made = report(rows, time.perf_counter() - self.began, self.quick)
-        return made | ({"columns": kept} if kept and wanted is None else {})
+        return made | ({"columns": measured} if measured and wanted is None else {})
 
     def _write(self) -> None:
         if self.path is not None and self.writes:

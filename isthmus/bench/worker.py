@@ -84,7 +84,7 @@ def main(home: str, quick: bool, threads: int) -> None:
     os.dup2(2, 1)  # what a peer prints is no answer
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
-    works = {each.name: Works(each, quick) for each in importlib.import_module(home).BENCHMARKS}
+    works = {case.name: Works(case, quick) for case in importlib.import_module(home).BENCHMARKS}
     for line in sys.stdin:
         verb, name, way = json.loads(line)
         if getattr(works[name].benchmark, "device", False):

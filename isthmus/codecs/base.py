@@ -22,7 +22,7 @@ from torch import Tensor
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.codecs.bits import BLOCK, CodecError, Reader, Writer, shown
+from isthmus.codecs.bits import BLOCK, CodecError, Reader, Writer, shortened
 
 FORMAT = 0xC1
 """The first byte of every payload: C for codec, 1 for the version."""
@@ -133,7 +133,7 @@ def from_json(text: str | Mapping[str, Any]) -> Codec:
     try:
         fields_given = dict(text) if isinstance(text, Mapping) else json.loads(text)
     except ValueError as error:
-        raise CodecError(f"codec={shown(text)} is not JSON ({error}): give what Codec.to_json wrote") from error
+        raise CodecError(f"codec={shortened(text)} is not JSON ({error}): give what Codec.to_json wrote") from error
     fine = isinstance(fields_given, dict) and "codec" in fields_given
     validate.check(fine, "codec", text, "give a JSON object with a name under 'codec'")
     name = fields_given.pop("codec")

@@ -20,7 +20,7 @@ class CodecError(InvalidInput):
     """Bytes that no codec wrote, or that were damaged on the way: the message says what is wrong with them."""
 
 
-def shown(value: Any) -> str:
+def shortened(value: Any) -> str:
     """A value, short enough for a message."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -309,7 +309,7 @@ class PrivacyEngine:
         assert promise is not None
         warn_of_large_delta(delta, promise.n)
         event, assumptions = self._planned()
-        buffers = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.kept)
+        buffers = dict.fromkeys(name for training in self._trainings for name in training.driver.guard.changed)
         leaks = [f"{KEPT}: {list(buffers)}"] if buffers else []
         foreign = others_parts([training.driver.stage for training in self._trainings])
         rests = (*promise.assumptions, *foreign, *assumptions)

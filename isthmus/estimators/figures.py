@@ -120,7 +120,7 @@ class Bins:
 # ---------------------------------------------------------------- what a number may be shown for
 
 
-def told(figure: Figure, rows: int, least: float = TELLS) -> Figure:
+def readable(figure: Figure, rows: int, least: float = TELLS) -> Figure:
     """The figure, or, where its noise is larger than what it could tell, how many rows would do."""
     if figure.value is not None and math.isfinite(figure.value) and figure.noise <= least:
         return figure
@@ -179,14 +179,14 @@ def exact_figures(model: Any, X: Any, y: Any, on: str = "") -> tuple[list[Figure
     return [replace(figure, on=on) for figure in figures], curves
 
 
-def exact_errors(found: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:
+def exact_errors(predicted: np.ndarray, y: np.ndarray, on: str = "") -> list[Figure]:
     """R2, root mean squared and mean absolute error of predictions, beside those of the mean of these rows."""
-    errors, spread = float(np.mean((found - y) ** 2)), float(np.var(y))
+    errors, spread = float(np.mean((predicted - y) ** 2)), float(np.var(y))
     away = float(np.mean(np.abs(y - y.mean())))
     return [
         Figure("R2", 1 - errors / spread if spread > 0 else None, on, 0.0, 0.0, MEAN),
         Figure("root mean squared error", math.sqrt(errors), on, 0.0, math.sqrt(spread), MEAN),
-        Figure("mean absolute error", float(np.mean(np.abs(found - y))), on, 0.0, away, MEAN),
+        Figure("mean absolute error", float(np.mean(np.abs(predicted - y))), on, 0.0, away, MEAN),
     ]
 
 
@@ -334,17 +334,17 @@ def error_figures(sums: np.ndarray, n: int, noise: float, scale: Scale) -> list[
     if spread > 3 * noisy and square > 0:  # a variance within its own noise tells nothing, and it divides
         ratio = errors / spread
         deviation = math.hypot(sd * scale.error**2 / spread, ratio * noisy / spread)
-        figures.append(told(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, ROUGHLY))
+        figures.append(readable(Figure("R2", 1 - ratio, "", deviation, 0.0, MEAN, note), n, ROUGHLY))
     else:
-        figures.append(told(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, ROUGHLY))
+        figures.append(readable(Figure("R2", None, "", sd * max(1.0, scale.error**2 / scale.width**2)), n, ROUGHLY))
     root, base = math.sqrt(errors), math.sqrt(max(spread, 0.0))
     half = sd * scale.error**2 / (2 * root) if root > 0 else math.inf
     figures.append(
-        told(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
+        readable(Figure("root mean squared error", root, "", half, base, MEAN, note), n, RELATIVE * max(root, 0.0))
     )
     size = max(part, 0.0) * scale.error
     absolute = Figure("mean absolute error", size, "", sd * scale.error, max(away, 0.0) * scale.width, "", note)
-    figures.append(told(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
+    figures.append(readable(replace(absolute, than=f"always {scale.centre:.4g}"), n, RELATIVE * size))
     return figures
 
 
@@ -356,10 +356,10 @@ class Scale:
     centre: float
     width: float
 
-    def terms(self, found: np.ndarray, y: np.ndarray) -> np.ndarray:
+    def terms(self, predicted: np.ndarray, y: np.ndarray) -> np.ndarray:
         """(|e|, e^2, u, u^2, |u|) of each row, in units of the clips: each entry in [-1, 1], lengths at most sqrt 5."""
         with np.errstate(over="ignore", invalid="ignore"):
-            errors = np.nan_to_num(np.minimum(np.abs(found - y) / self.error, 1.0), nan=1.0)
+            errors = np.nan_to_num(np.minimum(np.abs(predicted - y) / self.error, 1.0), nan=1.0)
         u = np.nan_to_num(np.clip((y - self.centre) / self.width, -1.0, 1.0))
         return np.stack([errors, errors**2, u, u**2, np.abs(u)], axis=1)
 

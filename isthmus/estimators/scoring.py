@@ -348,7 +348,7 @@ def _derived(
             derived += [loss, figures.calibration_figure(scores, groups.predicted, noise)]
             event = str(classes[1]) if k == 2 else "the class that was predicted"
             curves.append(figures.calibration_curve(scores, groups.predicted, noise, event))
-    readable = [figures.told(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
+    readable = [figures.readable(figure, n, _least(figure)) if figure.noise else figure for figure in derived]
     return Scores(tuple(readable), tuple(curve for curve in curves if len(curve.series[0][1]) > 2))
 
 

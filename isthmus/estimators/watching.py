@@ -19,7 +19,7 @@ SMALL_STATE = 20_000
 class Watcher:
     """Notes what each round moved (it was released, so it is public), saves checkpoints, and ends a partial fit."""
 
-    seen: list[dict[str, Any]]
+    notes: list[dict[str, Any]]
     choice: Choice
     until: int
     rounds: int
@@ -37,7 +37,7 @@ class Watcher:
         if "loss" in record:
             note["loss"] = record["loss"]
         self.last = state.t, state.w
-        self.seen.append(note)
+        self.notes.append(note)
         every = 1 if state.w.numel() < SMALL_STATE else max(1, self.rounds // 100)
         if self.path is not None and (state.t % every == 0 or state.t == self.rounds):
             state.replace(parts={**state.parts, **self.assumed}).save(self.path)

@@ -205,7 +205,7 @@ class Outer(Rows):
         mate = other.outer_form()
         if mate is None or is_lazy(self.a):
             return super().inner(other)
-        view = mate.shown()
+        view = mate.whole_a()
         if (mate.b.shape[-1], view.shape[-1]) != (self.q, self.p):
             return super().inner(other)
         pairs, m = self.positions * (1 if mate.b.ndim == 2 else mate.b.shape[1]), other.n

@@ -80,9 +80,9 @@ def cost(parts: Mapping[DpEvent, int], replaced: bool, interval: float, asked: s
 
 def _one_way(rounds: Sequence[tuple[RoundLoss, int]], interval: float, asked: str, given: float) -> float:
     """The cost in one direction: what is infinite costs its whole mass of delta."""
-    if any(each.infinite >= 1 for each, _ in rounds):
+    if any(losses.infinite >= 1 for losses, _ in rounds):
         return math.inf if asked == "epsilon" else 1.0
-    infinite = -math.expm1(math.fsum(n * math.log1p(-each.infinite) for each, n in rounds))
+    infinite = -math.expm1(math.fsum(n * math.log1p(-losses.infinite) for losses, n in rounds))
     total = _Total(rounds, interval)
     if asked == "delta":
         return min(1.0, total.delta(given - SHIFT * total.n) * (1 + RELATIVE * total.n) + infinite)
@@ -140,11 +140,11 @@ class _Total:
 
     def __init__(self, rounds: Sequence[tuple[RoundLoss, int]], interval: float) -> None:
         self.interval, self.n = interval, sum(n for _, n in rounds)
-        self.parts = [(*_positive(each), n) for each, n in rounds]
+        self.parts = [(*_positive(losses), n) for losses, n in rounds]
 
     def epsilon(self, log_target: float) -> float:
         """Of this delta, from above."""
-        return self._best(lambda t, k: (k - log_target) / t, lambda law: (each := law.epsilon(log_target), each))
+        return self._best(lambda t, k: (k - log_target) / t, lambda law: (epsilon := law.epsilon(log_target), epsilon))
 
     def delta(self, epsilon: float) -> float:
         """Of this epsilon, from above."""

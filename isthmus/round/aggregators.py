@@ -192,8 +192,8 @@ class Clients(Aggregator):
         return total
 
 
-def check_samplers(samplers: Sequence[Sampler], told: str) -> None:
+def check_samplers(samplers: Sequence[Sampler], argument: str) -> None:
     """Refuse samplers that draw from all records together where each holder draws its own."""
     for sampler in samplers:
         remedy = "use Poisson sampling, or all records (dp_gd): a subset of a fixed size is one draw from all of them"
-        validate.check(not isinstance(sampler, FixedSize), told, type(sampler).__name__, remedy)
+        validate.check(not isinstance(sampler, FixedSize), argument, type(sampler).__name__, remedy)

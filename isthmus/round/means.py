@@ -84,9 +84,9 @@ class Undo:
 
         return _mapped(tapped, output)
 
-    def check_kept(self, found: Mapping[str, object]) -> None:
+    def check_kept(self, things: Mapping[str, object]) -> None:
         """Refuse what a module keeps of a pass: a loss of it beside the outputs would be divided by n still."""
-        names = sorted(name for name, x in found.items() if isinstance(x, Tensor) and x.grad_fn is not None)
+        names = sorted(name for name, x in things.items() if isinstance(x, Tensor) and x.grad_fn is not None)
         if self.on and names:
             raise validate.InvalidInput(
                 f"the module keeps {names} of its pass with their graph: in less than 32 bits a mean loss must be one "

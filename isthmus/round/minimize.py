@@ -296,10 +296,10 @@ class _Look:
 
 def _public(objective: Any, data: Any) -> Any:
     """The objective on public examples, which are never its own."""
-    shown = objective.on(data)
+    public = objective.on(data)
     remedy = "give the sketch public examples, which are not those that it is to protect"
-    validate.check(shown is not objective, "data", type(data).__name__, remedy)
-    return shown
+    validate.check(public is not objective, "data", type(data).__name__, remedy)
+    return public
 
 
 def _gradient(objective: Any) -> Callable[[Tensor], Tensor]:

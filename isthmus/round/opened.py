@@ -31,11 +31,11 @@ class RoundContext:
         round: Round,
         slots: Sequence[tuple[str, Encoder]],
         parts: Mapping[str, Any],
-        kept: Kept,
+        maps: Kept,
         lead: Lead = alone,
     ) -> None:
         self._round: Round = weakref.proxy(round)  # the round holds the context: no cycle keeps its tensors alive
-        self._slots, self._parts, self._kept, self._lead = slots, parts, kept, lead
+        self._slots, self._parts, self._kept, self._lead = slots, parts, maps, lead
         self._bound: dict[str, Sketch] = {}
         self.changed: dict[str, Any] = {}
         self.space, self.t, self.epoch, self.seed = round.space, round.t, round.epoch, round.seed
@@ -139,7 +139,7 @@ def open_round(
     read: Callable[[], Tensor],
     public_rows: Callable[[Tensor, Any], Rows],
     eta: float | Tensor | None = None,
-    kept: Kept | None = None,
+    maps: Kept | None = None,
     device: torch.device | None = None,
     lead: Lead = alone,
     place: Callable[[str, Sketch], Sketch] | None = None,
@@ -147,7 +147,7 @@ def open_round(
     """A new round: its step size and what its encoders may look at.  Public things only."""
     step = pipe.step(state.t) if eta is None else eta
     round = Round(pipe, space, state.t, epoch, seed, step, read, public_rows, dict(state.held), device)
-    round.context = RoundContext(round, pipe.encoders, state.parts, {} if kept is None else kept, lead)
+    round.context = RoundContext(round, pipe.encoders, state.parts, {} if maps is None else maps, lead)
     round.context.place = place
     return round
 

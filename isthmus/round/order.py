@@ -141,7 +141,7 @@ class DataSite:
     keys: Keys
     public_rows: Callable[[Tensor, Any], Rows] = no_public
     physical: int | None = None
-    kept: Kept = field(default_factory=dict)
+    maps: Kept = field(default_factory=dict)
     memory: dict[str, Tensor] = field(default_factory=dict)
     read: Callable[[], Tensor] | None = None
     round: Round | None = None
@@ -196,7 +196,7 @@ class DataSite:
             read=lambda: w,
             public_rows=self.public_rows,
             eta=order.eta,
-            kept=self.kept,
+            maps=self.maps,
         )
 
 

@@ -168,19 +168,19 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     return (("", value),)
 
 
-def held(found: Things, copies: bool = False) -> Held:
+def held(present: Things, copies: bool = False) -> Held:
     """The tensors of a module as they are now; `copies` keeps the numbers of all but its parameters."""
     result: Held = {}
-    for name, x in found.items():
+    for name, x in present.items():
         if isinstance(x, Tensor):
             numbers = x.detach().clone() if copies and not isinstance(x, nn.Parameter) else None
             result[name] = x, _version(x), x.data_ptr(), numbers
     return result
 
 
-def moved(found: Things, before: Held) -> list[str]:
+def moved(present: Things, before: Held) -> list[str]:
     """The names of tensors that are not what they were: new, changed in place, or assigned with other numbers."""
-    return [name for name, x in found.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
+    return [name for name, x in present.items() if isinstance(x, Tensor) and not _same(x, before.get(name))]
 
 
 def _same(x: Tensor, before: tuple[Tensor, int, int, Tensor | None] | None) -> bool:
@@ -204,9 +204,9 @@ def _version(x: Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
-def check_silent(found: Things, watched: Set[int] = frozenset()) -> None:
+def check_silent(present: Things, watched: Set[int] = frozenset()) -> None:
     """Refuse tensors that backward() would write a raw gradient to; a watch on the others refuses it then."""
-    asking = {name: x for name, x in found.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
+    asking = {name: x for name, x in present.items() if isinstance(x, Tensor) and x.requires_grad and x.is_leaf}
     raw = [name for name, x in asking.items() if id(x) not in watched]
     if raw:
         raise validate.InvalidInput(
@@ -216,9 +216,9 @@ def check_silent(found: Things, watched: Set[int] = frozenset()) -> None:
         )
 
 
-def check_public_draws(found: Things) -> None:
+def check_public_draws(present: Things) -> None:
     """Refuse generators of a module's own: whoever knows their seed knows its masks."""
-    own = [name for name, x in found.items() if isinstance(x, torch.Generator)]
+    own = [name for name, x in present.items() if isinstance(x, torch.Generator)]
     if own:
         raise validate.InvalidInput(
             f"the module draws from generators of its own ({own}), whose seeds may be known: one record more would "
@@ -235,7 +235,7 @@ class Guard:
 
     def __init__(self, module: nn.Module, secret: bool, watched: Iterable[Tensor] = ()) -> None:
         self.module, self.secret, self.watched = module, secret, frozenset(id(x) for x in watched)
-        self.kept: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
         """The names of tensors that private passes have changed."""
         self._outer: nn.Module | None = None
         self._depth, self._looks = 0, 0
@@ -271,13 +271,13 @@ class Guard:
             check_public_draws(present)
         return present
 
-    def enter(self, layer: nn.Module, found: Things | None = None) -> None:
-        """A pass begins: of the whole, or of a layer inside one that has begun; `found` is what `check` has found."""
+    def enter(self, layer: nn.Module, present: Things | None = None) -> None:
+        """A pass begins: of the whole, or of a layer inside one that has begun; `present` is what `check` has found."""
         if self._outer is not None:
             self._depth += layer is self._outer
             return
-        found = self.check() if found is None else found
-        self._outer, self._depth, self._before = layer, 1, held(found, copies=self._looks < LOOKS)
+        present = self.check() if present is None else present
+        self._outer, self._depth, self._before = layer, 1, held(present, copies=self._looks < LOOKS)
         self._looks += 1
         if self.secret and not hidden():
             self._back = hide(x.device for x, *_ in self._before.values())
@@ -315,7 +315,7 @@ class Guard:
 
     def _warn(self, names: list[str]) -> None:
         if names:
-            self.kept |= dict.fromkeys(names)
+            self.changed |= dict.fromkeys(names)
             warnings.warn(
                 f"the forward pass changed the buffers or attributes {names}: what they keep of the data is not "
                 "protected, and buffers are part of state_dict()",

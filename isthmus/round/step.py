@@ -135,7 +135,7 @@ class Setting:
     per_epoch: int = 1
     physical: int | None = None
     ledger: Purse | None = None
-    kept: Kept = field(default_factory=dict)
+    maps: Kept = field(default_factory=dict)
     whole: int | None = None
     """How many records all holders of data have together; None where this process has them all."""
 
@@ -184,7 +184,7 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
         epoch=state.t // setting.per_epoch,
         read=lambda: state.w,
         public_rows=setting.public_rows,
-        kept=setting.kept,
+        maps=setting.maps,
         lead=setting.aggregator.lead if setting.aggregator.shared else alone,
     )
     return DataSite(
@@ -193,7 +193,7 @@ def _opened(pipe: Pipeline, state: State, setting: Setting) -> DataSite:
         setting.keys,
         setting.public_rows,
         setting.physical,
-        setting.kept,
+        setting.maps,
         dict(state.memory),
         round=round,
         whole=setting.whole,

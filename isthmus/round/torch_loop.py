@@ -248,7 +248,7 @@ class TorchDriver:
                     read=self.layers.pack,
                     public_rows=self._public_rows,
                     eta=self.optimizer.param_groups[0]["lr"],
-                    kept=self._kept,
+                    maps=self._kept,
                     device=self._device,
                     place=None if self._directions or self.observers else self.arrivals.placed,
                     lead=self.company.lead,

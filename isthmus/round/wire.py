@@ -202,18 +202,18 @@ class Wire:
         """Whether senders keep a vector of R^d."""
         return self.feedback or self.shift is not None
 
-    def corrected(self, value: Tensor, kept: Tensor | None, divisor: float, eta: float | Tensor) -> Tensor:
+    def corrected(self, value: Tensor, memory: Tensor | None, divisor: float, eta: float | Tensor) -> Tensor:
         """What a sender encodes: its sum with the error of earlier rounds, or without its shift."""
-        if kept is None:
+        if memory is None:
             return value
-        return _plus(value, divisor / eta, kept) if self.feedback else _plus(value, -divisor, kept)
+        return _plus(value, divisor / eta, memory) if self.feedback else _plus(value, -divisor, memory)
 
     def remembered(
         self,
         value: Tensor,
         code: Tensor,
         sketch: Sketch,
-        kept: Tensor | None,
+        memory: Tensor | None,
         divisor: float,
         eta: float | Tensor,
     ) -> Tensor:
@@ -223,4 +223,4 @@ class Wire:
             return _plus(value * (eta / divisor), -eta, back)
         assert self.shift is not None
         moved = unbiased(sketch, code, None, eta).direction.mul(self.shift / divisor)
-        return moved if kept is None else moved.add_(kept)
+        return moved if memory is None else moved.add_(memory)

@@ -43,11 +43,11 @@ def stripped_names(column_names: Iterable[Any], file: Path) -> list[str]:
 class ParquetFrame:
     """A table whose columns are read one at a time and whose rows are encoded a slice at a time.
 
-    `kept` are the rows that count, all where it is None.
+    `rows_kept` are the rows that count, all where it is None.
     """
 
-    def __init__(self, path: Path, table: ArrowTable | None = None, kept: np.ndarray | None = None) -> None:
-        self.path, self.kept = path, kept
+    def __init__(self, path: Path, table: ArrowTable | None = None, rows_kept: np.ndarray | None = None) -> None:
+        self.path, self.rows_kept = path, rows_kept
         self.table = ArrowTable(parquet_dataset(path, "data")) if table is None else table
         self._names = dict(zip(stripped_names(self.table.names, path), self.table.names, strict=True))
 
@@ -57,15 +57,15 @@ class ParquetFrame:
         return list(self._names)
 
     def __len__(self) -> int:
-        return self.table.n if self.kept is None else len(self.kept)
+        return self.table.n if self.rows_kept is None else len(self.rows_kept)
 
     def __getitem__(self, chosen: Any) -> Any:
         """A whole column as a pandas Series, or the table with the rows that a mask keeps."""
         if isinstance(chosen, str):
             name = self._names[chosen]
             series = self.table.table(0, self.table.n, [name]).to_pandas()[name].rename(chosen)
-            return series if self.kept is None else series.iloc[self.kept].reset_index(drop=True)
-        rows = np.flatnonzero(chosen) if self.kept is None else self.kept[np.asarray(chosen)]
+            return series if self.rows_kept is None else series.iloc[self.rows_kept].reset_index(drop=True)
+        rows = np.flatnonzero(chosen) if self.rows_kept is None else self.rows_kept[np.asarray(chosen)]
         return ParquetFrame(self.path, self.table, rows)
 
     def encoded(self, schema: Schema) -> Streamed:
@@ -77,7 +77,7 @@ class ParquetFrame:
             return torch.from_numpy(encode(frame, schema))
 
         on_disk = kept_on_disk(DerivedRows(rows, numbers, len(schema.features), torch.float64))
-        return on_disk if self.kept is None else ChosenRows(on_disk, torch.from_numpy(self.kept))
+        return on_disk if self.rows_kept is None else ChosenRows(on_disk, torch.from_numpy(self.rows_kept))
 
 
 class _Frames:

@@ -176,7 +176,10 @@ def test_the_compressive_mechanism_as_published() -> None:
         (lambda: algorithms.dp_svrg(inner=0, **COMMON), "inner=0"),
         (lambda: algorithms.dp_svrg(inner=4, anchor_share=1.0, **COMMON), "anchor_share=1.0"),
         (lambda: algorithms.dp_fw(**(without("step") | {"clip": -1.0})), "clip=-1.0"),
-        (lambda: build(VARIANTS["dp_fw-l1"][0](), problem(), L2Ball(1.0), 5), "give a polytope that knows its vertices"),
+        (
+            lambda: build(VARIANTS["dp_fw-l1"][0](), problem(), L2Ball(1.0), 5),
+            "give a polytope that knows its vertices",
+        ),
         (lambda: build(skgd(sampling="nice", tau=31), problem(), BALL, 5), "tau=31"),
         (lambda: build(skgd(smoothness=[1.0] * 3), problem(), BALL, 5), "smoothness.shape"),
     ],

@@ -61,7 +61,7 @@ def test_memory_is_asked_for_beside_a_peer(tmp_path: Path) -> None:
     peers = {"plain torch": {"ms": 4.0, "facts": {"peak GiB": 2.0}}}
     row = {"name": case.name, "ours": "no sketch", "ours_ms": 4.0, "facts": {"peak GiB": 3.0}, "peers": peers}
     (memory,) = (each for each in kept.verdicts([kept.whole(row)]) if each.goal.fact)
-    assert memory.figure == 1.5 and not memory.met and memory.told.endswith("no sketch / plain torch, peak GiB")
+    assert memory.figure == 1.5 and not memory.met and memory.label.endswith("no sketch / plain torch, peak GiB")
     assert not [each for each in kept.verdicts([kept.whole(row | {"facts": {}})]) if each.goal.fact]
 
 

@@ -14,7 +14,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from isthmus import private_score
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import scoring
-from isthmus.estimators.figures import Scale, auc_figure, confusion_figures, rows_needed, told
+from isthmus.estimators.figures import Scale, auc_figure, confusion_figures, readable, rows_needed
 from isthmus.privacy import Gaussian, Ledger, SecretSource, SeededSource, noise_multiplier
 
 Data = tuple[Any, np.ndarray, np.ndarray]
@@ -168,12 +168,12 @@ def test_what_the_noise_would_hide_is_no_number(rng: np.random.Generator) -> Non
     few = private_score(model, X, y, epsilon=0.1, target_bounds=(0, 20), ledger=ledger)
     assert few["R2"].value is None and "too few rows" in few.words() and ledger.rounds() == {}
     rare = np.array([[3000.0, 4.0], [3.0, 2.0]])  # five rows of the class, noise of ten
-    assert [told(figure, 3009).value is None for figure in confusion_figures(rare, ["a", "b"], 10.0)] == [
+    assert [readable(figure, 3009).value is None for figure in confusion_figures(rare, ["a", "b"], 10.0)] == [
         False,
         True,
         True,
     ]
-    assert told(auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
+    assert readable(auc_figure(np.array([[500.0, 400.0], [2.0, 3.0]]), 10.0), 905).value is None
     assert rows_needed(100, 0.1) == "about 200"
 
 

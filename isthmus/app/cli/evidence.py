@@ -23,7 +23,7 @@ NO_CHECKOUT = (
 @click.option("--quick", is_flag=True, help="Run small sizes and two rounds, to see that everything runs.")
 @click.option(
     "--json",
-    "kept",
+    "results",
     metavar="FILE",
     help="Keep the results there as they come; what is there is not measured again. - prints them, and nothing else.",
 )
@@ -33,7 +33,7 @@ NO_CHECKOUT = (
 @click.option("--again", is_flag=True, help="Measure also what the FILE has from the same code and machine.")
 @click.option("--pages", is_flag=True, help="Only write the tables of a checkout from benchmarks/results/*.json.")
 @click.option("--quiet", "-q", is_flag=True, help="Print results and errors only.")
-def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, quiet: bool, **how: Any) -> None:
+def bench(names: tuple[str, ...], listed: bool, pages: bool, results: str | None, quiet: bool, **how: Any) -> None:
     """Measure ours beside peers: all benchmarks, a family (step), or those NAMED.
 
     Ours and every peer take turns in the same run; a peer that is not installed is skipped and named. The table has
@@ -51,9 +51,9 @@ def bench(names: tuple[str, ...], listed: bool, pages: bool, kept: str | None, q
         for path in parts.bench_page.write(checkout()):
             click.echo(f"written: {path}")
     else:
-        screen = Out(kept == "-", quiet)
+        screen = Out(results == "-", quiet)
         chosen = parts.bench.chosen(names)
-        done = parts.bench.carry_out(chosen, keep=None if kept == "-" else kept, progress=not quiet, **how)
+        done = parts.bench.carry_out(chosen, keep=None if results == "-" else results, progress=not quiet, **how)
         screen.result(done.report, parts.bench_page.table(done.report["rows"]))
         if done.left:
             click.echo(f"The time was up before all was measured of: {', '.join(done.left)}", err=True)

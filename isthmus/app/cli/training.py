@@ -313,12 +313,12 @@ def finish(out: Out, outcome: Any) -> None:
 
 def figure_lines(figures: Any) -> list[str]:
     """What was measured, and where once, and one line a figure; notes that several share are said once."""
-    lines, seen = [], set()
+    lines, printed = [], set()
     for figure in figures:
-        lines += [f"test       {figure.on}"] if figure.on not in seen else []
-        note_seen = figure.value is not None and figure.note in seen
+        lines += [f"test       {figure.on}"] if figure.on not in printed else []
+        note_seen = figure.value is not None and figure.note in printed
         lines.append(f"           {replace(figure, on='', note='' if note_seen else figure.note).words()}")
-        seen |= {figure.on, figure.note}
+        printed |= {figure.on, figure.note}
     return lines
 
 

@@ -61,20 +61,20 @@ def narrowed(message: Message, plan: Federation, sampler: Sampler) -> Message:
     return replace(sent, values=values)
 
 
-def room(each: Bounded, reach: Reach, clients: int) -> float:
+def room(share: Bounded, reach: Reach, clients: int) -> float:
     """What shortening and adding at the server, in float64, add to the bound at most, relative.
 
     `clients` vectors whose length is at most R are added with an error below gamma times the sum of lengths; clamped
     vectors (`shortened`) are m^(1/ord) R long.  A computed length is off by (m + 64) 2^-50, relative, at most.
     """
-    if not math.isfinite(each.bound):
+    if not math.isfinite(share.bound):
         return 0.0
-    m, ball = each.value.numel(), each.ord == 2
-    added = reach.total * (1.0 if ball else m ** (1 / each.ord)) * gamma(clients + 1, torch.float64)
+    m, ball = share.value.numel(), share.ord == 2
+    added = reach.total * (1.0 if ball else m ** (1 / share.ord)) * gamma(clients + 1, torch.float64)
     return float(2 * (added + (reach.own * (m + 64) * 2.0**-50 if ball else 0.0)))
 
 
-def shortened(each: Bounded, own: float) -> Bounded:
+def shortened(share: Bounded, own: float) -> Bounded:
     """A client's sum, no longer than `own` bounds: whoever sends more cannot round the sums of others away.
 
     In the l2 norm that is a projection onto a ball.  In other norms scaling may move two points further apart, so
@@ -83,14 +83,14 @@ def shortened(each: Bounded, own: float) -> Bounded:
     >>> shortened(Bounded(torch.tensor([3.0, 4.0]) * 2**60, 2, 1.0), 10.0).value.round(decimals=9).tolist()
     [6.0, 8.0]
     """
-    value, most = each.value.to(torch.float64), own * each.bound
-    if each.ord != 2 and own > 1:
-        return replace(each, value=value.clamp(-most, most))
+    value, most = share.value.to(torch.float64), own * share.bound
+    if share.ord != 2 and own > 1:
+        return replace(share, value=value.clamp(-most, most))
     largest = float(value.abs().max()) if value.numel() else 0.0
     if largest > most:  # squares of very large numbers overflow
         value = value * (most / largest)
-    length = float(torch.linalg.vector_norm(value, each.ord))
-    return replace(each, value=value * (most / length) if length > most else value)
+    length = float(torch.linalg.vector_norm(value, share.ord))
+    return replace(share, value=value * (most / length) if length > most else value)
 
 
 # ---------------------------------------------------------------- the plan

@@ -19,7 +19,7 @@ from isthmus.distributed.flower.records import (
     answer,
     from_arrays,
     keep,
-    kept,
+    kept_vectors,
     read_ask,
     to_arrays,
 )
@@ -118,7 +118,7 @@ def answered(
     if plan.dropouts is not None:
         data = _secured(message.content, context, plan, added, noise)
     else:
-        request = read_ask(message.content, plan.whole, kept(context.state, ITERATE).get("w"))
+        request = read_ask(message.content, plan.whole, kept_vectors(context.state, ITERATE).get("w"))
         if plan.down == "update":
             keep(context.state, ITERATE, {"w": request.w})
         data = answer(added(request), request.data, not plan.private)
@@ -131,7 +131,9 @@ def contribution(
     """What this client adds to a sum: sampled, encoded, clipped, coded."""
     pipe, order, name = plan.at_clients, asked.order, name_of(context)
     keys = Keys(order.seed, (SecretSource() if noise is None else noise) if plan.private else None)
-    site = DataSite(pipe, plan.whole, keys, physical=physical, memory=kept(context.state, MEMORY), whole=plan.terms)
+    site = DataSite(
+        pipe, plan.whole, keys, physical=physical, memory=kept_vectors(context.state, MEMORY), whole=plan.terms
+    )
     site.read = lambda: asked.w
     problem = terms(plan, asked, name)
     if plan.private and plan.unit == "record":

@@ -96,18 +96,18 @@ def ask(order: Order, space: Space, visit: int = 0, since: Tensor | None = None,
     return app.RecordDict({RECORD: app.ConfigRecord({**config, "since": digest_of(since)}), UPDATE: record})
 
 
-def read_ask(content: Any, space: Space, kept: Tensor | None) -> Ask:
+def read_ask(content: Any, space: Space, iterate: Tensor | None) -> Ask:
     """What `ask` wrote; `kept` is the iterate that this client has of an earlier round."""
     config = content[RECORD]
     order = Order.from_bytes(config["order"])
     if ARRAYS in content:
         w = from_arrays(content[ARRAYS], space)
     else:
-        has = kept is not None and digest_of(kept) == config["since"]
+        has = iterate is not None and digest_of(iterate) == config["since"]
         validate.check(has, "since", config["since"], "send the whole iterate: this client does not have that one")
-        assert kept is not None
+        assert iterate is not None
         places = torch.from_numpy(content[UPDATE]["places"].numpy().copy()).long()
-        w = kept.index_copy(0, places, torch.from_numpy(content[UPDATE]["values"].numpy().copy()))
+        w = iterate.index_copy(0, places, torch.from_numpy(content[UPDATE]["values"].numpy().copy()))
     validate.check(
         digest_of(w) == order.digest,
         "order.digest",
@@ -206,7 +206,7 @@ def keep(state: Any, name: str, vectors: Mapping[str, Tensor]) -> None:
     state[name] = app.ArrayRecord({key: app.Array(vector.detach().cpu().numpy()) for key, vector in vectors.items()})
 
 
-def kept(state: Any, name: str) -> dict[str, Tensor]:
+def kept_vectors(state: Any, name: str) -> dict[str, Tensor]:
     """The vectors that were kept."""
     if name not in state:
         return {}

@@ -75,13 +75,13 @@ def secure_plan(clients: int, dropouts: float, m: int, bound: float, release: Re
 # ---------------------------------------------------------------- the server
 
 
-def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, told: Any) -> Tensor | None:
+def secure_total(grid: Any, plan: SecurePlan, nodes: list[int], order: Any, link: Any) -> Tensor | None:
     """The noisy total of a round in the units of the vectors; None where too few clients were left.
 
     order  content of the message that asks for vectors: the order and the iterate
-    told   the `Traffic` and the timeout: counts what goes and comes
+    link   the `Traffic` and the timeout: counts what goes and comes
     """
-    traffic, timeout = told
+    traffic, timeout = link
     paid: Any = _Charged()
     server = SecureServer(plan, paid)
     terms = {"m": plan.m, "plan": order[RECORD]["plan"]}

@@ -42,7 +42,7 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
     wide = torch.promote_types(buffer.dtype, torch.float32)
     before = state.error(layout)
     v = buffer.to(wide, copy=True) if before is None else before.to(buffer.device) + buffer
-    drawn = state.way.map(layout, state.seed, t, state.kept, v, lambda part: _mean_now(state, part, buffer.dtype))
+    drawn = state.way.map(layout, state.seed, t, state.bases, v, lambda part: _mean_now(state, part, buffer.dtype))
     code = drawn.forward(v)
     code.masked_fill_(~v.sum().isfinite(), torch.nan)  # also where a map does not look
     wire = (code / _size(state)).to(buffer.dtype)  # divided first, so that halves do not overflow
@@ -56,7 +56,7 @@ def _sketched(state: SketchState, layout: Layout, buffer: Tensor, t: int) -> Fut
             return buffer.fill_(torch.nan)
         if error is not None:
             state.keep(layout, error)
-        state.way.learn(drawn, mean, state.seed, t, state.kept)
+        state.way.learn(drawn, mean, state.seed, t, state.bases)
         return buffer.copy_(drawn.pinv(mean))
 
     return coming.then(lifted)

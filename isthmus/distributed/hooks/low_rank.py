@@ -47,10 +47,10 @@ class WarmRank:
     def __post_init__(self) -> None:
         validate.positive_int(rank=self.rank)
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> LowRankMap:
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> LowRankMap:
         """The projection of this round: onto the mean's left directions, or onto what was kept."""
         space = layout.space
-        warm = LowRankMap(space, {leaf.name: self._side(leaf, seed, t, kept, v) for leaf in space.leaves})
+        warm = LowRankMap(space, {leaf.name: self._side(leaf, seed, t, known_bases, v) for leaf in space.leaves})
         narrow = warm.without_vectors()
         if self.halves or not narrow.m:
             return warm
@@ -59,7 +59,7 @@ class WarmRank:
             bases[leaf.name] = LEFT, _basis(part, key(seed, t, LEFT, leaf.name))
         return LowRankMap(space, bases)
 
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
         """The basis of the other side, from the mean code that everybody received."""
         assert isinstance(drawn, LowRankMap)
         for leaf, part in drawn.parts(code):
@@ -67,8 +67,8 @@ class WarmRank:
             if side is None:
                 continue
             matrix, opposite = (part.T, RIGHT) if side == LEFT else (part, LEFT)
-            kept.pop(f"{side} {leaf.name}", None)
-            kept[f"{opposite} {leaf.name}"] = _basis(matrix, key(seed, t, opposite, leaf.name))
+            known_bases.pop(f"{side} {leaf.name}", None)
+            known_bases[f"{opposite} {leaf.name}"] = _basis(matrix, key(seed, t, opposite, leaf.name))
 
     def _side(self, leaf: Leaf, seed: int, t: int, bases: Kept, like: Tensor) -> tuple[str, Tensor] | None:
         n, k = matrix_shape(leaf)

@@ -62,7 +62,7 @@ class SketchState:
         self.t = self.sent = self.plain = 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.first: dict[str, list[str]] = {}  # the buckets of the first step: numbers of parameters come from them
-        self.kept: dict[str, Tensor] = {}
+        self.bases: dict[str, Tensor] = {}
         self._errors: dict[Names, Tensor] = {}
         self._forget_module()
 
@@ -157,21 +157,21 @@ class SketchState:
             "plain": self.plain,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "first": dict(self.first),
-            "kept": dict(self.kept),
+            "kept": dict(self.bases),
             "errors": {name: error.clone() for name, error in errors.items()},
         }
 
-    def load_state_dict(self, found: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, with the same way and seed, and a new DDP module if need be."""
-        validate.known_format("the state", found.get("format", FORMAT), [FORMAT])
+        validate.known_format("the state", state.get("format", FORMAT), [FORMAT])
         for name, own in (("way", str(self.way)), ("seed", self.seed)):
-            remedy = f"make the state with {name}={found.get(name)}, as it was saved"
-            validate.check(found.get(name) == own, name, own, remedy)
-        self.t, self.sent, self.plain = int(found["t"]), int(found["sent"]), int(found["plain"])
-        self.shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
-        self.first = dict(found["first"])
-        self.kept = {name: tensor.clone() for name, tensor in found["kept"].items()}
-        self._errors = {(name,): tensor.clone() for name, tensor in found["errors"].items()}
+            remedy = f"make the state with {name}={state.get(name)}, as it was saved"
+            validate.check(state.get(name) == own, name, own, remedy)
+        self.t, self.sent, self.plain = int(state["t"]), int(state["sent"]), int(state["plain"])
+        self.shapes = {name: tuple(shape) for name, shape in state["shapes"].items()}
+        self.first = dict(state["first"])
+        self.bases = {name: tensor.clone() for name, tensor in state["kept"].items()}
+        self._errors = {(name,): tensor.clone() for name, tensor in state["errors"].items()}
         self._forget_module()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -47,10 +47,10 @@ class Linear(Protocol):
 class Way(Protocol):
     """How a bucket becomes m numbers that add up over ranks, and how their mean comes back."""
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> Linear:
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
         """The map of a round, the same on all ranks; it may ask for the mean over ranks of something of v."""
 
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
         """What later maps take from the mean code of this one."""
 
 
@@ -70,7 +70,7 @@ class Drawn:
         remedy = "give WarmRank(rank), or SRHT, CountSketch or Coordinates with a share of a bucket: CountSketch(0.01)"
         validate.check(isinstance(self.encoder, EQUAL), "way", self.encoder, remedy)
 
-    def map(self, layout: Layout, seed: int, t: int, kept: Kept, v: Tensor, mean: Mean) -> Linear:
+    def map(self, layout: Layout, seed: int, t: int, known_bases: Kept, v: Tensor, mean: Mean) -> Linear:
         """The map of (seed, t, bucket)."""
         sketch = self.encoder.draw(layout.space, seed=key(seed, layout.index), t=t)
         validate.check(
@@ -81,7 +81,7 @@ class Drawn:
         )
         return sketch if self.feedback else UnbiasedMap(sketch)
 
-    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, kept: Kept) -> None:
+    def learn(self, drawn: Linear, code: Tensor, seed: int, t: int, known_bases: Kept) -> None:
         """Nothing: the next map is drawn too."""
 
 

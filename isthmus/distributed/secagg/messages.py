@@ -93,9 +93,9 @@ def records(body: bytes, size: int, clients: int, what: str) -> dict[int, bytes]
     return by_client
 
 
-def write_records(found: dict[int, bytes]) -> bytes:
+def write_records(by_client: dict[int, bytes]) -> bytes:
     """What `records` reads."""
-    return number(len(found)) + b"".join(number(index) + found[index] for index in sorted(found))
+    return number(len(by_client)) + b"".join(number(index) + by_client[index] for index in sorted(by_client))
 
 
 def write_set(members: Sequence[int], clients: int) -> bytes:

@@ -60,23 +60,23 @@ def _decode(matrix: Tensor, y: Tensor, k: int, iterations: int) -> Tensor:
     least = torch.linalg.vector_norm(y, dim=1)
     rounding = 8 * torch.finfo(y.dtype).eps * least
     going = torch.nonzero(least > 0)[:, 0]
-    z, seen = best[going], torch.empty(0)
+    z, tried = best[going], torch.empty(0)
     for _ in range(iterations):
         if len(going) == 0:
             break
         columns = _identify(matrix, y[going] - z @ matrix.T, z, k)
-        if seen.numel():  # the next iterate depends on these columns alone: one that was fitted on them came before
-            new = ~(seen == columns[:, None]).all(2).any(1)
-            going, columns, seen = going[new], columns[new], seen[new]
+        if tried.numel():  # the next iterate depends on these columns alone: one that was fitted on them came before
+            new = ~(tried == columns[:, None]).all(2).any(1)
+            going, columns, tried = going[new], columns[new], tried[new]
             if len(going) == 0:
                 break
-        seen = torch.cat([seen, columns[:, None]], 1) if seen.numel() else columns[:, None]
+        tried = torch.cat([tried, columns[:, None]], 1) if tried.numel() else columns[:, None]
         z = _fitted(matrix, y[going], columns, k)
         misfit = torch.linalg.vector_norm(y[going] - z @ matrix.T, dim=1)
         better = misfit < least[going]
         best[going[better]], least[going[better]] = z[better], misfit[better]
         stays = misfit > rounding[going]
-        going, z, seen = going[stays], z[stays], seen[stays]
+        going, z, tried = going[stays], z[stays], tried[stays]
     return best
 
 

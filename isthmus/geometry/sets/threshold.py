@@ -41,16 +41,16 @@ def shrink(u: Tensor, radius: float, top: float, drop: float) -> Tensor:
 
 def _michelot(active: Tensor, radius: float) -> float:
     """The root for shifted entries (max 0) of which no entry above the root is missing."""
-    kept = active
+    candidates = active
     while True:
-        drop = _newton_step(kept, radius)
-        above = _compress(kept, kept > drop)
-        if above.numel() in (0, kept.numel()):
+        drop = _newton_step(candidates, radius)
+        above = _compress(candidates, candidates > drop)
+        if above.numel() in (0, candidates.numel()):
             break
-        kept = above
+        candidates = above
     # Entries equal to tau up to rounding are left out, so that every start ends in the same sum.
-    clear = _compress(kept, kept > drop * (1 - 16 * torch.finfo(torch.float64).eps))
-    return _newton_step(clear, radius) if 0 < clear.numel() < kept.numel() else drop
+    clear = _compress(candidates, candidates > drop * (1 - 16 * torch.finfo(torch.float64).eps))
+    return _newton_step(clear, radius) if 0 < clear.numel() < candidates.numel() else drop
 
 
 def _newton_step(active: Tensor, radius: float) -> float:

@@ -199,7 +199,7 @@ def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
     True
     """
     p, m, width = np.uint16(buckets[0].p), np.uint16(buckets[0].m), -(-buckets[0].d // SPAN) * SPAN
-    factors = np.array([each.affine for each in buckets], np.uint32)
+    factors = np.array([bucket.affine for bucket in buckets], np.uint32)
     low = factors[:, :1] * np.arange(SPAN, dtype=np.uint32) % p
     high = (factors[:, :1] * np.arange(0, width, SPAN, dtype=np.uint32) + factors[:, 1:]) % p
     rows = low.astype(np.uint16)[:, None] + high.astype(np.uint16)[:, :, None]
@@ -209,8 +209,8 @@ def bucket_rows(buckets: Sequence[Buckets]) -> NDArray[np.uint16]:
     part *= m
     rows -= part
     rows = rows.reshape(len(buckets), width)
-    for row, each in zip(rows, buckets, strict=True):
-        each.walk(row)
+    for row, bucket in zip(rows, buckets, strict=True):
+        bucket.walk(row)
     return rows
 
 

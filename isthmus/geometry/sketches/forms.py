@@ -25,7 +25,7 @@ class OuterForm(NamedTuple):
         """Whether every row has one term."""
         return self.b.ndim == 2 or self.b.shape[1] == 1
 
-    def shown(self) -> Stored:
+    def whole_a(self) -> Stored:
         """The factor a with its column of ones."""
         a = self.a
         return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if self.ones and isinstance(a, Tensor) else a

@@ -302,7 +302,7 @@ def _worth_holding(rows: CodeRows, k: int) -> Factors | None:
     factors: Factors | None = None
     form, table = rows.outer_form(), rows.table_form()
     if form is not None and form.single:
-        a = form.shown()
+        a = form.whole_a()
         factors = OuterFactors(a if is_sparse(a) else a.reshape(rows.n, -1), form.b.reshape(rows.n, -1))
     elif table is not None:
         factors = TableFactors(*table)
@@ -361,7 +361,7 @@ def _blocks(rows: CodeRows, dtype: torch.dtype = torch.float64) -> Iterator[Tens
 
 def _factors(form: OuterForm, dtype: torch.dtype = torch.float64) -> tuple[Stored, Tensor]:
     """The factors of outer products in a dtype, a column of ones shown; those of a single term as n x p and n x q."""
-    b, a, n = form.b.to(dtype), form.shown(), len(form.b)
+    b, a, n = form.b.to(dtype), form.whole_a(), len(form.b)
     if is_sparse(a):
         return as_dtype(a, dtype), b.reshape(n, -1)
     a = a.to(dtype)

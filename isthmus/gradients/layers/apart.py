@@ -342,7 +342,7 @@ class _Trial:
         """Forward and backward once, with some examples exchanged."""
         probe = self._probe(self.module)
         probe.learning = learning
-        probe.seen, probe.rows, probe.value = (seen := Seen()), rows, value
+        probe.record, probe.rows, probe.value = (passed := Seen()), rows, value
         with probe.listening(lambda *_: None, batch.n):
             outputs = tree_flatten(self._run(probe, batch))[0]
             cuts = [returned_examples(x, batch.n, self.layers.batch_dim) for x in outputs]
@@ -350,9 +350,9 @@ class _Trial:
             pulls = [self._cotangent(x, cut, rows, value) for x, cut in pairs if _moves(x)]
             if pulls:
                 torch.autograd.backward([x for x in outputs if _moves(x)], pulls)
-        probe.seen = None
-        seen.outputs = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
-        return seen
+        probe.record = None
+        passed.outputs = [x.detach().movedim(cut, 0) if _floats(x) and cut is not None else None for x, cut in pairs]
+        return passed
 
     def _wrong(self, batch: Batch, module: nn.Module, slack: float) -> str | None:
         """What, output or gradient, is not that of the example alone; None where one of two examples is right."""

@@ -106,19 +106,19 @@ class AttentionRule(LayerRule[nn.MultiheadAttention, Projected]):
         return 0 if layer.batch_first else 1
 
     def rows(
-        self, layer: nn.MultiheadAttention, kept: Projected, b: Tensor, wanted: Mapping[str, LeafBinding]
+        self, layer: nn.MultiheadAttention, factors: Projected, b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """Outer products of the input and the gradient of each projection."""
-        if kept.a is None:
-            return {kept.parts[0]: Dense(b.flatten(1))}
+        if factors.a is None:
+            return {factors.parts[0]: Dense(b.flatten(1))}
         b = _examples_first(layer, b)
         by_leaf: dict[str, Rows] = {}
-        for part, piece in zip(kept.parts, b.chunk(len(kept.parts), -1), strict=True):
+        for part, piece in zip(factors.parts, b.chunk(len(factors.parts), -1), strict=True):
             prefix = f"in_proj.{part}"
             mine = {
                 s[len(prefix) :].lstrip("."): x for s, x in wanted.items() if s == prefix or s.startswith(prefix + ".")
             }
-            for suffix, rows in factored(kept.a, piece, mine).items():
+            for suffix, rows in factored(factors.a, piece, mine).items():
                 by_leaf[f"{prefix}.{suffix}" if suffix else prefix] = rows
         return by_leaf
 

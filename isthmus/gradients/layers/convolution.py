@@ -48,7 +48,7 @@ class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
         """Examples are always in front."""
         return 0
 
-    def rows(self, layer: _ConvNd, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(self, layer: _ConvNd, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Products or factors of the weight, whichever are smaller; a bias alone is the sum of b over places."""
         b = b.detach().flatten(2)
         by_leaf: dict[str, Rows] = {}
@@ -56,7 +56,7 @@ class ConvolutionRule(LayerRule[_ConvNd, Tensor]):
             if suffix == "bias":
                 by_leaf[suffix] = Dense(b.sum(2, dtype=rounding.working(b.dtype)))
             else:
-                by_leaf[suffix] = weight_rows(layer, kept, b, ones=binding.bias is not None)
+                by_leaf[suffix] = weight_rows(layer, factors, b, ones=binding.bias is not None)
         return by_leaf
 
 

@@ -70,9 +70,11 @@ class EmbeddingRule(TableRule[nn.Embedding, Tensor]):
         validate.check(not shared, "index.shape", tuple(index.shape), remedy)
         return self.first(index, 2)
 
-    def rows(self, layer: nn.Embedding, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(
+        self, layer: nn.Embedding, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]
+    ) -> dict[str, Rows]:
         """The places and the gradients there."""
-        index = kept[:, None] if kept.ndim == 1 else kept.flatten(1)
+        index = factors[:, None] if factors.ndim == 1 else factors.flatten(1)
         b = self.first(b, 3)
         b = b[:, None] if b.ndim == 2 else b.flatten(1, -2)
         rows = table_rows(layer, index, b)
@@ -117,10 +119,10 @@ class EmbeddingBagRule(TableRule[nn.EmbeddingBag, tuple[Tensor, Tensor]]):
         return index, weights
 
     def rows(
-        self, layer: nn.EmbeddingBag, kept: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, LeafBinding]
+        self, layer: nn.EmbeddingBag, factors: tuple[Tensor, Tensor], b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """The places of the bag, each with its share of the gradient."""
-        index, weights = kept
+        index, weights = factors
         rows = table_rows(layer, index, weights[:, :, None] * b.detach()[:, None, :])
         return dict.fromkeys(wanted, rows)
 

@@ -152,15 +152,15 @@ class FunctionRule(LayerRule[nn.Module, Call]):
         call: Call = args[0]
         return call
 
-    def rows(self, layer: nn.Module, kept: Call, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(self, layer: nn.Module, factors: Call, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of every parameter: all at once where they fit, else each by chunks whenever it is read."""
-        same = kept.versions == _versions(kept.leaves)
-        refuse_unless(same, kept.name, "is given a tensor that is changed in place later; change a copy of it")
+        same = factors.versions == _versions(factors.leaves)
+        refuse_unless(same, factors.name, "is given a tensor that is changed in place later; change a copy of it")
         own = {name: binding.weight.detach() for name, binding in wanted.items()}
         b = b.detach()
         size = sum(weight.numel() * weight.element_size() for weight in own.values())
-        if kept.n * size <= CHUNK_BYTES:
-            leaves = self._pass(layer, kept, b, own, {}, 0, kept.n)
+        if factors.n * size <= CHUNK_BYTES:
+            leaves = self._pass(layer, factors, b, own, {}, 0, factors.n)
             return {name: Dense(rows) for name, rows in leaves.items()}
         fixed = _copied(layer)
 
@@ -168,9 +168,9 @@ class FunctionRule(LayerRule[nn.Module, Call]):
             weight = fixed[f"layer.{name}"]
 
             def chunk(lo: int, hi: int) -> Tensor:
-                return self._pass(layer, kept, b, {name: weight}, fixed, lo, hi)[name]
+                return self._pass(layer, factors, b, {name: weight}, fixed, lo, hi)[name]
 
-            return Lazy(chunk, kept.n, weight.numel(), dtype=weight.dtype, device=weight.device)
+            return Lazy(chunk, factors.n, weight.numel(), dtype=weight.dtype, device=weight.device)
 
         return {name: lazy(name) for name in own}
 
@@ -219,18 +219,18 @@ class FunctionRule(LayerRule[nn.Module, Call]):
 
     def _each(self, name: str, leaves: Leaves, spec: TreeSpec, split: list[int | None]) -> tuple[Leaves, TreeSpec]:
         """The pieces of the output, one example at a time, examples where the module keeps them."""
-        plain, seen = self._plain, []
+        plain, flattened = self._plain, []
         assert plain is not None
 
         def one(*examples: Tensor) -> tuple[Tensor, ...]:
             args, kwargs = arguments(examples, leaves, split, spec)
-            seen.append(tree_flatten(plain(*args, **kwargs)))
-            return tuple(piece for piece in seen[-1][0] if isinstance(piece, Tensor))
+            flattened.append(tree_flatten(plain(*args, **kwargs)))
+            return tuple(piece for piece in flattened[-1][0] if isinstance(piece, Tensor))
 
         pairs = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
         with unchanged(name, leaves), _one_by_one(self._layers, name, autocast_of(pairs[0][0])):
             outputs = iter(vmap(one, in_dims=tuple(cut for _, cut in pairs))(*(leaf for leaf, _ in pairs)))
-        ((pieces, shape),) = seen
+        ((pieces, shape),) = flattened
         return [self._joined(next(outputs)) if isinstance(piece, Tensor) else piece for piece in pieces], shape
 
     def _joined(self, x: Tensor) -> Tensor:

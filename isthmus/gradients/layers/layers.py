@@ -132,11 +132,11 @@ class Layers:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters the space is made of, each once."""
-        seen: set[int] = set()
+        listed: set[int] = set()
         for binding in self.bindings.values():
             for parameter in binding.parameters:
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
+                if id(parameter) not in listed:
+                    listed.add(id(parameter))
                     yield parameter
 
     def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]:
@@ -229,9 +229,9 @@ class Layers:
         if not self.listens() or isinstance(output, Shared):
             return output
         factors, rule = site.rule.keep(site.layer, args, kwargs), site.rule
-        seen = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         dim = rule.dim(site.layer, output)
-        return self.tap(site, output, dim, seen, lambda b: [(site, rule.rows(site.layer, factors, b, site.wanted))])
+        return self.tap(site, output, dim, inputs, lambda b: [(site, rule.rows(site.layer, factors, b, site.wanted))])
 
     def tap(
         self,
@@ -239,7 +239,7 @@ class Layers:
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        found: Found,
+        rows_of: Found,
         feeds: Iterable[str] | None = None,
     ) -> Tensor:
         """An output of a site with a tap on it: its gradient gives the rows of this and perhaps other sites.
@@ -270,7 +270,7 @@ class Layers:
                     f"the input of layer {site.name!r} was changed in place after the layer used it: write y = f(x) in "
                     "place of f_(x)"
                 )
-            for owner, rows in found(b):
+            for owner, rows in rows_of(b):
                 self.push(owner, rows)
 
         def arrive(b: Tensor) -> None:

@@ -35,9 +35,9 @@ class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
         """The input."""
         return self.examples(layer, args[0] if args else kwargs["input"])
 
-    def rows(self, layer: L, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(self, layer: L, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Scale and shift, or one of them."""
-        b, work = self.examples(layer, b), rounding.working(kept.dtype, b.dtype)
+        b, work = self.examples(layer, b), rounding.working(factors.dtype, b.dtype)
         row_bytes = 3 * work.itemsize * math.prod(b.shape[1:])
         parts: dict[str, list[Tensor]] = {suffix: [] for suffix in wanted}
         for lo, hi in row_spans(len(b), row_bytes) or [(0, 0)]:
@@ -47,7 +47,7 @@ class NormalisationRule(LayerRule[L, Tensor], Generic[L]):
                 if suffix == "bias":
                     parts[suffix].append(shift)
                     continue
-                scale = self.channels(layer, out * self.normal(layer, kept[lo:hi].to(work)))
+                scale = self.channels(layer, out * self.normal(layer, factors[lo:hi].to(work)))
                 columns = [scale] if binding.bias is None else [scale, shift]
                 parts[suffix].append(torch.stack(columns, 2).flatten(1))
         return {suffix: Dense(torch.cat(pieces)) for suffix, pieces in parts.items()}
@@ -71,17 +71,17 @@ class LayerNormRule(NormalisationRule[nn.LayerNorm | nn.RMSNorm]):
     kinds = (nn.LayerNorm, nn.RMSNorm)
 
     def rows(
-        self, layer: nn.LayerNorm | nn.RMSNorm, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]
+        self, layer: nn.LayerNorm | nn.RMSNorm, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]
     ) -> dict[str, Rows]:
         """On a device in one kernel, where scale and shift are one leaf."""
-        out, work = self.examples(layer, b), rounding.working(kept.dtype, b.dtype)
+        out, work = self.examples(layer, b), rounding.working(factors.dtype, b.dtype)
         whole = list(wanted) == [""] and wanted[""].bias is not None
         if whole and out.numel() and isinstance(layer, nn.LayerNorm) and fused.can_sum(b.device, work):
             shape = (len(out), -1, math.prod(layer.normalized_shape))
-            sums = fused.norm_sums(kept.reshape(shape), out.reshape(shape), layer.eps)
+            sums = fused.norm_sums(factors.reshape(shape), out.reshape(shape), layer.eps)
             if sums is not None:
                 return {"": Dense(sums)}
-        return super().rows(layer, kept, b, wanted)
+        return super().rows(layer, factors, b, wanted)
 
     def examples(self, layer: nn.LayerNorm | nn.RMSNorm, x: Tensor) -> Tensor:
         """Examples in front."""

@@ -92,14 +92,14 @@ class OperationRule(FunctionRule):
         others = any(isinstance(x, nn.Module) for x in leaves)  # which may have taps
         if self._whole or others or not n or all(cut is None for cut in split):
             return None
-        plain, seen, own = self._plain, [], open_leaves(site, self._layers, n, single=True)
+        plain, flattened, own = self._plain, [], open_leaves(site, self._layers, n, single=True)
         assert plain is not None
 
         def one(*examples: Tensor) -> tuple[Tensor, ...]:
             args, kwargs = general.arguments(examples, leaves, split, spec)
             with placed(site.layer, own):
-                seen.append(tree_flatten(plain(*args, **kwargs)))
-            return tuple(x for x in seen[-1][0] if _computed(x)) or examples[:1]
+                flattened.append(tree_flatten(plain(*args, **kwargs)))
+            return tuple(x for x in flattened[-1][0] if _computed(x)) or examples[:1]
 
         batched = [(leaf, cut) for leaf, cut in zip(leaves, split, strict=True) if cut is not None]
         signature = tuple(general.shape_of(x, cut) for x, cut in zip(leaves, split, strict=True))
@@ -111,7 +111,7 @@ class OperationRule(FunctionRule):
             outputs = iter(vmap(one, in_dims=cuts, randomness="different")(*examples))
         for value in own.values():  # what is returned of them meets whole batches
             value.history.leaves[0].single = False
-        ((pieces, shape),) = seen
+        ((pieces, shape),) = flattened
         alone = [self._joined(next(outputs)) if _computed(x) else x for x in pieces]
         if dice is not None:
             ways = self._compared(site, leaves, spec, alone, drew=dice.drew())

@@ -68,10 +68,10 @@ class Operation:
             self.layers.note_pieces(self.shared.history.leaves[0].site, k)
         return bool(k) or self.count == self.n
 
-    def tap(self, use: Use, output: Tensor, *seen: Tensor) -> Tensor:
+    def tap(self, use: Use, output: Tensor, *inputs: Tensor) -> Tensor:
         """The output with a tap for one use of shared values."""
         site = self.shared.history.leaves[0].site
-        tapped: Tensor = self.layers.tap(site, output, use.dim, seen, use.by_site, use.feeds)
+        tapped: Tensor = self.layers.tap(site, output, use.dim, inputs, use.by_site, use.feeds)
         return tapped
 
     def named(self, *names: str) -> dict[str, Any]:

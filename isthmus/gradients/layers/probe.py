@@ -70,7 +70,7 @@ def _rounding(x: Tensor) -> float:
 class RecordingLayers(Layers):
     """Taps that record what passes through them, with some examples exchanged for a value."""
 
-    seen: Seen | None = None
+    record: Seen | None = None
     rows: Tensor | None = None
     value: float | None = None
 
@@ -80,13 +80,13 @@ class RecordingLayers(Layers):
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        found: Found,
+        rows_of: Found,
         feeds: Iterable[str] | None = None,
     ) -> Tensor:
         """The output with a tap that records."""
-        if self.seen is None:
-            return super().tap(site, output, dim, inputs, found, feeds)
-        seen, place = self.seen, len(self.seen.given)
+        if self.record is None:
+            return super().tap(site, output, dim, inputs, rows_of, feeds)
+        record, place = self.record, len(self.record.given)
         k = pieces_of(output.shape[dim], self.batch) if output.ndim > dim and output.is_floating_point() else 0
         divided = k == 1 or (k > 1 and dim == 0)
 
@@ -99,12 +99,12 @@ class RecordingLayers(Layers):
         if divided and self.rows is not None and self.value is not None:
             rows = self.rows if k == 1 else (self.rows[:, None] * k + torch.arange(k)).flatten()
             output = altered(output, dim, rows, self.value)
-        seen.names.append(site.name)
-        seen.given.append(examples(output) if divided else None)
-        seen.got.append(None)
+        record.names.append(site.name)
+        record.given.append(examples(output) if divided else None)
+        record.got.append(None)
 
         def push(b: Tensor) -> None:
-            seen.got[place] = examples(b) if divided else None
+            record.got[place] = examples(b) if divided else None
 
         return tap(output, self._anchor, push)
 

@@ -78,7 +78,7 @@ class Taps(Protocol):
         output: Tensor,
         dim: int,
         inputs: Sequence[Tensor],
-        found: Found,
+        rows_of: Found,
         feeds: Iterable[str] | None = None,
     ) -> Tensor: ...
     def silence(self, parameters: Iterable[Tensor]) -> Callable[[], None]: ...
@@ -160,7 +160,7 @@ class LayerRule(ABC, Generic[L, K]):
         """What of the forward pass the rows need."""
 
     @abstractmethod
-    def rows(self, layer: L, kept: K, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(self, layer: L, factors: K, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """The rows of the wanted leaves (those of `bindings`), by suffix."""
 
     def dim(self, layer: L, output: Tensor) -> int:
@@ -185,9 +185,9 @@ class LinearRule(LayerRule[nn.Linear, Tensor]):
         """The input."""
         return self.first(args[0] if args else kwargs["input"])
 
-    def rows(self, layer: nn.Linear, kept: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
+    def rows(self, layer: nn.Linear, factors: Tensor, b: Tensor, wanted: Mapping[str, LeafBinding]) -> dict[str, Rows]:
         """Outer products; a bias alone is the sum of b over positions."""
-        return factored(kept, self.first(b), wanted)
+        return factored(factors, self.first(b), wanted)
 
 
 def as_multiplied(x: Tensor) -> Tensor:

@@ -102,19 +102,19 @@ def captured(layers: Layers, loss: Any, x: Tensor, y: Tensor, reduction: str = "
     return Stack([(name, merged(name, pieces)) for name, pieces in pieces_of.items()])
 
 
-def unused(layers: Layers, names: Sequence[str], n: int, told: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
+def unused(layers: Layers, names: Sequence[str], n: int, warned: set[str] | None = None) -> Iterable[tuple[str, Rows]]:
     """The rows of layers that took no part in a pass of n examples (left out, or in a branch not taken): zeros.
 
-    That is the gradient which every example has there.  `told` has the layers that were warned about before.
+    That is the gradient which every example has there.  `warned` has the layers that were warned about before.
 
     >>> layers, unused_names = Layers(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))), {"1"}
     >>> [(name, rows.norms().tolist()) for name, rows in unused(layers, ["1"], 2, unused_names)]
     [('1', [0.0, 0.0])]
     """
-    told = set() if told is None else told
-    new = [name for name in names if name not in told]
+    warned = set() if warned is None else warned
+    new = [name for name in names if name not in warned]
     if new:
-        told.update(new)
+        warned.update(new)
         warnings.warn(
             f"the layers {new} took no part in a batch: their gradients are zero there, and noise is added to them all "
             "the same; freeze (requires_grad_(False)) what is never used",
