@@ -94,7 +94,7 @@ def ran(d: int, clients: int, share: float) -> dict[str, float]:
     }
 
 
-def shown(value: float) -> str:
+def digits(value: float) -> str:
     """Two digits that count, without an exponent."""
     if value >= 100:
         return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
@@ -111,16 +111,16 @@ def main() -> None:
     cost, parts = costs(arguments.numbers, arguments.share), secagg.costs(plan)
     for name, value in (cost | parts).items():
         print(f"{name:24s} {value:12.2f}" + ("" if "bits" in name else " ns"))
-    found = row(10**6, 100, arguments.share, cost, parts)
+    seconds_of = row(10**6, 100, arguments.share, cost, parts)
     for name, seconds in ran(10**6, 100, arguments.share).items():
-        print(f"d = 10^6, 100 clients, {name:10s} run {seconds:.3f}, computed {found[name]:.3f}")
+        print(f"d = 10^6, 100 clients, {name:10s} run {seconds:.3f}, computed {seconds_of[name]:.3f}")
     names = list(row(10**6, 10, arguments.share, cost, parts))
     print("\n| d | clients | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 2) + "|")
     for d in SIZES:
         for clients in CLIENTS:
-            found = row(d, clients, arguments.share, cost, parts)
+            seconds_of = row(d, clients, arguments.share, cost, parts)
             power = f"10^{round(math.log10(d))}"
-            print(f"| {power} | {clients:,} | " + " | ".join(shown(found[name]) for name in names) + " |")
+            print(f"| {power} | {clients:,} | " + " | ".join(digits(seconds_of[name]) for name in names) + " |")
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ class Words(nn.Module):
         torch.manual_seed(0)
         self.encoder = Encoder(2, size=64, heads=4, inner=128, vocabulary=vocabulary, places=LENGTH)
         self.head = nn.Linear(64, 2)
-        for each in self.encoder.embeddings.children():
-            if isinstance(each, nn.Embedding):
-                nn.init.normal_(each.weight, std=0.01).requires_grad_(each.num_embeddings == vocabulary)
+        for layer in self.encoder.embeddings.children():
+            if isinstance(layer, nn.Embedding):
+                nn.init.normal_(layer.weight, std=0.01).requires_grad_(layer.num_embeddings == vocabulary)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits in float32."""
@@ -163,7 +163,7 @@ def stamp(audit: Audit) -> str:
 
 def keep(path: Path, name: str, row: dict[str, Any]) -> None:
     """Put a row in the place of the one of the same name, or behind the others."""
-    rows = {each["ours"]: each for each in read(path)} | {name: {"name": "audit-precision", "ours": name, **row}}
+    rows = {line["ours"]: line for line in read(path)} | {name: {"name": "audit-precision", "ours": name, **row}}
     with replaced(path) as file:
         file.write_text(json.dumps(list(rows.values()), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -185,15 +185,15 @@ def main() -> None:
     warnings.simplefilter("ignore", UserWarning)
     given = vars(parser.parse_args())
     file, end = given.pop("json"), time.monotonic() + 60 * given.pop("minutes")
-    kept, wrong = {each.get("stamp"): each for each in read(file)}, []
+    by_stamp, wrong = {line.get("stamp"): line for line in read(file)}, []
     for name, audit in cases(Audit(**given)).items():
-        row = kept.get(stamp(audit))
+        row = by_stamp.get(stamp(audit))
         if row is None:
             if time.monotonic() >= end:
                 raise SystemExit(f"the time was up before {name!r}: another call goes on")
-            found, stated = audited(audit)
-            row = {"lower": found.lower, "stated": stated, "right": found.correct, "guesses": found.guesses}
-            row |= {"passed": found.lower <= stated, "stamp": stamp(audit)}
+            report, stated = audited(audit)
+            row = {"lower": report.lower, "stated": stated, "right": report.correct, "guesses": report.guesses}
+            row |= {"passed": report.lower <= stated, "stamp": stamp(audit)}
             if file is not None:
                 keep(file, name, row)
         print(json.dumps({"case": name} | row), flush=True)

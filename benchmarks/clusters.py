@@ -155,14 +155,14 @@ def main() -> None:
     X, y = rows(arguments.rows, arguments.columns)
     by_name: dict[str, Any] = {}
     for name in dict.fromkeys(["local", *arguments.engines]):
-        told = ENGINES[name](X, y, arguments.ranks)
-        coef = np.asarray(told.pop("coef"))
+        measured = ENGINES[name](X, y, arguments.ranks)
+        coef = np.asarray(measured.pop("coef"))
         base = coef if name == "local" else np.asarray(by_name["local"]["coef"])
         off = float(np.linalg.norm(coef - base) / np.linalg.norm(base))
-        by_name[name] = {**told, "difference": off, "coef": coef.tolist()}
-        added = told["ms"] - by_name["local"]["ms"]
-        words = f"{told['ms']:8.2f} ms a round ({added:+.2f})   difference {off:.1e}   fit of {FEW} rounds"
-        print(f"{name:6s} {words} {told['fit']:.2f} s", flush=True)
+        by_name[name] = {**measured, "difference": off, "coef": coef.tolist()}
+        added = measured["ms"] - by_name["local"]["ms"]
+        words = f"{measured['ms']:8.2f} ms a round ({added:+.2f})   difference {off:.1e}   fit of {FEW} rounds"
+        print(f"{name:6s} {words} {measured['fit']:.2f} s", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(by_name, indent=2))
 

@@ -104,7 +104,7 @@ def attacks(payloads: int, m: int = 2000) -> None:
     rng, like = np.random.default_rng(1), torch.zeros(m)
     v = torch.from_numpy(rng.standard_normal(m, np.float32))
     whole = [codec.encode(v, seed) for seed in range(4) for codec in CODECS]
-    found, reasons, peak = Counter[str](), Counter[str](), 0
+    outcomes, reasons, peak = Counter[str](), Counter[str](), 0
     tracemalloc.start()
     for number in range(payloads):
         codec = CODECS[number % len(CODECS)]
@@ -113,15 +113,15 @@ def attacks(payloads: int, m: int = 2000) -> None:
         before = tracemalloc.get_traced_memory()[0]
         try:
             finite = bool(codec.decode(data, like).isfinite().all())
-            found["decoded to finite numbers" if finite else "NOT FINITE"] += 1
+            outcomes["decoded to finite numbers" if finite else "NOT FINITE"] += 1
         except CodecError as error:
-            found["refused"] += 1
+            outcomes["refused"] += 1
             reasons[" ".join(str(error).split("refused: ")[-1].split()[:3])] += 1
         except Exception as error:  # what must not happen
-            found[f"CRASHED: {type(error).__name__}"] += 1
+            outcomes[f"CRASHED: {type(error).__name__}"] += 1
         peak = max(peak, tracemalloc.get_traced_memory()[1] - before)
     tracemalloc.stop()
-    print(f"\n{payloads:,} mutated payloads of {m} numbers, {len(CODECS)} codecs: {dict(found)}")
+    print(f"\n{payloads:,} mutated payloads of {m} numbers, {len(CODECS)} codecs: {dict(outcomes)}")
     print(f"  most memory in one decoding: {peak:,} bytes, {peak / m:.0f} a number")
     print(
         "  most frequent reasons: " + "; ".join(f"{reason} ... ({count})" for reason, count in reasons.most_common(6))

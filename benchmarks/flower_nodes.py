@@ -39,9 +39,9 @@ sys.path.insert(0, str(APP))
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
 
 
 @dataclass
@@ -118,9 +118,9 @@ class Cluster:
         )
         return self
 
-    def _process(self, name: str, told: list[str]) -> subprocess.Popen[bytes]:
+    def _process(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
         log = open(self.folder / f"{name}-{len(self.nodes)}.log", "wb")
-        command = [str(BIN / name), *told]
+        command = [str(BIN / name), *arguments]
         return subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log, start_new_session=True)
 
     def environment(self) -> dict[str, str]:
@@ -134,8 +134,8 @@ class Cluster:
         """`flwr run`; the folder that the server app writes to."""
         out = self.folder / "out"
         out.mkdir()
-        told = f'run="{run}" rounds={rounds} timeout={timeout} features={features} out="{out}"'
-        command = [str(BIN / "flwr"), "run", str(APP), "here", "--run-config", told]
+        settings = f'run="{run}" rounds={rounds} timeout={timeout} features={features} out="{out}"'
+        command = [str(BIN / "flwr"), "run", str(APP), "here", "--run-config", settings]
         subprocess.run(command, env=self.environment(), check=True, stdout=subprocess.DEVNULL)
         return out
 
@@ -208,13 +208,13 @@ def reference(name: str, rounds: int) -> torch.Tensor:
 
     parts = [task.objective(number) for number in range(task.CLIENTS)]
     pairs = [task.records(number) for number in range(task.CLIENTS)]
-    whole = Logistic(*(torch.cat(each) for each in zip(*pairs, strict=True)), classes=[0, 1])
+    whole = Logistic(*(torch.cat(tensors) for tensors in zip(*pairs, strict=True)), classes=[0, 1])
     return minimize(whole, task.recipe(name), task.BALL, steps=rounds, clients=parts, record=None).state.w
 
 
 def show(name: str, report: dict, rounds: int) -> None:
     """Bytes and time of a run."""
-    answers = sum(each["answered"] for each in report["rounds"])
+    answers = sum(round_made["answered"] for round_made in report["rounds"])
     up, down = report["socket"]
     print(f"{name}: {rounds} rounds in {report['seconds']:.0f} s, {answers} answers; a client and round: payload up "
           f"{report['up'] / answers:.0f}, down {report['down'] / answers:.0f}, socket up {up / answers:.0f}, "
@@ -237,8 +237,8 @@ def main() -> None:
         faults = {1: 'fault="corrupt" from=1 until=3', 2: 'fault="delay" seconds=90 from=2 until=4'}
         report, _ = run("private", rounds, 45.0, faults, kill=(3, 4))
         show("private, one corrupt, one late, one killed", report, rounds)
-        for each in report["rounds"]:
-            print("  ", each)
+        for round_made in report["rounds"]:
+            print("  ", round_made)
         print(f"  charged {report['charged']}, spent {report['spent']:.6g}, stated {report['epsilon']:.6g}; "
               f"{report['reasons']}", flush=True)  # fmt: skip
     if args.only in (None, "secure"):

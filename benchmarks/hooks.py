@@ -61,10 +61,10 @@ def network(name: str) -> nn.Module:
 
 
 def images() -> tuple[Tensor, Tensor]:
-    found = datasets.load("fashion_mnist")
-    x = torch.as_tensor(found.x_train, dtype=torch.float32).reshape(-1, 28, 28)
+    dataset = datasets.load("fashion_mnist")
+    x = torch.as_tensor(dataset.x_train, dtype=torch.float32).reshape(-1, 28, 28)
     x = nn.functional.pad((x - x.mean()) / x.std(), (2, 2, 2, 2)).reshape(len(x), -1)
-    return x, torch.as_tensor(found.y_train, dtype=torch.int64)
+    return x, torch.as_tensor(dataset.y_train, dtype=torch.int64)
 
 
 def runs(name: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     x, y = images()
     by_name: dict[str, Any] = {}
     for name in given.model:
-        table = {each: Run(name, way) for each, way in runs(name).items()}
+        table = {label: Run(name, way) for label, way in runs(name).items()}
         for start in range(0, given.steps, BLOCK):
             for run in table.values():
                 draws = torch.Generator().manual_seed(1000 * start + rank)  # the same batches for all of them
@@ -132,11 +132,11 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
                     chosen = rank + size * torch.randint(0, len(x) // size, (given.batch // size,), generator=draws)
                     run.step(x[chosen], y[chosen])
         held = torch.arange(0, len(x), 30)
-        for each, run in table.items():
+        for label, run in table.items():
             run.module.eval()
             with torch.no_grad():
                 loss = float(nn.functional.cross_entropy(run.module.module(x[held]), y[held]))
-            by_name[f"{name}: {each}"] = {
+            by_name[f"{name}: {label}"] = {
                 "bytes": run.bytes(),
                 "loss": loss,
                 "wall": statistics.median(run.wall[START + 1 :]),

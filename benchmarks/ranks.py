@@ -52,13 +52,13 @@ class Plain:
     def __init__(self, batch: int, rank: int, size: int) -> None:
         self.module = nn.parallel.DistributedDataParallel(mlp())
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05)
-        self.data, self.each, self.draws = records(), batch // size, torch.Generator().manual_seed(rank)
+        self.data, self.share, self.draws = records(), batch // size, torch.Generator().manual_seed(rank)
         self.rank, self.size = rank, size
         self.bytes = sum(p.numel() * p.element_size() for p in self.module.parameters())
 
     def step(self) -> None:
         """One batch of the records of this rank."""
-        index = self.rank + self.size * torch.randint(0, N // self.size, (self.each,), generator=self.draws)
+        index = self.rank + self.size * torch.randint(0, N // self.size, (self.share,), generator=self.draws)
         x, y = self.data[index]
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.module(x), y).backward()
@@ -121,10 +121,10 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     count = len(times["plain"])
     facts = {
         "threads": torch.get_num_threads(),
-        "seconds": {name: statistics.median(each) for name, each in times.items()},
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
         "ddp bytes": plain.bytes,
-        "sent": {name: each / count for name, each in ranks.sent.items()},
-        "received": {name: each / count for name, each in ranks.received.items()},
+        "sent": {name: values / count for name, values in ranks.sent.items()},
+        "received": {name: values / count for name, values in ranks.received.items()},
         "checksum": [packed.checksum(p) for p in private.module.parameters()],
         "epsilon": private.engine.get_epsilon(1e-5),
         "rounds": private.engine.ledger.rounds(),
@@ -168,7 +168,7 @@ def measured(size: int, given: argparse.Namespace) -> dict[str, Any]:
 CANARIES, ROUNDS, RATE = 300, 20, 0.5
 
 
-def trained(rank: int, size: int, folder: str, told: float) -> None:
+def trained(rank: int, size: int, folder: str, multiplier: float) -> None:
     """A linear module with the loss <w, x> of a record x: a canary that is in pulls the weights along itself."""
     torch.set_num_threads(1 + rank % 2)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
@@ -179,7 +179,7 @@ def trained(rank: int, size: int, folder: str, told: float) -> None:
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
         data_loader=DataLoader(TensorDataset(rows), batch_size=round(RATE * len(rows)), collate_fn=_only),
-        noise_multiplier=told,
+        noise_multiplier=multiplier,
         max_grad_norm=1.0,
         group=True,
     )
@@ -238,8 +238,8 @@ def main() -> None:
             print(json.dumps({"ranks": size, "as told": audited(size, 6.0, 6.0), "broken": audited(size, 0.6, 6.0)}))
         return
     values = [measured(size, arguments) for size in arguments.ranks]
-    for each in values:
-        print(json.dumps(each, indent=1))
+    for value in values:
+        print(json.dumps(value, indent=1))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(values, indent=1))
 

@@ -89,7 +89,7 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     x, y = images()
     held, first = torch.arange(len(x)) % HELD == 0, torch.arange(len(x)) < PUBLIC
-    data, public, told = TensorDataset(x[~(held | first)], y[~(held | first)]), (x[:PUBLIC], y[:PUBLIC]), {}
+    data, public, measured = TensorDataset(x[~(held | first)], y[~(held | first)]), (x[:PUBLIC], y[:PUBLIC]), {}
 
     def judged(name: str, run: Any, module: nn.Module) -> None:
         module.eval()
@@ -97,7 +97,8 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
             logits = module(x[held])
         loss = float(nn.functional.cross_entropy(logits, y[held]))
         right = float((logits.argmax(1) == y[held]).double().mean())
-        told[name] = {"bytes": run.bytes(), "loss": loss, "accuracy": right, "wall": statistics.median(run.wall[2:])}
+        wall = statistics.median(run.wall[2:])
+        measured[name] = {"bytes": run.bytes(), "loss": loss, "accuracy": right, "wall": wall}
 
     for power in given.power:
         run = Run("mlp", power)
@@ -112,9 +113,9 @@ def process(rank: int, size: int, folder: str, given: argparse.Namespace) -> Non
         for _ in range(given.steps):
             codes.step()
         judged(ours, codes, codes.module)
-        told[ours]["epsilon"] = codes.engine.get_epsilon(1e-5)
+        measured[ours]["epsilon"] = codes.engine.get_epsilon(1e-5)
         del codes
-    Path(folder, str(rank)).write_text(json.dumps(told))
+    Path(folder, str(rank)).write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 

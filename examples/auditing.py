@@ -45,9 +45,10 @@ def main(argv=None):
         release = Release(clip=Clip(1.0), mechanism=mechanism)
         pipe = Pipeline([Stage(FullBatch(), [release])], lambda t: 0.1, promise=claim)
         worst = audit.worst_pair(pipe, d=20, n=50)  # the neighbours that move the sum the most
-        found = audit.attack(pipe, worst, draws=draws)
-        verdict = "refuted" if found.verdict == "violation" else "not refuted"
-        print(f"{type(mechanism).__name__}: epsilon is at least {found.lower:.2f}; the claim is {verdict}\n  {found}\n")
+        report = audit.attack(pipe, worst, draws=draws)
+        verdict = "refuted" if report.verdict == "violation" else "not refuted"
+        name = type(mechanism).__name__
+        print(f"{name}: epsilon is at least {report.lower:.2f}; the claim is {verdict}\n  {report}\n")
 
     # A training that is no pipeline: put canaries in, train once, guess which were in.
     canaries = audit.orthogonal_canaries(count=200, d=400)

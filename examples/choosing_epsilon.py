@@ -34,12 +34,12 @@ def main(argv=None):
     parser.add_argument("--columns", type=int, default=20, help="how many the real table has")
     parser.add_argument("--small", action="store_true", help="one rehearsal of one epsilon")
     arguments = parser.parse_args(argv)
-    shown, repeats = ((1.0,), 1) if arguments.small else (EPSILONS, 3)
+    epsilons, repeats = ((1.0,), 1) if arguments.small else (EPSILONS, 3)
 
     print(f"{arguments.records} records, {arguments.columns} columns\n")
     print("Somebody holds it for 50 % likely that your record is in the data. How sure can the release make them?")
     print(f"{'epsilon':8} {'at most':>7}   {'the first choice of the planner':38} accuracy in rehearsal")
-    for epsilon in shown:
+    for epsilon in epsilons:
         sure = 100 / (1 + math.exp(-epsilon))
         choice = isthmus.plan(n=arguments.records, d=arguments.columns, epsilon=epsilon).best
         scores = rehearsed(epsilon, arguments.records, arguments.columns, repeats)

@@ -96,14 +96,14 @@ class Classifier(nn.Module):
 
 def frozen(encoder: Encoder, ids: Tensor, blocks: int) -> Tensor:
     """Hidden states after the first blocks, zero at padding; after the last of them, one pooled position."""
-    layers, found = encoder.blocks, []
+    layers, outputs = encoder.blocks, []
     with torch.no_grad():
         for part in ids.split(256):
             x, mask = encoder.embeddings(part), part != 0
             for block in layers[:blocks]:
                 x = block(x, mask)
-            found.append(pooled(x, mask)[:, None] if blocks == len(layers) else x * mask[:, :, None])
-    return torch.cat(found)
+            outputs.append(pooled(x, mask)[:, None] if blocks == len(layers) else x * mask[:, :, None])
+    return torch.cat(outputs)
 
 
 TRAINED = {"head": 0, "last block": 1}
@@ -151,7 +151,7 @@ class Texts:
     test: tuple[Tensor, Tensor]
     public: tuple[Tensor, Tensor]
 
-    def seen(self, encoder: Encoder, part: str, public: int) -> Texts:
+    def through(self, encoder: Encoder, part: str, public: int) -> Texts:
         """The same texts as the trained part sees them, with fewer public ones."""
         few = self.public[0][:public], self.public[1][:public]
         return Texts(*((inputs(encoder, part, x), y) for x, y in (self.train, self.test, few)))
@@ -162,7 +162,7 @@ class Texts:
         text, y = reviews("rotten_tomatoes", size.train + size.test)
         other, other_y = reviews("imdb", size.public)
         ids = words(text, size.length)
-        ends = words([" ".join(each.split()[-24:]) for each in other], size.length)
+        ends = words([" ".join(review.split()[-24:]) for review in other], size.length)
         return cls((ids[: size.train], y[: size.train]), (ids[size.train :], y[size.train :]), (ends, other_y))
 
 
@@ -220,17 +220,17 @@ def main(size: Settings, runs: list[Run]) -> None:
     """All runs, one line each."""
     encoder, words = pretrained()
     texts = Texts.read(words, size)
-    seen = {"head": texts.seen(encoder, "head", size.public)}
-    head = public_head(F.normalize(seen["head"].public[0][:, 0], dim=1), texts.public[1])
-    untrained = accuracy(Classifier(None, [], head), *seen["head"].test)
+    encoded = {"head": texts.through(encoder, "head", size.public)}
+    head = public_head(F.normalize(encoded["head"].public[0][:, 0], dim=1), texts.public[1])
+    untrained = accuracy(Classifier(None, [], head), *encoded["head"].test)
     print(f"{size.train} private sentences, {size.test} for the test, {size.public} public reviews")
     print(f"public reviews only, nothing private: accuracy {untrained:.3f}\n")
     columns = "trained", "space of the noise", "weights", "numbers", "epsilon", "accuracy", "s/step", "MB"
     print("{:<12}{:<20}{:>12}{:>12}{:>9}{:>10}{:>8}{:>7}".format(*columns))
     for run in runs:
-        if run.part not in seen:
-            seen = {run.part: texts.seen(encoder, run.part, size.directions)}  # runs of a part share what is frozen
-        got = train(run, classifier(encoder, run.part, head), seen[run.part], size)
+        if run.part not in encoded:  # runs of a part share what is frozen
+            encoded = {run.part: texts.through(encoder, run.part, size.directions)}
+        got = train(run, classifier(encoder, run.part, head), encoded[run.part], size)
         print(
             f"{run.part:<12}{run.space:<20}{got['weights']:>12,}{got['numbers']:>12,}{got['epsilon']:>9.3f}"
             f"{got['accuracy']:>10.3f}{got['seconds']:>8.2f}{got['megabytes']:>7.0f}",

@@ -63,10 +63,10 @@ def train(args, model, device, train_loader, optimizer, privacy_engine, epoch):
         optimizer.step()
         losses.append(loss.item())
     # the loss of private records is a number that no epsilon covers: it is shown where nothing is private
-    shown = f"Loss: {np.nanmean(losses):.6f}"
+    words = f"Loss: {np.nanmean(losses):.6f}"
     if not args.disable_dp:
-        shown = f"epsilon = {privacy_engine.get_epsilon(args.delta):.2f}, delta = {args.delta}"
-    print(f"Train Epoch: {epoch} \t{shown}")
+        words = f"epsilon = {privacy_engine.get_epsilon(args.delta):.2f}, delta = {args.delta}"
+    print(f"Train Epoch: {epoch} \t{words}")
 
 
 def test(model, device, test_loader):

@@ -70,8 +70,8 @@ class Orthant(ConvexSet):
     radius: float = 1.0
 
     def _project(self, x):
-        kept = x.clamp(min=0)
-        return kept * min(1.0, self.radius / max(float(kept.norm()), 1e-300))
+        positive = x.clamp(min=0)
+        return positive * min(1.0, self.radius / max(float(positive.norm()), 1e-300))
 
     def _lmo(self, g):
         down = (-g).clamp(min=0)

@@ -111,13 +111,13 @@ def measured(out: Path, label: str) -> dict[tuple[str, str, float | None, int], 
 
 
 def cells(
-    name: str, epsilon: float | None, found: dict[str, Any]
+    name: str, epsilon: float | None, answer: dict[str, Any]
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
     """What one call brought, cell by cell."""
-    if "score" in found:
-        yield name, epsilon, found
+    if "score" in answer:
+        yield name, epsilon, answer
         return
-    for key, cell in found.items():
+    for key, cell in answer.items():
         method, _, at = key.partition(" | ")
         yield method, float(at), cell
 
@@ -140,11 +140,11 @@ def run(args: argparse.Namespace) -> None:
                     continue
                 began = time.process_time()
                 try:
-                    found = call()
+                    answer = call()
                 except Exception as error:  # a method that fails is a result; the summary lists it
-                    found = {"score": None, "error": f"{type(error).__name__}: {error}"[:300]}
+                    answer = {"score": None, "error": f"{type(error).__name__}: {error}"[:300]}
                 took = {"seconds": round(time.process_time() - began, 3), "commit": commit.stdout.strip()}
-                for which, at, cell in cells(method, epsilon, found):
+                for which, at, cell in cells(method, epsilon, answer):
                     key = {"table": name, "method": which, "epsilon": at, "seed": seed}
                     file.write(json.dumps({**key, "task": parted.table.task, **cell, **took}) + "\n")
                 file.flush()

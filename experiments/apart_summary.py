@@ -18,10 +18,10 @@ Means = dict[tuple[str, str, float | None], float]
 
 def means(cells: Cells) -> Means:
     """Means over seeds; a method that failed for a seed has none."""
-    found: dict[tuple[str, str, float | None], list[float]] = defaultdict(list)
+    scores_of: dict[tuple[str, str, float | None], list[float]] = defaultdict(list)
     for (table, method, epsilon, _), cell in cells.items():
-        found[table, method, epsilon].append(np.nan if cell["score"] is None else cell["score"])
-    return {key: float(np.mean(scores)) for key, scores in found.items()}
+        scores_of[table, method, epsilon].append(np.nan if cell["score"] is None else cell["score"])
+    return {key: float(np.mean(scores)) for key, scores in scores_of.items()}
 
 
 def scores(ours: Means, base: Means, peers: Means, tables: dict[str, str], label: str, baseline: str) -> list[str]:
@@ -33,12 +33,12 @@ def scores(ours: Means, base: Means, peers: Means, tables: dict[str, str], label
         rows += [(method, method, peers) for method in dict.fromkeys(m for t, m, _ in peers if t == table)]
         lines += ["", f"**{table}**, {'accuracy' if task == 'classification' else 'R2'}", ""]
         lines += ["| | .1 | .5 | 1 | 3 |", "|---|---|---|---|---|"]
-        for shown, method, source in rows:
+        for title, method, source in rows:
             free = source.get((table, method, None))
             values = [free] if free is not None else [source.get((table, method, e)) for e in EPSILONS]
             if any(value is not None for value in values):
                 cells = ["" if v is None else "failed" if np.isnan(v) else f"{v:.3f}" for v in values]
-                lines.append(f"| {shown} | " + " | ".join(cells + [""] * (4 - len(cells))) + " |")
+                lines.append(f"| {title} | " + " | ".join(cells + [""] * (4 - len(cells))) + " |")
     return lines
 
 
@@ -71,12 +71,12 @@ def _gain_lines(ours: Means, base: Means, baseline: str) -> list[str]:
     lines = ["", f"Mean gain over {baseline}, points (100 times accuracy or R2); (R2 below 0 counted as 0):", ""]
     lines += ["| | .1 | .5 | 1 | 3 | all |", "|---|---|---|---|---|---|"]
     for method in (AUTO, LABELLED):
-        found = gains(ours, base, method)
-        if not len(found["epsilon"]):
+        gained = gains(ours, base, method)
+        if not len(gained["epsilon"]):
             continue
-        parts = [found["epsilon"] == epsilon for epsilon in EPSILONS] + [np.ones(len(found["epsilon"]), dtype=bool)]
+        parts = [gained["epsilon"] == epsilon for epsilon in EPSILONS] + [np.ones(len(gained["epsilon"]), dtype=bool)]
         cells = [
-            f"{100 * found['raw'][p].mean():+.1f} ({100 * found['floored'][p].mean():+.1f})" for p in parts if p.any()
+            f"{100 * gained['raw'][p].mean():+.1f} ({100 * gained['floored'][p].mean():+.1f})" for p in parts if p.any()
         ]
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return lines

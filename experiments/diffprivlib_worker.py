@@ -44,17 +44,17 @@ def main():
     folder, epsilons, methods = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
     table = dict(np.load(folder / "in.npz"))
     warnings.simplefilter("ignore")
-    found, told = {}, {}
+    predicted, errors = {}, {}
     for method in methods:
         for epsilon in epsilons:
             key = f"{method} | {epsilon:g}"
-            told[key] = None
+            errors[key] = None
             try:
-                found[key] = predictions(method, epsilon, table)
+                predicted[key] = predictions(method, epsilon, table)
             except Exception as error:  # a peer that fails is a result
-                told[key] = f"{type(error).__name__}: {error}"[:300]
-    np.savez(folder / "out.npz", **found)
-    (folder / "out.json").write_text(json.dumps(told))
+                errors[key] = f"{type(error).__name__}: {error}"[:300]
+    np.savez(folder / "out.npz", **predicted)
+    (folder / "out.json").write_text(json.dumps(errors))
 
 
 main()

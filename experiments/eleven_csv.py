@@ -61,8 +61,8 @@ class Sheet:
     @property
     def rows(self) -> Any:
         """The rows that are written: those with a target, at most 20,000, in a random order."""
-        kept = self.frame[self.frame[self.target].notna()]
-        return kept.iloc[np.random.default_rng(0).permutation(len(kept))[:ROWS]].reset_index(drop=True)
+        labelled = self.frame[self.frame[self.target].notna()]
+        return labelled.iloc[np.random.default_rng(0).permutation(len(labelled))[:ROWS]].reset_index(drop=True)
 
     def table(self) -> Table:
         """The same rows as arrays, read from the package and not from the file."""
@@ -89,8 +89,8 @@ class Sheet:
             return self.missing
         places, group = self.places.get(name), self.thousands.get(name, "")
         whole = places is None and float(value).is_integer()
-        shown = f"{value:,.{0 if whole else places}f}" if whole or places is not None else f"{value:,}"
-        return shown.translate(str.maketrans({",": group, ".": self.decimal}))
+        written = f"{value:,.{0 if whole else places}f}" if whole or places is not None else f"{value:,}"
+        return written.translate(str.maketrans({",": group, ".": self.decimal}))
 
     def schema(self) -> str:
         """Its declaration: ranges, words, dates, signs."""
@@ -258,8 +258,8 @@ def isthmus(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def trained(sheet: Sheet, folder: Path, table: Table, parted: int, declared: bool) -> dict[str, Any]:
     """Train, predict the test file, score against the table; what was printed and said."""
     data, test, run = (folder / f"{sheet.name}{suffix}" for suffix in (".csv", "-test.csv", f"-run-{int(declared)}"))
-    told = ["--schema", folder / f"{sheet.name}.toml"] if declared else ["--target", sheet.target]
-    done = isthmus("train", data, "--epsilon", EPSILON, "--test", test, "-o", run, "--json", *told)
+    declaration = ["--schema", folder / f"{sheet.name}.toml"] if declared else ["--target", sheet.target]
+    done = isthmus("train", data, "--epsilon", EPSILON, "--test", test, "-o", run, "--json", *declaration)
     facts: dict[str, Any] = {"exit": done.returncode, "said": done.stderr.strip(), "misread": [], "score": None}
     if done.returncode:
         return {**facts, "said": done.stdout.strip() or facts["said"]}
@@ -290,17 +290,17 @@ def misread(sheet: Sheet, run: Path) -> list[str]:
     ]
 
 
-def verdict(found: dict[str, Any], reference: float, declared: bool) -> str:
+def verdict(outcome: dict[str, Any], reference: float, declared: bool) -> str:
     """In one word, what the row says."""
-    if found["score"] is None:
-        return "refused" if found["exit"] == 2 and not declared else f"FAILED (exit {found['exit']})"
-    if found["misread"]:
-        return "MISREAD " + ", ".join(found["misread"])
-    if abs(found["printed"] - found["score"]) > 1e-4:
-        return f"PRINTED {found['printed']:.3f}"
-    if found["score"] >= reference - WITHIN:
+    if outcome["score"] is None:
+        return "refused" if outcome["exit"] == 2 and not declared else f"FAILED (exit {outcome['exit']})"
+    if outcome["misread"]:
+        return "MISREAD " + ", ".join(outcome["misread"])
+    if abs(outcome["printed"] - outcome["score"]) > 1e-4:
+        return f"PRINTED {outcome['printed']:.3f}"
+    if outcome["score"] >= reference - WITHIN:
         return "ok"
-    return "BELOW" if declared or "warn" not in found["said"].lower() else "below, warned"
+    return "BELOW" if declared or "warn" not in outcome["said"].lower() else "below, warned"
 
 
 def check(folder: Path, only: str) -> int:

@@ -45,17 +45,17 @@ def ends(words: WordPiece, text: str, length: int) -> list[int]:
     >>> ends(WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c"]), "a a b b c c", 6)
     [2, 4, 4, 6, 6, 3]
     """
-    found, half = [words.index[piece] for piece in words.pieces(text)], length // 2 - 1
-    kept = found if len(found) <= 2 * half else found[:half] + found[-half:]
-    return [words.index["[CLS]"], *kept, words.index["[SEP]"]]
+    tokens, half = [words.index[piece] for piece in words.pieces(text)], length // 2 - 1
+    ends_kept = tokens if len(tokens) <= 2 * half else tokens[:half] + tokens[-half:]
+    return [words.index["[CLS]"], *ends_kept, words.index["[SEP]"]]
 
 
 def encode(words: WordPiece, texts: list[str], length: int) -> np.ndarray:
     """(n, length) ids, filled up with zeros."""
     ids = np.zeros((len(texts), length), np.uint16)
     for row, text in enumerate(texts):
-        kept = ends(words, text, length)
-        ids[row, : len(kept)] = kept
+        tokens = ends(words, text, length)
+        ids[row, : len(tokens)] = tokens
     return ids
 
 

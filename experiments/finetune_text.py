@@ -261,10 +261,10 @@ class Bench:
         """Mean vectors of all texts, from the file where there is one."""
         if self.vectors is not None and self.vectors.exists():
             return torch.from_numpy(np.load(self.vectors)).to(ids.device)
-        found = frozen(self.encoder, ids, len(self.encoder.blocks))
+        vectors = frozen(self.encoder, ids, len(self.encoder.blocks))
         if self.vectors is not None:
-            np.save(self.vectors, found.cpu().numpy())
-        return found
+            np.save(self.vectors, vectors.cpu().numpy())
+        return vectors
 
     def steps(self, choice: Choice) -> int:
         """How many releases."""
@@ -280,8 +280,8 @@ class Bench:
 
     def fitted(self, method: Method, epsilon: float, seed: int) -> dict[str, Any]:
         """The estimator on vectors of length 1, which is declared: it needs to know nothing else."""
-        x, y = zip(*((F.normalize(each.x[:, 0].float(), dim=1).cpu().numpy(), each.y.cpu().numpy())
-                     for each in self.records(method)), strict=True)  # fmt: skip
+        x, y = zip(*((F.normalize(records.x[:, 0].float(), dim=1).cpu().numpy(), records.y.cpu().numpy())
+                     for records in self.records(method)), strict=True)  # fmt: skip
         begin = time.perf_counter()
         model = isthmus.PrivateClassifier(
             epsilon=epsilon, delta=DELTA, classes=[0, 1], data_norm=1.0, bounds=(-1.0, 1.0), random_state=seed
@@ -293,10 +293,10 @@ class Bench:
     def run(self, method: Method, choice: Choice, noise: float, seed: int, final: bool) -> dict[str, Any]:
         """One private training: accuracy on validation texts, and on the test where nothing is chosen any more."""
         torch.manual_seed(seed)
-        kept, validation, test = self.records(method)
+        train_records, validation, test = self.records(method)
         module = network(self.encoder, method).to(self.size.device)
         begin = time.perf_counter()
-        engine = train(module, method, choice, kept, noise, self.size)
+        engine = train(module, method, choice, train_records, noise, self.size)
         module.eval()
         facts = {"validation": accuracy(module, validation), "seconds": time.perf_counter() - begin}
         if final:
@@ -314,7 +314,7 @@ def key(name: str, epsilon: float, choice: Choice, seed: int, final: bool) -> st
 
 def best(lines: Lines, name: str, epsilon: float, tried: tuple[Choice, ...]) -> Choice | None:
     """The choice with the best validation accuracy, once all were tried."""
-    scores = [lines.get(key(name, epsilon, each, 0, False)) for each in tried]
+    scores = [lines.get(key(name, epsilon, choice, 0, False)) for choice in tried]
     if any(score is None for score in scores):
         return None
     return max(zip(tried, scores, strict=True), key=lambda pair: pair[1]["validation"])[0]  # type: ignore[index]
@@ -344,7 +344,7 @@ def _runs(
     bench: Bench, lines: Lines, name: str, epsilon: float, tried: tuple[Choice, ...]
 ) -> Iterator[tuple[Choice, int, bool]]:
     """All tries, then the final runs with the best of them."""
-    yield from ((each, 0, False) for each in tried)
+    yield from ((choice, 0, False) for choice in tried)
     chosen = best(lines, name, epsilon, tried)
     assert chosen is not None
     yield from ((chosen, 1 + seed, True) for seed in range(bench.size.seeds))
@@ -359,15 +359,15 @@ def summary(lines: Lines, methods: dict[str, Method], size: Settings) -> list[di
             if chosen is None:
                 continue
             values = [lines.get(key(name, epsilon, chosen, 1 + seed, True)) for seed in range(size.seeds)]
-            eachs = [value for value in values if value is not None]
-            if eachs:
-                scores = np.array([each["test"] for each in eachs])
-                rows.append({"method": name, "weights": eachs[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
-                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(eachs),
-                             "validation": float(np.mean([each["validation"] for each in eachs])),
-                             "spent": max(each["epsilon"] for each in eachs), "epochs": chosen.epochs,
+            done = [value for value in values if value is not None]
+            if done:
+                scores = np.array([line["test"] for line in done])
+                rows.append({"method": name, "weights": done[0]["weights"], "epsilon": epsilon, "test": scores.mean(),
+                             "spread": scores.std(ddof=1) if len(scores) > 1 else float("nan"), "runs": len(done),
+                             "validation": float(np.mean([line["validation"] for line in done])),
+                             "spent": max(line["epsilon"] for line in done), "epochs": chosen.epochs,
                              "rate": chosen.rate, "classifier": chosen.head_rate,
-                             "seconds": float(np.median([each["seconds"] for each in eachs]))})  # fmt: skip
+                             "seconds": float(np.median([line["seconds"] for line in done]))})  # fmt: skip
     return rows
 
 
@@ -391,7 +391,7 @@ def small(size: Settings) -> tuple[Bench, dict[str, Method]]:
     encoder = Encoder(2, size=16, heads=2, inner=32, vocabulary=50, places=12)
     tiny = isthmus.Kronecker(3, 3, ranks={"head": (2, 17)})
     methods = {name: replace(method, blocks=min(method.blocks, 2), physical=10, lora=min(method.lora, 2),
-                             tries=tuple(replace(each, epochs=min(each.epochs, 1)) for each in method.tries[:1]),
+                             tries=tuple(replace(choice, epochs=min(choice.epochs, 1)) for choice in method.tries[:1]),
                              sketch=method.sketch and tiny)
                for name, method in METHODS.items()}  # fmt: skip
     return Bench(encoder, texts, replace(size, batch=16, seeds=2, epsilons=(8.0,))), methods

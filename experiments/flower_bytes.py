@@ -64,9 +64,9 @@ def main() -> None:
             assert strategy.found is not None and strategy.found.x is not None and strategy.clients is not None
             traffic, right = strategy.clients.traffic, accuracy(problem, strategy.found.x, folder)
             whole = whole or traffic.up
-            fewer, each = whole / traffic.up, traffic.up / sum(told["answered"] for told in traffic.rounds)
-            rows.append({"problem": problem, "run": way, "accuracy": right, "bytes up a message": each, "fewer": fewer,
-                         "down a message": traffic.down / rounds / CLIENTS,
+            fewer, bytes_up = whole / traffic.up, traffic.up / sum(counts["answered"] for counts in traffic.rounds)
+            rows.append({"problem": problem, "run": way, "accuracy": right, "bytes up a message": bytes_up,
+                         "fewer": fewer, "down a message": traffic.down / rounds / CLIENTS,
                          "seconds": time.perf_counter() - began})  # fmt: skip
             summary |= {f"{problem}, {way}: accuracy": right, f"{problem}, {way}: fewer bytes": fewer}
             table(f"{rounds} rounds, {CLIENTS} clients, {args.backend}", rows)

@@ -38,16 +38,16 @@ WAYS = ("FedSGD", "sketch, QSGD, memory at the clients", "sketch, QSGD, memory a
 @lru_cache(maxsize=2)
 def data(problem: str, folder: str | None) -> Any:
     """The data set, and which records each client has."""
-    found = datasets.load("imdb" if problem == "imdb" else "mnist", folder)
-    order = np.random.default_rng(0).permutation(found.x_train.shape[0])
-    return found, [order[k::CLIENTS] for k in range(CLIENTS)]
+    dataset = datasets.load("imdb" if problem == "imdb" else "mnist", folder)
+    order = np.random.default_rng(0).permutation(dataset.x_train.shape[0])
+    return dataset, [order[k::CLIENTS] for k in range(CLIENTS)]
 
 
 @lru_cache(maxsize=CLIENTS)
 def objective(problem: str, number: int, folder: str | None) -> Any:
     """The records of one client."""
-    found, parts = data(problem, folder)
-    x, y = found.x_train[parts[number]], found.y_train[parts[number]]
+    dataset, parts = data(problem, folder)
+    x, y = dataset.x_train[parts[number]], dataset.y_train[parts[number]]
     if problem == "imdb":
         return Logistic(x.astype(np.float32), y, classes=[0, 1])
     return ModuleObjective(
@@ -77,11 +77,11 @@ def start(problem: str, plan: Federation, folder: str | None) -> Tensor | None:
 
 def accuracy(problem: str, w: Tensor, folder: str | None) -> float:
     """On the test set."""
-    found, _ = data(problem, folder)
+    dataset, _ = data(problem, folder)
     if problem == "imdb":
-        return float(Logistic(found.x_test.astype(np.float32), found.y_test, classes=[0, 1]).accuracy(w))
+        return float(Logistic(dataset.x_test.astype(np.float32), dataset.y_test, classes=[0, 1]).accuracy(w))
     mine = objective(problem, 0, folder)
     mine.layers.unpack(w)
     with torch.no_grad():
-        hits = mine.layers.module(torch.from_numpy(found.x_test)).argmax(1) == torch.from_numpy(found.y_test)
+        hits = mine.layers.module(torch.from_numpy(dataset.x_test)).argmax(1) == torch.from_numpy(dataset.y_test)
     return float(hits.double().mean())

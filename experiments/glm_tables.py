@@ -84,8 +84,8 @@ def plain(name: str, data: Split, epsilon: float, seed: int, recipe: Callable[..
     """A recipe filled by hand: step over L, clip over the loss's."""
     loss = loss_of(name)
     make = {"logistic": Logistic, "squared": LeastSquares, "softmax": Softmax}[loss]
-    told = {} if loss == "squared" else {"classes": CLASSES[name]}
-    train, test = make(data.x, data.y, **told), make(data.x_test, data.y_test, **told)
+    declared = {} if loss == "squared" else {"classes": CLASSES[name]}
+    train, test = make(data.x, data.y, **declared), make(data.x_test, data.y_test, **declared)
     filled = recipe(
         epsilon=epsilon, delta=DELTA, n="exact", step=step / CURVATURE[loss], clip=clip * CLIP[loss], **more
     )
@@ -161,10 +161,10 @@ def run(work: list[Any], cells: Lines, args: Any) -> None:
         if held[0] != (name, seed):
             held = (name, seed), glm_data.load(name, args.data, seed=seed, rows=rows)
         began = time.perf_counter()
-        found = score(held[1], seed)
-        assert found["epsilon"] is None or found["epsilon"] <= epsilon * (1 + 1e-9), (key, found["epsilon"])
-        cells.add(key, {**found, "seconds": time.perf_counter() - began})
-        print(f"{key}: {found['score']:.4f}, {cells[key]['seconds']:.1f} s", flush=True)
+        result = score(held[1], seed)
+        assert result["epsilon"] is None or result["epsilon"] <= epsilon * (1 + 1e-9), (key, result["epsilon"])
+        cells.add(key, {**result, "seconds": time.perf_counter() - began})
+        print(f"{key}: {result['score']:.4f}, {cells[key]['seconds']:.1f} s", flush=True)
 
 
 def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
@@ -188,13 +188,13 @@ def gathered(name: str, cells: dict[str, Any]) -> dict[str, dict[str, np.ndarray
 
 def report(name: str, cells: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, float], list[str]]:
     """Rows of the table, means for the summary, verdicts."""
-    found = gathered(name, cells)
-    epsilons = [f"{e:g}" for e in EPSILONS if f"{e:g}" in found["auto"]]
+    by_method = gathered(name, cells)
+    epsilons = [f"{e:g}" for e in EPSILONS if f"{e:g}" in by_method["auto"]]
     rows, summary, verdicts = [], {}, []
-    for method, scores in found.items():
+    for method, scores in by_method.items():
         free = "inf" in scores
-        shown = {e: _mean(scores["inf" if free else e]) for e in epsilons}
-        rows.append({"method": method, **{f"epsilon {e}": shown[e] for e in epsilons}})
+        means = {e: _mean(scores["inf" if free else e]) for e in epsilons}
+        rows.append({"method": method, **{f"epsilon {e}": means[e] for e in epsilons}})
         for e in ("inf",) if free else epsilons:
             summary[f"{name}, {method}, epsilon {e}"] = float(scores[e].mean())
     picks = sorted({c["pick"] for key, c in cells.items() if key.startswith(f"{name} | auto |")})
@@ -202,14 +202,14 @@ def report(name: str, cells: dict[str, Any]) -> tuple[list[dict[str, Any]], dict
         asked = dict(zip((f"{e:g}" for e in EPSILONS), RULE[name], strict=True))
         rows.append({"method": "asked (the rule before)", **{f"epsilon {e}": f"{asked[e]:.3f}" for e in epsilons}})
         for e in epsilons:
-            mean = float(found["auto"][e].mean())
+            mean = float(by_method["auto"][e].mean())
             word = "ok" if mean >= asked[e] - tolerance(name) else "MISSED"
             verdicts.append(f"{name} epsilon {e}: {mean:.4f}, asked {asked[e]:.3f} - {tolerance(name):g}: {word}")
     for e in epsilons:
-        auto, gd = float(found["auto"][e].mean()), float(found["DP-GD, untuned"][e].mean())
+        auto, gd = float(by_method["auto"][e].mean()), float(by_method["DP-GD, untuned"][e].mean())
         word = "ok" if auto >= gd else "BELOW"
         verdicts.append(f"{name} epsilon {e}: auto {auto:.4f}, untuned DP-GD {gd:.4f}: {word}")
-        alone, labels = (found.get(row, {}) for row in ("public labels alone", "auto, public labels"))
+        alone, labels = (by_method.get(row, {}) for row in ("public labels alone", "auto, public labels"))
         if "inf" in alone and e in labels:
             few = float(labels[e][: len(alone["inf"])].mean()), float(alone["inf"].mean())
             word = "ok" if few[0] >= few[1] else "BELOW"

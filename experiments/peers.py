@@ -139,10 +139,10 @@ def adaptive_moments(parts: Parts, epsilon: float) -> float:
         Y = ((y - middle) / half)[:, None]
     else:
         Y = 2.0 * y[:, None] - 1 if table.classes == 2 else np.eye(table.classes)[y]
-    found = _with_bias(parts, "test")[0] @ ada_ssp(X, Y, norm, 1.0, epsilon, rng)
+    margins = _with_bias(parts, "test")[0] @ ada_ssp(X, Y, norm, 1.0, epsilon, rng)
     if table.target:
-        return parts.score(middle + half * found[:, 0])
-    return parts.score((found[:, 0] > 0).astype(int) if table.classes == 2 else found.argmax(1))
+        return parts.score(middle + half * margins[:, 0])
+    return parts.score((margins[:, 0] > 0).astype(int) if table.classes == 2 else margins.argmax(1))
 
 
 def untuned_descent(parts: Parts, epsilon: float) -> float:
@@ -150,13 +150,13 @@ def untuned_descent(parts: Parts, epsilon: float) -> float:
     table = parts.table
     loss = "squared" if table.target else "logistic" if table.classes == 2 else "softmax"
     make: Callable[..., Any] = {"squared": LeastSquares, "logistic": Logistic, "softmax": Softmax}[loss]
-    told = {"classes": tuple(range(table.classes))} if table.classes else {}
+    declared = {"classes": tuple(range(table.classes))} if table.classes else {}
 
     def posed(which: str) -> Any:
         (X, norm), y = _with_bias(parts, which), parts.rows(which)[1]
         if table.target:
             y = 2 * (y - table.target[0]) / (table.target[1] - table.target[0]) - 1
-        return make(X / norm, y, **told)
+        return make(X / norm, y, **declared)
 
     recipe = algorithms.dp_gd(epsilon=epsilon, delta=DELTA, n="exact", step=2 / CURVATURE[loss], clip=CLIP[loss])
     result = minimize(posed("private"), recipe, steps=100, record=None, progress=False)
@@ -178,8 +178,8 @@ def diffprivlib(parts: Parts, epsilons: list[float], methods: list[str], python:
         data = json.loads((Path(folder) / "out.json").read_text())
         predicted = np.load(Path(folder) / "out.npz")
         return {
-            key: {"score": parts.score(predicted[key])} if key in predicted else {"score": None, "error": told}
-            for key, told in data.items()
+            key: {"score": parts.score(predicted[key])} if key in predicted else {"score": None, "error": error}
+            for key, error in data.items()
         }
 
 

@@ -106,9 +106,9 @@ def recipes(name: str, data: glm_data.Split, epsilon: float, inner: int = 250) -
     }
 
 
-def seen_by(found: Any, objective: Logistic) -> Logistic:
+def seen_by(result: Any, objective: Logistic) -> Logistic:
     """An objective through the public map of a run that scaled its columns."""
-    return objective if found.transform is None else objective.with_inputs(found.transform(objective.X))
+    return objective if result.transform is None else objective.with_inputs(result.transform(objective.X))
 
 
 def main() -> None:

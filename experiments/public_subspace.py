@@ -184,19 +184,19 @@ def main() -> None:
     else:
         command = [sys.executable, __file__, *sys.argv[1:]]
         running = [subprocess.Popen([*command, f"--shard={i}"]) for i in range(options.workers)]
-        for each in running:
-            each.wait()
+        for process in running:
+            process.wait()
     report(path, options)
 
 
 def report(path: Path, options: Any) -> None:
-    found, summary = done(path), {}
+    runs, summary = done(path), {}
     for name in SETS:
         rows = []
         for method in (*METHODS, *FULL):
             row: dict[str, Any] = {"method": method}
             for sigma in SIGMAS:
-                values = [r["accuracy"] for r in found.values() if r["cell"][:3] == [method, sigma, name]]
+                values = [r["accuracy"] for r in runs.values() if r["cell"][:3] == [method, sigma, name]]
                 if values:
                     row[f"sigma {sigma}"] = statistics.mean(values)
                     row[f"spread {sigma}"] = max(values) - min(values)
@@ -204,12 +204,12 @@ def report(path: Path, options: Any) -> None:
             rows += [row] if len(row) > 1 else []
         if rows:
             table(f"{name}: test accuracy, mean over seeds (spread: largest less smallest)", rows)
-        alone = [r["accuracy"] for r in found.values() if r["cell"][0] == "public_only" and r["cell"][2] == name]
+        alone = [r["accuracy"] for r in runs.values() if r["cell"][0] == "public_only" and r["cell"][2] == name]
         if alone:
             summary[f"{name} public_only"] = statistics.mean(alone)
             print(f"  public labels alone: {statistics.mean(alone):.3f}")
     for sigma in SIGMAS:
-        spent = {round(r["epsilon"], 4) for r in found.values() if r["cell"][1] == sigma and not options.quick}
+        spent = {round(r["epsilon"], 4) for r in runs.values() if r["cell"][1] == sigma and not options.quick}
         print(f"sigma {sigma}: epsilon {sorted(spent)} at delta {DELTA:g}")
     save(options.out, "public_subspace", {"summary": summary, "split": SPLIT})
 

@@ -80,10 +80,10 @@ def _few_words(data: Split, words: int, hashed: bool) -> Split:
 # ---------------------------------------------------------------- constructed
 
 
-def _split(x: np.ndarray, y: np.ndarray, n: int, **told: Any) -> Made:
+def _split(x: np.ndarray, y: np.ndarray, n: int, **declared: Any) -> Made:
     """n private rows, 200 public ones, the rest for the test."""
     at = n + glm_data.PUBLIC
-    return Split(x[:n], y[:n], x[at:], y[at:], x[n:at], float(np.abs(x).max()), y[n:at]), told
+    return Split(x[:n], y[:n], x[at:], y[at:], x[n:at], float(np.abs(x).max()), y[n:at]), declared
 
 
 def _labels(z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -132,8 +132,8 @@ def low_rank(n: int, d: int, k: int, share: float, public: bool = True, inside: 
         w = rng.standard_normal(k)
         y = _labels(4 * np.sqrt(k) * z @ w / np.linalg.norm(w), rng)
         data, _ = _split(np.sqrt(share) * z @ basis.T + np.sqrt(1 - share) * rest, y, n)
-        told: dict[str, Any] = {"public": (data.x_public, data.y_public)} if public else {}
-        return data, told | ({"constraint": Subspace(basis.T)} if inside else {})
+        declared: dict[str, Any] = {"public": (data.x_public, data.y_public)} if public else {}
+        return data, declared | ({"constraint": Subspace(basis.T)} if inside else {})
 
     return make
 

@@ -48,33 +48,36 @@ PRIVATE = (
 FREE = ("sgd", "gd", "comp_sgd", "comp_gd", "comp_minibatch", "comp_fw")
 
 
-def planned_seconds(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float) -> float:
+def planned_seconds(cell: Cell, data: Any, declared: dict[str, Any], algorithm: str, epsilon: float) -> float:
     """What the planner thinks that it takes; nothing where it is refused."""
     loss = "squared" if cell.classes is None else "logistic" if len(cell.classes) == 2 else "softmax"
-    facts = {"sparse": sp.issparse(data.x), "constraint": told.get("constraint"), "penalty": "l2" in told, **cell.facts}
+    facts = {"sparse": sp.issparse(data.x), "constraint": declared.get("constraint"), "penalty": "l2" in declared}
+    facts |= cell.facts
     ranked = plan(
         n=data.n,
         d=data.d,
         epsilon=epsilon,
         loss=loss,
         classes=len(cell.classes or (0, 1)),
-        public=told.get("public"),
+        public=declared.get("public"),
         algorithms=[algorithm],
         **facts,
     )
     return ranked.best.seconds if ranked.choices else 0.0
 
 
-def contest(cell: Cell, data: Any, told: dict[str, Any], algorithm: str, epsilon: float, seed: int) -> dict[str, Any]:
+def contest(
+    cell: Cell, data: Any, declared: dict[str, Any], algorithm: str, epsilon: float, seed: int
+) -> dict[str, Any]:
     """One fit: score and what was run, or why it did not."""
     common = {"epsilon": epsilon, "data_norm": 1.0, "random_state": seed, "facts": cell.facts}
     common["fit_intercept"] = cell.intercept
     if cell.classes is None:
-        model: Any = PrivateRegressor(target_bounds=(-1, 1), algorithm=algorithm, **common, **told)
+        model: Any = PrivateRegressor(target_bounds=(-1, 1), algorithm=algorithm, **common, **declared)
     else:
-        model = PrivateClassifier(classes=cell.classes, algorithm=algorithm, **common, **told)
+        model = PrivateClassifier(classes=cell.classes, algorithm=algorithm, **common, **declared)
     began = time.perf_counter()
-    long = 0.0 if algorithm == "auto" else planned_seconds(cell, data, told, algorithm, epsilon)
+    long = 0.0 if algorithm == "auto" else planned_seconds(cell, data, declared, algorithm, epsilon)
     if long > LIMIT:
         return {"score": None, "why": f"too slow: {long:.0f} s planned", "seconds": time.perf_counter() - began}
     try:
@@ -113,31 +116,31 @@ def run(cell: Cell, epsilon: float, seed: int, done: Lines, folder: Any) -> None
             continue
         made = cell.make(seed, folder) if made is None else made
         done.add(key, contest(cell, *made, algorithm, epsilon, seed))
-        shown = done[key]["why"] if done[key]["score"] is None else f"{done[key]['score']:.4f} {done[key]['pick']}"
-        print(f"{key}: {shown}, {done[key]['seconds']:.1f} s", flush=True)
+        words = done[key]["why"] if done[key]["score"] is None else f"{done[key]['score']:.4f} {done[key]['pick']}"
+        print(f"{key}: {words}, {done[key]['seconds']:.1f} s", flush=True)
 
 
 def judged(cell: Cell, epsilon: float, done: dict[str, Any]) -> dict[str, Any]:
     """auto's pick, the best, the regret; scores of all that ran."""
     head = f"{cell.name} | "
     runs: dict[str, list[dict[str, Any]]] = {}
-    for key, found in sorted(done.items(), key=lambda item: int(item[0].split("seed ")[1])):
+    for key, result in sorted(done.items(), key=lambda item: int(item[0].split("seed ")[1])):
         name, algorithm, at, _ = key.split(" | ")
         if name == cell.name and at == f"epsilon {epsilon:g}":
-            runs.setdefault(algorithm, []).append(found)
+            runs.setdefault(algorithm, []).append(result)
     auto = runs.pop("auto")
-    assert all(found["score"] is not None for found in auto), (head, auto)
-    picks = sorted({found["algorithm"] for found in auto})
-    each = {
-        algorithm: np.array([found["score"] for found in several])
+    assert all(result["score"] is not None for result in auto), (head, auto)
+    picks = sorted({result["algorithm"] for result in auto})
+    by_algorithm = {
+        algorithm: np.array([result["score"] for result in several])
         for algorithm, several in runs.items()
-        if all(found["score"] is not None and found["fits"] for found in several) and len(several) == len(auto)
+        if all(result["score"] is not None and result["fits"] for result in several) and len(several) == len(auto)
     }
-    own = np.array([found["score"] for found in auto])
-    lawful = all(found["fits"] for found in auto)
+    own = np.array([result["score"] for result in auto])
+    lawful = all(result["fits"] for result in auto)
     if lawful and len(picks) == 1:
-        each[picks[0]] = own
-    mine, scores = float(own.mean()), {algorithm: float(values.mean()) for algorithm, values in each.items()}
+        by_algorithm[picks[0]] = own
+    mine, scores = float(own.mean()), {algorithm: float(values.mean()) for algorithm, values in by_algorithm.items()}
     # a tie goes to the pick
     best = max(scores, key=lambda name: (scores[name], name in picks)) if scores else picks[0]
     regret = 100 * (max(scores.values(), default=mine) - mine) if lawful else math.inf
@@ -145,12 +148,12 @@ def judged(cell: Cell, epsilon: float, done: dict[str, Any]) -> dict[str, Any]:
     return {
         "cell": cell.name,
         "epsilon": f"{epsilon:g}",
-        "pick": "/".join(sorted({found["pick"] for found in auto})) + ("" if lawful else " BREAKS ITS LIMITS"),
+        "pick": "/".join(sorted({result["pick"] for result in auto})) + ("" if lawful else " BREAKS ITS LIMITS"),
         "auto": mine,
         "best": best,
         "score": scores.get(best, mine),
         "regret": regret,
-        "held out": _held_out(each, own) if lawful else math.inf,
+        "held out": _held_out(by_algorithm, own) if lawful else math.inf,
         "others": ", ".join(f"{name} {scores[name]:.3f}" for name in order[:4]),
         "picks": picks,
         "late": cell.late,
@@ -158,13 +161,13 @@ def judged(cell: Cell, epsilon: float, done: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _held_out(each: dict[str, np.ndarray], own: np.ndarray) -> float:
+def _held_out(by_algorithm: dict[str, np.ndarray], own: np.ndarray) -> float:
     """The regret against the algorithm that is best on the other seeds: the winner's luck is not counted."""
     lost = []
     for seed in range(len(own)):
         others = [i for i in range(len(own)) if i != seed] or [seed]
-        best = max(each, key=lambda name: each[name][others].mean())
-        lost.append(each[best][seed] - own[seed])
+        best = max(by_algorithm, key=lambda name: by_algorithm[name][others].mean())
+        lost.append(by_algorithm[best][seed] - own[seed])
     return 100 * float(np.mean(lost))
 
 
@@ -178,8 +181,8 @@ def earned(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list
 
 def told_of(rows: list[dict[str, Any]], names: tuple[str, ...], title: str) -> dict[str, Any]:
     """Print one table and its verdicts; returns the figures."""
-    shown = ("cell", "epsilon", "pick", "auto", "best", "score", "regret", "held out", "others")
-    table(title, [{name: row[name] for name in shown} for row in rows])
+    columns = ("cell", "epsilon", "pick", "auto", "best", "score", "regret", "held out", "others")
+    table(title, [{name: row[name] for name in columns} for row in rows])
     within, unlucky = (float(np.mean([row[kind] <= WITHIN for row in rows])) for kind in ("regret", "held out"))
     wins = earned(rows, names)
     first = [row for row in rows if not row["late"]]

@@ -17,7 +17,7 @@ class Lines(dict[str, Any]):
 
     def __init__(self, out: Path, name: str, shard: str) -> None:
         super().__init__()
-        self.index, self.count = (int(each) for each in shard.split("/"))
+        self.index, self.count = (int(part) for part in shard.split("/"))
         if not 0 <= self.index < self.count:
             raise ValueError(f"shard={shard!r}: give i/k with 0 <= i < k")
         out.mkdir(parents=True, exist_ok=True)

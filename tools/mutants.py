@@ -124,7 +124,7 @@ def changes(node: ast.AST) -> list[tuple[str, Change]]:
 def mutants_of(module: str, source: str) -> list[Mutant]:
     """Every mutant of a module, by name."""
     tree = ast.parse(source)
-    places, found, seen = dict(_places(tree)), [], Counter[str]()
+    places, mutants, counted = dict(_places(tree)), [], Counter[str]()
     for number, node in enumerate(ast.walk(tree)):
         where, line = places.get(node, (None, ""))
         if where is None or any(where == left or where.startswith(left + ".") for left in LEFT_OUT.get(module, {})):
@@ -132,10 +132,10 @@ def mutants_of(module: str, source: str) -> list[Mutant]:
         for choice, (before, _) in enumerate(changes(node)):
             after = _after(node, choice)
             words = f"{before} -> {after}" + ("" if after == "(nothing)" or line.startswith(before) else f" in {line}")
-            again = seen[f"{where} {words}"]
-            seen[f"{where} {words}"] += 1
-            found.append(Mutant(module, where, words, number, choice, again))
-    return found
+            again = counted[f"{where} {words}"]
+            counted[f"{where} {words}"] += 1
+            mutants.append(Mutant(module, where, words, number, choice, again))
+    return mutants
 
 
 def is_same(mutant: Mutant) -> bool:
@@ -277,8 +277,8 @@ class Bench:
             os.environ["PYTHONDONTWRITEBYTECODE"] = "" if remember else "1"
             import pytest
 
-            seen = importlib.util.find_spec("isthmus")
-            if seen is None or not str(seen.origin).startswith(str(self.folder)):
+            spec = importlib.util.find_spec("isthmus")
+            if spec is None or not str(spec.origin).startswith(str(self.folder)):
                 os._exit(97)
             left = [flag for test in SLOW for flag in ("--deselect", test)]
             flags = ["-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -302,7 +302,10 @@ def main() -> int:
     arguments = parser.parse_args()
     known = {module: mutants_of(module, (ROOT / "isthmus" / f"{module}.py").read_text()) for module in arguments.only}
     every = [
-        mutant for each in known.values() for mutant in each if any(text in mutant.name for text in arguments.match)
+        mutant
+        for mutants in known.values()
+        for mutant in mutants
+        if any(text in mutant.name for text in arguments.match)
     ]
     todo = [mutant for mutant in every if not is_same(mutant)]
     if arguments.list:

@@ -58,14 +58,14 @@ def noise_in_a_round() -> dict[str, Any]:
 
 def private_by_width() -> dict[str, Any]:
     """Accuracy of private descent through m numbers, by a random map or public directions, on two kinds of data."""
-    widths, found = [8, 16, 32, 64, 128, 256], {}
+    widths, errors = [8, 16, 32, 64, 128, 256], {}
     for kind, make in {"low rank": low_rank, "spread out": spread}.items():
         for way in ("random", "public", "all"):
-            found[f"{kind}, {way}"] = [
+            errors[f"{kind}, {way}"] = [
                 float(np.mean([_private(make(seed), way, m) for seed in range(SEEDS)]))
                 for m in (widths if way != "all" else [D])
             ]
-    return {"m": widths, **found}
+    return {"m": widths, **errors}
 
 
 def _private(data: tuple[np.ndarray, np.ndarray], way: str, m: int) -> float:

@@ -93,7 +93,7 @@ def signs(rng: Rng, n: int) -> Series:
 
 
 SERIES: dict[str, Callable[[Rng, int], Series]] = {
-    each.__name__: each for each in (power_of_two, carried, ties, cancelling, magnitudes, few_large, ordinary, signs)
+    make.__name__: make for make in (power_of_two, carried, ties, cancelling, magnitudes, few_large, ordinary, signs)
 }
 
 

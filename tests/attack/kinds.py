@@ -130,8 +130,8 @@ def stack(arrays: Arrays, dtype: torch.dtype) -> Rows:
 
 
 KINDS = {
-    each.__name__: each
-    for each in (dense, lazy, outer, outer_ones, glm, csr, scaled, blocks, lookup, tied, difference, stack)
+    make.__name__: make
+    for make in (dense, lazy, outer, outer_ones, glm, csr, scaled, blocks, lookup, tied, difference, stack)
 }
 
 
@@ -204,7 +204,7 @@ def draw(rng: Rng, most: int) -> Case:
     if groups:
         arrays["groups"] = rng.integers(0, max(1, n // 3), n + 1)
     with np.errstate(all="ignore"):
-        sample = KINDS[kind]({each: values[:2] for each, values in arrays.items()}, DTYPES[dtype])
+        sample = KINDS[kind]({field: values[:2] for field, values in arrays.items()}, DTYPES[dtype])
     space = _space(kind, sample)
     encode = Identity() if groups or pure else _encoder(rng, kind, sample.d, clip)
     physical = max(1, n // 3) if rng.random() < 0.3 and not groups else None

@@ -67,9 +67,9 @@ def aligned(member: Membership) -> Iterator[None]:
 
     def mask(source: Source, n: int, q: float, device: Any = None) -> torch.Tensor:
         calls[0] += 1
-        found = member.drawn(calls[0], n)
-        place[0] = None if member.extra is None else int(found[: member.extra].sum())
-        return torch.from_numpy(found)
+        drawn = member.drawn(calls[0], n)
+        place[0] = None if member.extra is None else int(drawn[: member.extra].sum())
+        return torch.from_numpy(drawn)
 
     def integers(source: Source, high: int, size: int) -> torch.Tensor:
         calls[0] += 1
@@ -83,19 +83,19 @@ def aligned(member: Membership) -> Iterator[None]:
 
 
 @contextmanager
-def recorded(seen: Seen, transcript: list[torch.Tensor] | None) -> Iterator[None]:
+def recorded(record: Seen, transcript: list[torch.Tensor] | None) -> Iterator[None]:
     """Every release within is written down; with a transcript it answers what was answered before."""
 
     def recording(kind: type, release: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def wrapper(mechanism: Any, bounded: Any, noise: Any) -> torch.Tensor:
-            seen.values.append(bounded.value.detach().cpu().to(torch.float64).reshape(-1).numpy().copy())
-            seen.bounds.append((kind.__name__, float(bounded.ord), float(bounded.bound)))
-            number = len(seen.values) - 1
+            record.values.append(bounded.value.detach().cpu().to(torch.float64).reshape(-1).numpy().copy())
+            record.bounds.append((kind.__name__, float(bounded.ord), float(bounded.bound)))
+            number = len(record.values) - 1
             if transcript is not None and number < len(transcript):
                 out = transcript[number].clone()
             else:
                 out = release(mechanism, bounded, noise)
-            seen.released.append(out.clone())
+            record.released.append(out.clone())
             return out
 
         return wrapper
@@ -117,14 +117,14 @@ def observe(
     transcript: list[torch.Tensor] | None = None,
 ) -> Seen:
     """One training, watched."""
-    seen = Seen()
-    with warnings.catch_warnings(), aligned(member), recorded(seen, transcript), np.errstate(all="ignore"):
+    record = Seen()
+    with warnings.catch_warnings(), aligned(member), recorded(record, transcript), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
             train(arrays)
         except (validate.InvalidInput, NotImplementedError) as error:
-            seen.refused = f"{type(error).__name__}: {error}"
-    return seen
+            record.refused = f"{type(error).__name__}: {error}"
+    return record
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def compare(one: Seen, two: Seen, factor: float = 1.0) -> Movement | None:
         Movement(_ratio(a, b, ord, bound * factor), i, kind, bound)
         for i, (a, b, (kind, ord, bound)) in enumerate(zip(one.values, two.values, one.bounds, strict=True))
     ]
-    return max(values, key=lambda each: each.ratio)
+    return max(values, key=lambda move: move.ratio)
 
 
 def _ratio(a: np.ndarray, b: np.ndarray, ord: float, bound: float) -> float:

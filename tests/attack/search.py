@@ -42,8 +42,8 @@ class Found:
         return f"make attack REPLAY={self.seed}:{self.most}:{self.number}{steps}"
 
     def __str__(self) -> str:
-        told = self.why or f"release {self.release} ({self.mechanism}, bound {self.bound:g})"
-        return f"{self.ratio:.9g} x the bound: {self.label}\n    {told}\n    {self.command()}"
+        words = self.why or f"release {self.release} ({self.mechanism}, bound {self.bound:g})"
+        return f"{self.ratio:.9g} x the bound: {self.label}\n    {words}\n    {self.command()}"
 
 
 @dataclass
@@ -56,30 +56,30 @@ class Table:
     worst: dict[str, list[Found]] = field(default_factory=dict)
     violations: dict[str, int] = field(default_factory=dict)
 
-    def add(self, found: Found) -> None:
+    def add(self, case: Found) -> None:
         """One more result: the worst of a family come first."""
-        kept = self.worst.setdefault(found.family, [])
-        kept.append(found)
-        kept.sort(key=lambda each: -each.ratio)
-        del kept[KEPT:]
-        if found.ratio > LIMIT:
-            self.violations[found.family] = self.violations.get(found.family, 0) + 1
+        worst = self.worst.setdefault(case.family, [])
+        worst.append(case)
+        worst.sort(key=lambda one: -one.ratio)
+        del worst[KEPT:]
+        if case.ratio > LIMIT:
+            self.violations[case.family] = self.violations.get(case.family, 0) + 1
 
     def broken(self) -> list[Found]:
         """The worst case of every family whose bound was broken."""
-        return [found[0] for _, found in sorted(self.worst.items()) if found[0].ratio > LIMIT]
+        return [worst[0] for _, worst in sorted(self.worst.items()) if worst[0].ratio > LIMIT]
 
     def __str__(self) -> str:
         lines = [f"{self.cases} cases, {self.refused} refused; movement / stated bound:"]
-        for family, found in sorted(self.worst.items()):
+        for family, worst in sorted(self.worst.items()):
             broken = self.violations.get(family, 0)
-            lines.append(f"  {family:28} {self.counts[family]:6} cases  worst {found[0].ratio:<14.9g} {broken} broken")
-        return "\n".join([*lines, *(f"BROKEN {found}" for found in self.broken())])
+            lines.append(f"  {family:28} {self.counts[family]:6} cases  worst {worst[0].ratio:<14.9g} {broken} broken")
+        return "\n".join([*lines, *(f"BROKEN {worst}" for worst in self.broken())])
 
     def write(self, path: Path) -> None:
         """As JSON."""
         facts = {"cases": self.cases, "refused": self.refused, "counts": self.counts, "violations": self.violations}
-        facts |= {"worst": {name: [asdict(each) for each in found] for name, found in sorted(self.worst.items())}}
+        facts |= {"worst": {name: [asdict(case) for case in cases] for name, cases in sorted(self.worst.items())}}
         path.write_text(json.dumps(facts, indent=1, default=str))
 
 
@@ -114,8 +114,8 @@ class Search:
     def _climb(self, turn: int) -> Iterator[None]:
         """Small changes of one of the worst cases of a family, each family in its turn."""
         families = sorted(self.table.worst)
-        kept = self.table.worst[families[turn // self.every % len(families)]]
-        start = kept[turn % len(kept)]
+        worst = self.table.worst[families[turn // self.every % len(families)]]
+        start = worst[turn % len(worst)]
         if not math.isfinite(start.ratio):
             return
         case, best, path = self._again(start), start.ratio, start.path
@@ -127,10 +127,10 @@ class Search:
                 case, best, path = other, ratio, (*path, step)
             yield
 
-    def _again(self, found: Found) -> Case:
+    def _again(self, case: Found) -> Case:
         from attack.cases import replay
 
-        return replay(found.seed, found.number, found.most, found.path)
+        return replay(case.seed, case.number, case.most, case.path)
 
     def _try(self, case: Case, number: int, path: tuple[int, ...]) -> float | None:
         moved = case.moved()
@@ -145,5 +145,5 @@ class Search:
 
 def result(case: Case, moved: Movement, seed: int, number: int, most: int, path: tuple[int, ...]) -> Found:
     """A case with its movement."""
-    told = (moved.ratio, moved.mechanism, moved.bound, moved.release, case.label, moved.why)
-    return Found(case.family, seed, number, most, path, *told)
+    facts = (moved.ratio, moved.mechanism, moved.bound, moved.release, case.label, moved.why)
+    return Found(case.family, seed, number, most, path, *facts)

@@ -56,8 +56,8 @@ def test_a_bound_that_is_too_small_is_found() -> None:
         value = torch.from_numpy(np.clip(arrays["x"], -1, 1)).sum()[None]
         Gaussian(1.0).release(Bounded(value, 2, 0.5), SeededSource(0))
 
-    found = Case("test", "", {"x": np.array([0.2, 1.0, -0.4])}, 1, train, (), 0).moved()
-    assert found is not None and found.ratio == pytest.approx(2.0)
+    moved = Case("test", "", {"x": np.array([0.2, 1.0, -0.4])}, 1, train, (), 0).moved()
+    assert moved is not None and moved.ratio == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_norms_are_those_of_the_mechanism() -> None:
 
 
 def test_the_second_training_is_given_what_the_first_released() -> None:
-    seen: list[Any] = []
+    released: list[Any] = []
 
     def train(arrays: Arrays) -> None:
         value = torch.from_numpy(arrays["x"]).sum()[None]
-        seen.append(Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(0)))
+        released.append(Gaussian(1.0).release(Bounded(value, 2, 1.0), SeededSource(0)))
 
     observed = observe(train, {"x": np.ones(3)}, Membership(0, 1))
     observe(train, {"x": np.ones(2)}, Membership(0, None), observed.released)
-    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(released[0], released[1])
 
 
 def test_the_others_do_not_notice_the_record_in_secret_draws() -> None:

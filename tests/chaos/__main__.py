@@ -27,12 +27,12 @@ def main() -> int:
     }
     results: list[Result] = []
     for name in arguments.scenario or known:
-        found = known[name]()
-        if found is None:
+        outcome = known[name]()
+        if outcome is None:
             print(f"{name}: left out, it cannot be made here", flush=True)
             continue
-        results.append(found)
-        print(line(found), flush=True)
+        results.append(outcome)
+        print(line(outcome), flush=True)
     print("\n" + table(results))
     return int(any(result.failed for result in results))
 
@@ -49,7 +49,7 @@ def table(results: list[Result]) -> str:
     lines += [line(result) for result in results]
     for result in results:
         for kind in ("lost", "corrupt", "unclear"):
-            lines += [f"FAILED {result.name}, {kind}: {each}" for each in getattr(result, kind)[:8]]
+            lines += [f"FAILED {result.name}, {kind}: {words}" for words in getattr(result, kind)[:8]]
     return "\n".join(lines)
 
 

@@ -33,17 +33,17 @@ class Child:
 
     def __init__(self, work: str, place: Path, fault: Callable[[Path], Any] | None = None) -> None:
         self._counts, counts = os.pipe()
-        self._told, told = os.pipe()
+        self._told, pipe_in = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             try:
-                self._run(work, place, fault, counts, told)
+                self._run(work, place, fault, counts, pipe_in)
             finally:
                 os._exit(99)
         os.close(counts)
-        os.close(told)
+        os.close(pipe_in)
 
-    def _run(self, work: str, place: Path, fault: Callable[[Path], Any] | None, counts: int, told: int) -> None:
+    def _run(self, work: str, place: Path, fault: Callable[[Path], Any] | None, counts: int, pipe_in: int) -> None:
         log = os.open(os.devnull, os.O_WRONLY)
         os.dup2(log, 1)
         os.dup2(log, 2)
@@ -57,7 +57,7 @@ class Child:
             kind = f"exit {code}" if isinstance(error, SystemExit) or code else type(error).__name__
             words = str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else "")
             result = {"kind": kind, "words": words, "trace": traceback.format_exc()[-3000:]}
-        os.write(told, json.dumps(result).encode()[:60000])
+        os.write(pipe_in, json.dumps(result).encode()[:60000])
         os._exit(1 if result["kind"] else 0)
 
     def stop(self, number: int, after: float) -> None:
@@ -98,17 +98,17 @@ def _tell_releases(pipe: int) -> None:
     """Write a byte for every noisy value, before anybody has it."""
     release = mechanisms.Gaussian.release
 
-    def told(self: Any, bounded: Any, noise: Any) -> Any:
+    def telling(self: Any, bounded: Any, noise: Any) -> Any:
         out = release(self, bounded, noise)
         os.write(pipe, b".")
         return out
 
-    mechanisms.Gaussian.release = told  # type: ignore[method-assign]
+    mechanisms.Gaussian.release = telling  # type: ignore[method-assign]
 
 
 def _all(pipe: int) -> bytes:
-    found = b""
+    data = b""
     while piece := os.read(pipe, 1 << 16):
-        found += piece
+        data += piece
     os.close(pipe)
-    return found
+    return data

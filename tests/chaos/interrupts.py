@@ -47,7 +47,7 @@ def _once(path: Path, number: int, after: float, result: Result) -> None:
         timer.join(0.01)
     try:
         _use(ledger, released)
-        here, there = (sum(each.rounds().values()) for each in (ledger, Ledger.open(path)))
+        here, there = (sum(view.rounds().values()) for view in (ledger, Ledger.open(path)))
     except Exception as error:
         result.corrupt.append(f"run {number}: going on: {type(error).__name__}: {error}"[:300])
         return

@@ -70,7 +70,7 @@ def look(result: Result, label: str, place: Path, released: int, ended: Ended, *
         return
     if charges < released:
         result.lost.append(f"{label}: {released} values were released, {charges} rounds are charged")
-    result.corrupt += [f"{label}: {each}" for each in corrupt(place, ended.code == -signal.SIGKILL)]
+    result.corrupt += [f"{label}: {damage}" for damage in corrupt(place, ended.code == -signal.SIGKILL)]
     words = unclear(ended, memory)
     result.unclear += [f"{label}: {words}"] if words else []
     if ended.kind and not result.said:
@@ -153,8 +153,8 @@ def read_only(moments: random.Random) -> Callable[[Path], None]:
     """A folder that may not be written to, by a user who is not root."""
 
     def fault(place: Path) -> None:
-        for each in [place, *place.rglob("*")]:
-            each.chmod(0o555 if each.is_dir() else 0o444)
+        for file in [place, *place.rglob("*")]:
+            file.chmod(0o555 if file.is_dir() else 0o444)
         if os.getuid() == 0:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
@@ -167,12 +167,12 @@ def clock_back(moments: random.Random) -> Callable[[Path], None]:
 
     def fault(place: Path) -> None:
         class Back(datetime):
-            shown = datetime.now(UTC)
+            moment = datetime.now(UTC)
 
             @classmethod
             def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-                cls.shown -= timedelta(days=moments.randint(1, 400))
-                return cls.shown
+                cls.moment -= timedelta(days=moments.randint(1, 400))
+                return cls.moment
 
         chain.datetime = book.datetime = Back  # type: ignore[misc]
 
@@ -285,24 +285,24 @@ def neighbours(works: list[str], runs: int, moments: random.Random) -> Result:
                     (place / "ledger.lock").symlink_to(base / "ledger.lock")
                 children = [Child(work, place) for place in places]
                 ended = [child.wait() for child in children]
-                released = sum(each.released for each in ended)
+                released = sum(end.released for end in ended)
                 result.runs += 1
                 total = sum(Ledger.open(shared).rounds().values())
                 if total < released:
                     result.lost.append(f"{work} {run}: {released} released, {total} charged")
                 if Ledger.open(shared).spent() > BUDGET[0]:
                     result.lost.append(f"{work} {run}: the budget was exceeded")
-                for each in ended:
-                    words = unclear(each)
-                    result.unclear += [f"{work} {run}: {words} {each.trace[-300:]}"] if words else []
-                result.corrupt += [f"{work} {run}: {each}" for each in corrupt(base, False)]
+                for end in ended:
+                    words = unclear(end)
+                    result.unclear += [f"{work} {run}: {words} {end.trace[-300:]}"] if words else []
+                result.corrupt += [f"{work} {run}: {damage}" for damage in corrupt(base, False)]
     return result
 
 
 def _writable(place: Path) -> None:
-    for each in [place, *place.rglob("*")]:
-        if not each.is_symlink():
-            each.chmod(0o777 if each.is_dir() else 0o666)
+    for file in [place, *place.rglob("*")]:
+        if not file.is_symlink():
+            file.chmod(0o777 if file.is_dir() else 0o666)
 
 
 ALL = list(WORK)

@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_stays(tmp_path: 
     with pytest.raises(CannotWrite, match=f"{path} cannot be written .No space"), replaced(path) as partial:
         partial.write_text("half")
         raise OSError(28, "No space left on device")
-    assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["a"]
+    assert path.read_text() == "old" and [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
 # ---------------------------------------------------------------- the judge can find fault

@@ -51,13 +51,13 @@ def searched(target: Any, seconds: float, place: Path) -> dict[str, Any]:
     while seconds - whole["seconds"] > 1 and len(whole["hangs"]) < 3:
         code = guided.search(target, seconds - whole["seconds"], place)
         file = place / "stats.json"
-        told = json.loads(file.read_text()) if file.exists() else {}
+        stats = json.loads(file.read_text()) if file.exists() else {}
         for key in ("cases", "refused", "seconds"):
-            whole[key] += told.get(key, 0)
-        whole["crashes"] |= told.get("crashes", {})
-        if code or not told:
+            whole[key] += stats.get(key, 0)
+        whole["crashes"] |= stats.get("crashes", {})
+        if code or not stats:
             whole["hangs"].append(f"exit code {code}: see {place / 'log'} and {place / 'crashes'}")
-        if not told:
+        if not stats:
             break
     return whole
 
@@ -74,9 +74,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines += [line(row) for row in rows]
     lines.append(f"{'all':20} {sum(row['cases'] for row in rows):9d} {sum(row['refused'] for row in rows):9d}")
     for row in rows:
-        for where, found in row["crashes"].items():
-            lines.append(f"CRASH {row['target']}: {where}: {found['error']}")
-            lines.append(f'    make fuzz REPLAY="{row["target"]}:{found["file"]}"')
+        for where, crash in row["crashes"].items():
+            lines.append(f"CRASH {row['target']}: {where}: {crash['error']}")
+            lines.append(f'    make fuzz REPLAY="{row["target"]}:{crash["file"]}"')
         lines += [f"ENDED {row['target']}: {hang}" for hang in row["hangs"]]
     return "\n".join(lines)
 

@@ -42,7 +42,7 @@ def command(data: bytes) -> None:
     """The first byte names the command; the rest are its arguments, with spaces between them."""
     first = COMMANDS[(data[0] if data else 0) % len(COMMANDS)].decode().split()
     text = data[1:].decode("utf-8", "replace").replace("\0", "")
-    arguments = [each.strip("'") for each in text.split(" ")[:30]]
+    arguments = [word.strip("'") for word in text.split(" ")[:30]]
     if any("/" in argument or ".." in argument or "~" in argument for argument in arguments):
         return  # nothing outside the folder is touched
     place, before = _place(), os.getcwd()

@@ -59,7 +59,7 @@ def scripts(count: int = 6) -> list[bytes]:
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    return [path, *(place for key, each in inner for place in _places(each, (*path, key)))]
+    return [path, *(place for key, value in inner for place in _places(value, (*path, key)))]
 
 
 def _changed(tree: Any, which: int, how: int) -> Any:

@@ -51,8 +51,8 @@ def _fuzz(target: Any, seconds: float, place: Path) -> None:
     from fuzz.target import digest, limit_memory, place_of
 
     corpus, crashes = place / "corpus", place / "crashes"
-    for each in (corpus, crashes):
-        each.mkdir(exist_ok=True)
+    for part in (corpus, crashes):
+        part.mkdir(exist_ok=True)
     for seed in target.seeds():
         (corpus / digest(seed)).write_bytes(seed)
     (place / "words").write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
@@ -76,7 +76,7 @@ def _fuzz(target: Any, seconds: float, place: Path) -> None:
         now = time.process_time() - began
         if now - last[0] > 0.5:
             last[0] = now
-            (place / "stats.json").write_text(json.dumps({**target.kept, "seconds": now, "crashes": by_name}))
+            (place / "stats.json").write_text(json.dumps({**target.counts, "seconds": now, "crashes": by_name}))
             if now > seconds:
                 os._exit(0)
 
@@ -95,10 +95,10 @@ class _silent:
     """Without the hundreds of lines that name what is instrumented."""
 
     def __enter__(self) -> None:
-        self.kept, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        self.stderr, sink = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, 2)
         os.close(sink)
 
     def __exit__(self, *error: object) -> None:
-        os.dup2(self.kept, 2)
-        os.close(self.kept)
+        os.dup2(self.stderr, 2)
+        os.close(self.stderr)

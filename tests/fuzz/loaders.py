@@ -73,8 +73,8 @@ def parquet(data: bytes) -> None:
 def schema(data: bytes) -> None:
     """A schema that is read is written and read again as itself."""
     with a_file("schema.toml", data) as path:
-        found = Schema.load(path)
-    check(Schema.from_toml(found.to_toml()) == found, "a schema changes on the way through its text")
+        read = Schema.load(path)
+    check(Schema.from_toml(read.to_toml()) == read, "a schema changes on the way through its text")
 
 
 def configuration(data: bytes) -> None:
@@ -101,15 +101,15 @@ def _libsvm_seeds() -> list[bytes]:
 
 
 def _npz_seeds() -> list[bytes]:
-    x, found = np.arange(6.0).reshape(3, 2), []
+    x, seeds = np.arange(6.0).reshape(3, 2), []
     rows = sp.csr_matrix(x)
     pieces = {"indptr": rows.indptr, "indices": rows.indices, "data": rows.data, "shape": np.array(rows.shape)}
     for arrays in ({"X": x, "y": np.arange(3)}, {"x_train": x, "y_train": np.arange(3)}, pieces | {"y": np.arange(3)}):
         for save in (np.savez, np.savez_compressed):
             out = io.BytesIO()
             save(out, **arrays)
-            found.append(out.getvalue())
-    return found
+            seeds.append(out.getvalue())
+    return seeds
 
 
 def _parquet_seeds() -> list[bytes]:

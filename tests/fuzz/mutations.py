@@ -36,8 +36,8 @@ def mutated(data: bytes, rng: np.random.Generator, words: Sequence[bytes] = ()) 
 
 def inputs(seeds: Sequence[bytes], count: int, seed: int, words: Sequence[bytes] = ()) -> list[bytes]:
     """The seeds, and so many changes of them; a change may be of an earlier change."""
-    rng, found = np.random.default_rng(seed), [b"", *seeds]
+    rng, drawn = np.random.default_rng(seed), [b"", *seeds]
     for _ in range(count):
-        base = found[int(rng.integers(len(found)))] if rng.random() < 0.4 else seeds[int(rng.integers(len(seeds)))]
-        found.append(mutated(base, rng, words))
-    return found
+        base = drawn[int(rng.integers(len(drawn)))] if rng.random() < 0.4 else seeds[int(rng.integers(len(seeds)))]
+        drawn.append(mutated(base, rng, words))
+    return drawn

@@ -80,8 +80,8 @@ def bodies(draw: Any, elements: st.SearchStrategy[float] = usual, radius: st.Sea
         "nuclear": lambda: sets.NuclearBall(r, (d, 1 if d > 3 else 2)),
         "group": lambda: sets.GroupBall([list(range(d // 2)), list(range(d // 2, d))] if d > 1 else [[0]], r),
     }
-    found = made[kind]()
-    return found, found.dim or d
+    body = made[kind]()
+    return body, body.dim or d
 
 
 @hypothesis.given(st.data())
@@ -156,8 +156,8 @@ def spaces(draw: Any) -> Space:
         st.tuples(st.integers(1, 9), st.integers(1, 9)),
         st.tuples(st.just(1), st.just(1)),
     )
-    found = draw(st.lists(shapes, min_size=1, max_size=4))
-    return Space.of({f"leaf{k}": shape for k, shape in enumerate(found)})
+    drawn = draw(st.lists(shapes, min_size=1, max_size=4))
+    return Space.of({f"leaf{k}": shape for k, shape in enumerate(drawn)})
 
 
 @st.composite

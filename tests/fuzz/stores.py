@@ -50,8 +50,8 @@ def _used(path: Path) -> None:
 def ledger(data: bytes) -> None:
     """The bytes as they stand; a first byte that is odd leaves a mark of earlier records beside them."""
     path, lock = folder() / "ledger", folder() / "ledger.lock"
-    for each in (path, lock):
-        each.unlink(missing_ok=True)
+    for file in (path, lock):
+        file.unlink(missing_ok=True)
     if data[:1] and data[0] & 1:
         lock.write_bytes(data[1:90])
     path.write_bytes(data[1:])
@@ -75,8 +75,8 @@ def sealed_ledger(data: bytes) -> None:
             return
         lines.append(line)
     path = folder() / "sealed"
-    for each in (path, folder() / "sealed.lock"):
-        each.unlink(missing_ok=True)
+    for file in (path, folder() / "sealed.lock"):
+        file.unlink(missing_ok=True)
     path.write_bytes(b"\n".join(lines) + b"\n")
     _used(path)
 
@@ -92,7 +92,7 @@ def _ledgers() -> tuple[bytes, bytes]:
             run.charge("rare")
         whole = path.read_bytes()
     bare = [{k: v for k, v in json.loads(line).items() if k not in ("hash", "previous")} for line in whole.splitlines()]
-    return whole, b"\n".join(json.dumps(each).encode() for each in bare)
+    return whole, b"\n".join(json.dumps(record).encode() for record in bare)
 
 
 def _records() -> bytes:
@@ -113,10 +113,10 @@ def _forged(data: bytes, number: int) -> bytes:
 
 
 def _as_state(path: Path) -> None:
-    found = state.State.load(path)
-    check(isinstance(found.w, torch.Tensor) and type(found.t) is int, "a state without an iterate")
-    found.save(path)
-    check(state.State.load(path).t == found.t, "a state changes on the way through its file")
+    loaded = state.State.load(path)
+    check(isinstance(loaded.w, torch.Tensor) and type(loaded.t) is int, "a state without an iterate")
+    loaded.save(path)
+    check(state.State.load(path).t == loaded.t, "a state changes on the way through its file")
 
 
 def _as_checkpoint(path: Path) -> None:
@@ -204,10 +204,10 @@ def run_folder(data: bytes) -> None:
     shutil.rmtree(place, ignore_errors=True)
     run = RunFolder.create(place, {"epsilon": 1.0}, schema="", plan=None)
     (place / name).write_bytes(text)
-    found: Any = RunFolder.open(place)
+    opened: Any = RunFolder.open(place)
     if name == SETTINGS:
-        check(isinstance(found.settings, dict), "settings that are no table")
-        Settings.from_dict(found.settings.get("settings", {}))
+        check(isinstance(opened.settings, dict), "settings that are no table")
+        Settings.from_dict(opened.settings.get("settings", {}))
     elif name == METRICS:
         Measured.from_dict(run.read_sealed(METRICS))
     else:
@@ -240,14 +240,14 @@ TARGETS = [
     Target(
         "stored tree",
         sealed_store,
-        lambda: [*_trees(), *(bytes([k % 3]) + each for k, each in enumerate(scripts()))],
+        lambda: [*_trees(), *(bytes([k % 3]) + script for k, script in enumerate(scripts()))],
         WORDS,
         slow=4,
     ),
     Target(
         "run folder",
         run_folder,
-        lambda: [*_folders(), *(bytes([2 * k]) + each for k, each in enumerate(scripts()))],
+        lambda: [*_folders(), *(bytes([2 * k]) + script for k, script in enumerate(scripts()))],
         (b'"format"', b'"settings"', b'"figures"'),
         slow=4,
     ),

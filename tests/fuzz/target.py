@@ -48,17 +48,17 @@ class Target:
     words: Sequence[bytes] = ()
     errors: tuple[type[Exception], ...] = ()
     slow: int = 1
-    kept: dict[str, int] = field(default_factory=lambda: {"cases": 0, "refused": 0}, compare=False)
+    counts: dict[str, int] = field(default_factory=lambda: {"cases": 0, "refused": 0}, compare=False)
 
     def __call__(self, data: bytes) -> None:
         """Run an input; whatever is raised here is a crash."""
-        self.kept["cases"] += 1
+        self.counts["cases"] += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a leak warning is an answer
             try:
                 self.run(data)
             except (*DOCUMENTED, *self.errors) as error:
-                self.kept["refused"] += 1
+                self.counts["refused"] += 1
                 if not str(error).strip():
                     raise Broken(f"{type(error).__name__} says nothing") from error
                 if _ran_out(error):

@@ -20,7 +20,7 @@ BYTES = [name for name in TARGETS if name not in shapes.LAWS]
 @pytest.mark.parametrize("name", BYTES)
 def test_changed_inputs_are_read_or_refused(name: str, tmp_path: Path) -> None:
     target = TARGETS[name]
-    before = dict(target.kept)
+    before = dict(target.counts)
     for data in inputs(list(target.seeds()), CASES // target.slow, 1, target.words):
         try:
             target(data)
@@ -28,7 +28,7 @@ def test_changed_inputs_are_read_or_refused(name: str, tmp_path: Path) -> None:
             file = tmp_path / "input"
             file.write_bytes(data)
             pytest.fail(f"{place_of(error)}: {error}\nmake fuzz REPLAY='{name}:{file}'", pytrace=False)
-    cases, refused = (target.kept[key] - before[key] for key in ("cases", "refused"))
+    cases, refused = (target.counts[key] - before[key] for key in ("cases", "refused"))
     assert cases > refused  # some inputs are taken: the seeds at least
 
 
@@ -54,7 +54,7 @@ def test_what_is_not_documented_is_a_crash() -> None:
         target(b"c")
     with pytest.raises(Broken, match="broken"):
         target(b"law")
-    assert target.kept == {"cases": 4, "refused": 2}
+    assert target.counts == {"cases": 4, "refused": 2}
 
 
 def test_memory_that_ran_out_is_a_crash_even_where_it_was_refused() -> None:

@@ -30,21 +30,21 @@ def _text(data: bytes, bases: Callable[[], list[bytes]]) -> str:
 
 def statement(data: bytes) -> None:
     """A statement that is read has words, and is written the same."""
-    found = PrivacyStatement.from_json(_text(data, _statements))
-    check(PrivacyStatement.from_json(found.to_json()) == found, "a statement changes on the way through its text")
-    check(bool(found.words()) and bool(str(found)), "a statement without words")
-    check(not math.isnan(found.epsilon) and found.epsilon >= 0, "a statement with no epsilon")
+    read = PrivacyStatement.from_json(_text(data, _statements))
+    check(PrivacyStatement.from_json(read.to_json()) == read, "a statement changes on the way through its text")
+    check(bool(read.words()) and bool(str(read)), "a statement without words")
+    check(not math.isnan(read.epsilon) and read.epsilon >= 0, "a statement with no epsilon")
 
 
 def event(data: bytes) -> None:
     """An event that is read is written the same, and has a price or a reason why not."""
     try:
-        told = json.loads(_text(data, _events))
+        tree = json.loads(_text(data, _events))
     except (ValueError, RecursionError):
         return
-    if not isinstance(told, dict):
+    if not isinstance(tree, dict):
         return
-    made = event_json.from_json(told)
+    made = event_json.from_json(tree)
     again = event_json.to_json(made)
     check(event_json.to_json(event_json.from_json(again)) == again, "an event changes on the way through its text")
     event_json.all_words(made)
@@ -63,22 +63,22 @@ def _sampled(data: dict[str, object]) -> bool:
 
 def plan(data: bytes) -> None:
     """A plan of a budget that is read is written the same."""
-    found = PrivacyPlan.from_json(_text(data, _plans))
-    check(PrivacyPlan.from_json(found.to_json()) == found, "a plan changes on the way through its text")
+    read = PrivacyPlan.from_json(_text(data, _plans))
+    check(PrivacyPlan.from_json(read.to_json()) == read, "a plan changes on the way through its text")
 
 
 def codec(data: bytes) -> None:
     """A codec that is read is written the same."""
-    found = codec_of(_text(data, _codecs))
-    check(codec_of(found.to_json()) == found, "a codec changes on the way through its text")
+    read = codec_of(_text(data, _codecs))
+    check(codec_of(read.to_json()) == read, "a codec changes on the way through its text")
 
 
 def record(data: bytes) -> None:
     """The record of a run that is read is written the same, and has a page."""
     with a_file("run.json", text_of(data, _records())) as path:
-        found = Record.from_file(path)
-    check(Record.from_dict(found.to_dict()) == found, "a record changes on the way through its text")
-    check("<script>alert" not in render(found), "a text of the record became code")
+        read = Record.from_file(path)
+    check(Record.from_dict(read.to_dict()) == read, "a record changes on the way through its text")
+    check("<script>alert" not in render(read), "a text of the record became code")
 
 
 @cache
@@ -117,7 +117,7 @@ def _records() -> list[bytes]:
 
 
 def _events() -> list[bytes]:
-    return [json.dumps(each).encode() for each in EVENTS]
+    return [json.dumps(event_tree).encode() for event_tree in EVENTS]
 
 
 def _codecs() -> list[bytes]:

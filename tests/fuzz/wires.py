@@ -47,7 +47,7 @@ def codec(data: bytes) -> None:
 
 def _codec_seeds() -> list[bytes]:
     v = torch.linspace(-2, 3, 40)
-    return [bytes([k, 0]) + each.encode(v, 1) for k, each in enumerate(CODECS)]
+    return [bytes([k, 0]) + codec.encode(v, 1) for k, codec in enumerate(CODECS)]
 
 
 def codec_round_trip(data: bytes) -> None:
@@ -85,9 +85,9 @@ def sealed_wire(data: bytes) -> None:
 
 
 def _message(data: bytes) -> None:
-    found = Message.from_bytes(data)
-    again = Message.from_bytes(found.to_bytes())
-    check(again.divisor == found.divisor and again.values.keys() == found.values.keys(), "a message changed on its way")
+    read = Message.from_bytes(data)
+    again = Message.from_bytes(read.to_bytes())
+    check(again.divisor == read.divisor and again.values.keys() == read.values.keys(), "a message changed on its way")
 
 
 def _coded(data: bytes) -> None:
@@ -95,9 +95,9 @@ def _coded(data: bytes) -> None:
 
 
 def _order(data: bytes) -> None:
-    found = Order.from_bytes(data)
-    again = Order.from_bytes(found.to_bytes())
-    check((again.t, again.seed, again.stage) == (found.t, found.seed, found.stage), "an order changed on its way")
+    read = Order.from_bytes(data)
+    again = Order.from_bytes(read.to_bytes())
+    check((again.t, again.seed, again.stage) == (read.t, read.seed, read.stage), "an order changed on its way")
 
 
 READERS = [_message, _coded, _order]
@@ -171,8 +171,8 @@ def secure_client(data: bytes) -> None:
 
 def secure_plan(data: bytes) -> None:
     """A plan as text."""
-    found = SecurePlan.from_json(text_of(data, [_plan().to_json().encode()]).decode("utf-8", "replace"))
-    check(SecurePlan.from_json(found.to_json()) == found, "a plan changes on the way through its text")
+    read = SecurePlan.from_json(text_of(data, [_plan().to_json().encode()]).decode("utf-8", "replace"))
+    check(SecurePlan.from_json(read.to_json()) == read, "a plan changes on the way through its text")
 
 
 @cache
@@ -195,7 +195,7 @@ TARGETS = [
     Target(
         "wire tree",
         sealed_wire,
-        lambda: [*_trees(), *(bytes([k % 3]) + each for k, each in enumerate(scripts()))],
+        lambda: [*_trees(), *(bytes([k % 3]) + script for k, script in enumerate(scripts()))],
         WORDS,
     ),
     Target(

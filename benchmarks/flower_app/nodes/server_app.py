@@ -24,10 +24,10 @@ def main(grid: Grid, context: Context) -> None:
     ledger = Ledger(out / "run.ledger", budget=(plan.pipe.promise.epsilon, 1e-5)) if plan.private else None
     strategy, began = SketchStrategy(plan, ledger=ledger, wait=120.0), time.time()
 
-    def told(number: int, arrays: object) -> None:
+    def noted(number: int, arrays: object) -> None:
         (out / "round").write_text(str(number))
 
-    strategy.start(grid, timeout=float(config["timeout"]), evaluate_fn=told)
+    strategy.start(grid, timeout=float(config["timeout"]), evaluate_fn=noted)
     assert strategy.found is not None and strategy.clients is not None
     traffic = strategy.clients.traffic
     report = {

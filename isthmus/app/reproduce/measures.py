@@ -26,7 +26,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     >>> round(slope([1, 2, 4, 8], [3.0, 1.5, 0.75, 0.375]), 9)
     -1.0
     """
-    across, up = [math.log(each) for each in x], [math.log(max(each, TINY)) for each in y]
+    across, up = [math.log(value) for value in x], [math.log(max(value, TINY)) for value in y]
     middle, level = fmean(across), fmean(up)
     both = math.fsum((a - middle) * (b - level) for a, b in zip(across, up, strict=True))
     return both / math.fsum((a - middle) ** 2 for a in across)
@@ -55,5 +55,5 @@ def thinned(x: Sequence[float], y: Sequence[float], points: int = 60, digits: in
     ([0.0, 2.0, 4.0], [0.1235, 0.1235, 0.1235])
     """
     last = len(x) - 1
-    kept = sorted({round(i * last / max(1, min(points, len(x)) - 1)) for i in range(min(points, len(x)))})
-    return [float(x[i]) for i in kept], [float(f"{y[i]:.{digits}g}") for i in kept]
+    places = sorted({round(i * last / max(1, min(points, len(x)) - 1)) for i in range(min(points, len(x)))})
+    return [float(x[i]) for i in places], [float(f"{y[i]:.{digits}g}") for i in places]

@@ -45,10 +45,10 @@ def code_of(run: Callable[..., Any], within: str = HERE) -> str:
     own = taken_apart(module)
     # a lambda, or what another function made: all there is
     names = [run.__qualname__] if run.__qualname__ in own.definitions else list(own.definitions)
-    seen: dict[tuple[str, str], str] = {}
+    reached: dict[tuple[str, str], str] = {}
     for name in names:
-        _reach(module, name, seen, within)
-    text = "\n".join(f"{module}:{name}\n{code}" for (module, name), code in sorted(seen.items()))
+        _reach(module, name, reached, within)
+    text = "\n".join(f"{module}:{name}\n{code}" for (module, name), code in sorted(reached.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -77,22 +77,26 @@ def taken_apart(module: str) -> Sources:
     return made
 
 
-def _reach(module: str, name: str, seen: dict[tuple[str, str], str], within: str = HERE) -> None:
+def _reach(module: str, name: str, reached: dict[tuple[str, str], str], within: str = HERE) -> None:
     """Note a definition and all that it names; "" is the whole module."""
     sources = taken_apart(module)
-    if (module, name) in seen:
+    if (module, name) in reached:
         return
-    nodes = sources.definitions.get(name, []) if name else [n for each in sources.definitions.values() for n in each]
+    nodes = (
+        sources.definitions.get(name, [])
+        if name
+        else [node for nodes in sources.definitions.values() for node in nodes]
+    )
     nodes = [*nodes, *sources.rest]
-    seen[(module, name)] = "\n".join(ast.unparse(_Bare().visit(_copy(node))) for node in nodes)
-    for used in sorted({each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}):
+    reached[(module, name)] = "\n".join(ast.unparse(_Bare().visit(_copy(node))) for node in nodes)
+    for used in sorted({part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}):
         if used in sources.definitions:
-            _reach(module, used, seen, within)
+            _reach(module, used, reached, within)
         elif used in sources.imports:
             there, what = sources.imports[used]
             whole = f"{there}.{what}" if what and f"{there}.{what}" in sys.modules else ""
             if (whole or there).startswith(within) and (whole or there) not in FRAME:
-                _reach(whole or there, "" if whole else what, seen, within)
+                _reach(whole or there, "" if whole else what, reached, within)
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
@@ -101,7 +105,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         yield node.name
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
+        yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
 
 
 def _note_imports(node: ast.ImportFrom | ast.Import, imports: dict[str, tuple[str, str]]) -> None:

@@ -17,7 +17,7 @@ SLACK = 0.15
 def curves_of(x: Sequence[int], errors: Sequence[float], theorem: Sequence[float]) -> dict[str, Any]:
     """Logarithms, the theorem's moved to where the first error is."""
     shift = log10(errors[0]) - log10(theorem[0])
-    across = [log10(each) for each in x]
+    across = [log10(value) for value in x]
     return {
         "error": (across, [round(log10(e), 4) for e in errors]),
         "theorem": (across, [round(log10(t) + shift, 4) for t in theorem]),
@@ -81,7 +81,7 @@ def plot_slopes(against: str) -> Plot:
 
 
 def _panel(axes: Any, results: Results, smooth: bool) -> None:
-    for cell in (each for each in results.cells if each["smooth"] == smooth):
+    for cell in (one for one in results.cells if one["smooth"] == smooth):
         line(axes, results.curve("error", **cell), called(cell).replace(" smooth", "").replace(" nonsmooth", ""))
         x, y, _ = results.curve("theorem", **cell)
         axes.plot(x, y, ":", color=axes.lines[-1].get_color(), linewidth=0.8)

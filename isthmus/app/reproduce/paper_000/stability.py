@@ -87,9 +87,9 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     recipe = recipe_of(theorem.algorithm, plan, m, batch=max(1, n // 5), **private)
     assert plan.rounds is not None
     seeds = [100 * setting.seed + i for i in range(config["pairs"] * (3 if cell["theorem"] == 2 else 1))]
-    found = uniform_stability((objective, other), recipe, L1Ball(RADIUS), steps=plan.rounds, seeds=seeds,
-                              noise_seed=setting.seed if private else None)  # fmt: skip
-    t, apart = list(range(plan.rounds + 1)), found.worst
+    distances = uniform_stability((objective, other), recipe, L1Ball(RADIUS), steps=plan.rounds, seeds=seeds,
+                                  noise_seed=setting.seed if private else None)  # fmt: skip
+    t, apart = list(range(plan.rounds + 1)), distances.worst
     # entry t is w after t rounds, the theorems' w_{t+1}
     bound = [theorem.bound(k + 1, n=n, lipschitz=1.0, step=plan.step) for k in t[1:]]
     late = [(k, float(apart[k])) for k in t[plan.rounds // 2 :] if apart[k] > 0]

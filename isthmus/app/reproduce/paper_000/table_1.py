@@ -40,9 +40,9 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     plan = goal_schedule(algorithm, "optimisation", smoothness=objective.smoothness() if smooth else None, scale=scale)
     m = None if cell["m"] == "m_t" else config["d"] // 4
     recipe, lengths = recipe_of(algorithm, plan, m), config["lengths"]
-    found = averages(objective, recipe, problem.ball, plan.step, lengths, setting.seed)
+    iterates = averages(objective, recipe, problem.ball, plan.step, lengths, setting.seed)
     best = least_on(objective)
-    errors = [objective.loss(w) - best for w in found]
+    errors = [objective.loss(w) - best for w in iterates]
     theorem = [optimisation_rate(algorithm, t, smooth=smooth) for t in lengths]
     return Observed({"slope": slope(lengths, errors)}, curves_of(lengths, errors, theorem))
 
@@ -85,8 +85,8 @@ def private_run(cell: Cell, setting: RunSetting) -> Observed:
         sigma = 2 * LIPSCHITZ * noise_multiplier(epsilon=config["epsilon"], delta=DELTA, steps=rounds) / n
         plan = private_schedule(algorithm, objective.smoothness() if smooth else None, widest, sigma, rounds)
         recipe = recipe_of(algorithm, plan, m, batch=batch, epsilon=config["epsilon"], delta=DELTA)
-        (found,) = averages(objective, recipe, problem.ball, plan.step, [rounds], setting.seed)
-        errors.append(objective.loss(found) - least_on(objective))
+        (iterate,) = averages(objective, recipe, problem.ball, plan.step, [rounds], setting.seed)
+        errors.append(objective.loss(iterate) - least_on(objective))
         theorem.append(private_optimisation_rate(algorithm, rounds, smooth=smooth, dimension=widest, n=n, batch=batch,
                                                  epsilon=config["epsilon"], delta=DELTA))  # fmt: skip
     metrics = {"slope": slope(config["sizes"], errors), "log10 last error": log10(errors[-1])}

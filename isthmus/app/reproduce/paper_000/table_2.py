@@ -49,7 +49,7 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     risks, theorem = [], []
     for n in sizes:
         repeats = max(1, config["repeats"] * sizes[0] // n)
-        found = []
+        risks_of_repeats = []
         for repeat in range(repeats):
             objective = problem.sample(n)
             plan = plan_of(algorithm, n, objective.smoothness() if smooth else None, config["scale"])
@@ -57,8 +57,8 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
             assert plan.rounds is not None
             seed = 1000 * setting.seed + repeat
             (average,) = averages(objective, recipe, problem.ball, plan.step, [plan.rounds], seed)
-            found.append(problem.excess_risk(average))
-        risks.append(math.fsum(found) / repeats)
+            risks_of_repeats.append(problem.excess_risk(average))
+        risks.append(math.fsum(risks_of_repeats) / repeats)
         theorem.append(_rate(algorithm, n, smooth, d if m is None else m, config))
     metrics = {"slope": slope(sizes, risks)}
     return Observed(metrics, curves_of(sizes, risks, theorem))

@@ -62,26 +62,26 @@ def _clock(device: str) -> float:
 
 def _logistic(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str, float], float]:
     data = splits(config)
-    seen = logistic.objectives(data)[0]
+    train = logistic.objectives(data)[0]
 
     def go(method: str, epochs: float) -> float:
-        found = minimize(seen, logistic.recipe(method, data), L1Ball(config["radius"]), epochs=epochs,
-                         seed=setting.seed, record=None, progress=False)  # fmt: skip
-        return found.dims
+        result = minimize(train, logistic.recipe(method, data), L1Ball(config["radius"]), epochs=epochs,
+                          seed=setting.seed, record=None, progress=False)  # fmt: skip
+        return result.dims
 
     return go
 
 
 def _network(config: Mapping[str, Any], setting: RunSetting) -> Callable[[str, float], float]:
     data = splits(config)
-    seen = data.dense(setting.device)[0]
-    objective, balls = problem(seen, data.classes, setting.seed)
+    train = data.dense(setting.device)[0]
+    objective, balls = problem(train, data.classes, setting.seed)
     start = balls.project(objective.start())
 
     def go(method: str, epochs: float) -> float:
-        found = minimize(objective, figures_2_6.recipe(method), balls, epochs=epochs, seed=setting.seed,
-                         x0=start, record=None, progress=False)  # fmt: skip
-        return found.dims
+        result = minimize(objective, figures_2_6.recipe(method), balls, epochs=epochs, seed=setting.seed,
+                          x0=start, record=None, progress=False)  # fmt: skip
+        return result.dims
 
     return go
 
@@ -149,7 +149,7 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     plot=plot,
     small={"problems": _SMALL, "turns": 2},
-    full={"problems": {name: {**each, "rows": _ROWS[each["data"]]} for name, each in _SMALL.items()}, "turns": 3},
+    full={"problems": {name: {**sizes, "rows": _ROWS[sizes["data"]]} for name, sizes in _SMALL.items()}, "turns": 3},
     data=("mnist", "reuters46", "imdb"),
     unbanded=tuple(f"{method}: {what}" for method in METHODS for what in ("seconds", "ratio")),
     note="Small: a few hundred or thousand rows, 12 epochs of m_t = t^2 log d for the logistic regressions, one for "

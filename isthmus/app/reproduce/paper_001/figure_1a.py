@@ -39,11 +39,11 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     config = setting.config
     objective, ball = problem(config, setting.seed)
     rule = dimension(config["d"], 2, -(-config["n"] // BATCH))
-    found = minimize(objective, recipe_of(cell["method"], rule, config["step"]), ball, epochs=config["epochs"],
-                     seed=setting.seed, progress=False)  # fmt: skip
-    epoch, loss = found.curve("loss", "epoch")
-    share = [each / loss[0] for each in loss]
-    metrics = {LAST: log10(share[-1]), "numbers a step": found.dims / found.state.t}
+    result = minimize(objective, recipe_of(cell["method"], rule, config["step"]), ball, epochs=config["epochs"],
+                      seed=setting.seed, progress=False)  # fmt: skip
+    epoch, loss = result.curve("loss", "epoch")
+    share = [value / loss[0] for value in loss]
+    metrics = {LAST: log10(share[-1]), "numbers a step": result.dims / result.state.t}
     return Observed(metrics, {"objective": thinned(epoch, share)})
 
 

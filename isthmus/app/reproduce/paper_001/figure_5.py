@@ -64,17 +64,17 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     config = setting.config
     objective, constraint, width = PROBLEMS[config["set"]](config, np.random.default_rng(setting.seed))
     recipe, epochs = recipe_of(cell["method"], config, width), config["epochs"]
-    found = minimize(objective, recipe, constraint, epochs=epochs, seed=setting.seed)
-    epoch, loss = found.curve("loss", "epoch")
+    result = minimize(objective, recipe, constraint, epochs=epochs, seed=setting.seed)
+    epoch, loss = result.curve("loss", "epoch")
     share = [value / loss[0] for value in loss]
-    steps = found.state.t / epochs
+    steps = result.state.t / epochs
     # an epoch's m_t from the numbers used until its end
-    used = found.curve("dims", "epoch")[1]
+    used = result.curve("dims", "epoch")[1]
     sizes = [(b - a) / steps for a, b in zip(used, used[1:], strict=False)]
     metrics = {
         "log10 share of the first objective": log10(share[-1]),
         "epochs to a hundredth": first_below(epoch, share, 0.01) or float(epochs),
-        "numbers a step": found.dims / found.state.t,
+        "numbers a step": result.dims / result.state.t,
     }
     logs = [log10(value) for value in share]
     return Observed(metrics, {"objective": thinned(epoch, logs), "m": thinned(epoch[1:], sizes)})

@@ -34,27 +34,27 @@ def recipe(method: str) -> Recipe:
 def run(cell: Cell, setting: RunSetting) -> Observed:
     """Both accuracies after every epoch; those of the end are medians of the last three, as SGD slips now and then."""
     data = splits(setting.config)
-    seen, unseen = data.dense(setting.device)
-    objective, balls = problem(seen, data.classes, setting.seed)
-    watch = Accuracies(objective, {"test": unseen, "train": seen})
-    found = minimize(objective, recipe(cell["method"]), balls, epochs=setting.config["epochs"], seed=setting.seed,
-                     x0=balls.project(objective.start()), callbacks=[watch], progress=False)  # fmt: skip
-    metrics = {f"{name} accuracy": median(values[-3:]) for name, values in watch.found.items()}
-    metrics["numbers a step"] = found.dims / found.state.t
-    return Observed(metrics, {name: thinned(watch.at, values) for name, values in watch.found.items()})
+    train, unseen = data.dense(setting.device)
+    objective, balls = problem(train, data.classes, setting.seed)
+    watch = Accuracies(objective, {"test": unseen, "train": train})
+    result = minimize(objective, recipe(cell["method"]), balls, epochs=setting.config["epochs"], seed=setting.seed,
+                      x0=balls.project(objective.start()), callbacks=[watch], progress=False)  # fmt: skip
+    metrics = {f"{name} accuracy": median(values[-3:]) for name, values in watch.accuracies.items()}
+    metrics["numbers a step"] = result.dims / result.state.t
+    return Observed(metrics, {name: thinned(watch.at, values) for name, values in watch.accuracies.items()})
 
 
 def verdict(results: Results) -> Judgement:
     """Near identical: both accuracies within a point of SGD's; in part: the test accuracy within two."""
     test = {m: results.mean("test accuracy", method=m) for m in METHODS}
-    seen = {m: results.mean("train accuracy", method=m) for m in METHODS}
+    train = {m: results.mean("train accuracy", method=m) for m in METHODS}
     fewer = results.mean("numbers a step", method=SGD) / results.mean("numbers a step", method=COMP)
     why = (
-        f"CompSGD uses {fewer:.1f} times fewer numbers and ends at {test[COMP]:.3f} on test and {seen[COMP]:.3f} on "
-        f"training rows, where SGD ends at {test[SGD]:.3f} and {seen[SGD]:.3f}. With error feedback the same numbers "
-        f"give {test[FEEDBACK]:.3f} and {seen[FEEDBACK]:.3f}."
+        f"CompSGD uses {fewer:.1f} times fewer numbers and ends at {test[COMP]:.3f} on test and {train[COMP]:.3f} on "
+        f"training rows, where SGD ends at {test[SGD]:.3f} and {train[SGD]:.3f}. With error feedback the same numbers "
+        f"give {test[FEEDBACK]:.3f} and {train[FEEDBACK]:.3f}."
     )
-    unseen, gap = test[SGD] - test[COMP], max(test[SGD] - test[COMP], seen[SGD] - seen[COMP])
+    unseen, gap = test[SGD] - test[COMP], max(test[SGD] - test[COMP], train[SGD] - train[COMP])
     if fewer < 9:
         return Judgement("fails", why)
     return Judgement("holds" if gap <= ALIKE else "holds in part" if unseen <= NEAR else "fails", why)

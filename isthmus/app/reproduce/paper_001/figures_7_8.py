@@ -42,16 +42,16 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     data = splits(config)
     train, test = data.dense(setting.device)
     objective, balls = problem(train, data.classes, setting.seed)
-    seen = config["test rows"]
-    parts = {"train": (train[0][:seen], train[1][:seen]), "test": test}
+    rows = config["test rows"]
+    parts = {"train": (train[0][:rows], train[1][:rows]), "test": test}
     watch = Accuracies(objective, parts, by="t")
-    found = minimize(objective, recipe_of(cell["method"]), balls, steps=config["steps"], seed=setting.seed,
-                     x0=balls.project(objective.start()), clients=[objective], callbacks=[watch],
-                     record=max(1, config["steps"] // 20), progress=False)  # fmt: skip
-    last = {name: float(np.mean(watch.found[name][-3:])) for name in parts}
+    result = minimize(objective, recipe_of(cell["method"]), balls, steps=config["steps"], seed=setting.seed,
+                      x0=balls.project(objective.start()), clients=[objective], callbacks=[watch],
+                      record=max(1, config["steps"] // 20), progress=False)  # fmt: skip
+    last = {name: float(np.mean(watch.accuracies[name][-3:])) for name in parts}
     metrics = {f"{name} accuracy": value for name, value in last.items()}
-    metrics["bytes a step"] = found.bytes / found.state.t
-    curves = {name: thinned(watch.at, watch.found[name]) for name in parts}
+    metrics["bytes a step"] = result.bytes / result.state.t
+    curves = {name: thinned(watch.at, watch.accuracies[name]) for name in parts}
     return Observed(metrics, curves)
 
 

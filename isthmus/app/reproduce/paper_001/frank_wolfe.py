@@ -56,13 +56,13 @@ def convex_run(cell: Cell, setting: RunSetting) -> Observed:
     m = {WIDE: d, THEOREM: None}.get(cell["method"], d // FIXED.get(cell["method"], 1))
     rounds = config["rounds"]
     recipe = comp_fw(away=True, line_search="line") if cell["method"] == AWAY else comp_fw(m=m, schedule=schedule)
-    found = minimize(objective, recipe, constraint, steps=rounds, seed=setting.seed, x0=start, record=rounds // 40)
-    t, loss = found.curve("loss", "t")
-    bound = [convex_fw_rate(max(1, int(each) + 1), smoothness=mu, diameter=diameter) for each in t]
+    result = minimize(objective, recipe, constraint, steps=rounds, seed=setting.seed, x0=start, record=rounds // 40)
+    t, loss = result.curve("loss", "t")
+    bound = [convex_fw_rate(max(1, int(rounds_made) + 1), smoothness=mu, diameter=diameter) for rounds_made in t]
     shares = [value / limit for value, limit in zip(loss, bound, strict=True)]
     metrics = {
         "log10 share of the bound": log10(shares[-1]),
-        "numbers used": found.dims / (found.state.t * d),
+        "numbers used": result.dims / (result.state.t * d),
     }
     logs = [log10(value) for value in loss[1:]]
     return Observed(metrics, {"excess": thinned(t[1:], logs), "bound": thinned(t[1:], [log10(b) for b in bound[1:]]),
@@ -130,13 +130,13 @@ def nonconvex_run(cell: Cell, setting: RunSetting) -> Observed:
         gaps.append((float(record["t"]), stationarity(objective, ball, state.w) / alpha))
 
     assert plan.rounds is not None
-    found = minimize(objective, recipe, ball, steps=min(plan.rounds, config["most"]), seed=setting.seed, x0=start,
-                     record=max(1, min(plan.rounds, config["most"]) // 50), callbacks=[look])  # fmt: skip
+    result = minimize(objective, recipe, ball, steps=min(plan.rounds, config["most"]), seed=setting.seed, x0=start,
+                      record=max(1, min(plan.rounds, config["most"]) // 50), callbacks=[look])  # fmt: skip
     metrics = {
-        "stopped": float(found.x is not None),
-        "true gap over alpha": stationarity(objective, ball, found.state.w if found.x is None else found.x) / alpha,
-        "rounds over T": found.state.t / plan.rounds,
-        "numbers used": found.dims / (max(1, found.state.t) * d),
+        "stopped": float(result.x is not None),
+        "true gap over alpha": stationarity(objective, ball, result.state.w if result.x is None else result.x) / alpha,
+        "rounds over T": result.state.t / plan.rounds,
+        "numbers used": result.dims / (max(1, result.state.t) * d),
     }
     return Observed(metrics, {"gap": thinned([t for t, _ in gaps], [g for _, g in gaps])})
 

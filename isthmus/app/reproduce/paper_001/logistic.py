@@ -40,24 +40,24 @@ def recipe(method: str, data: Splits) -> Recipe:
 def train(method: str, config: Mapping[str, Any], seed: int) -> Observed:
     """Both accuracies and the dimension after every epoch."""
     data = splits(config)
-    seen, unseen = objectives(data)
+    train_rows, unseen = objectives(data)
     epochs: list[float] = []
     heights: dict[str, list[float]] = {"test": [], "train": []}
 
     def watch(record: dict[str, Any], state: Any) -> None:
         epochs.append(float(record["epoch"]))
-        heights["train"].append(seen.accuracy(state.w))
+        heights["train"].append(train_rows.accuracy(state.w))
         heights["test"].append(unseen.accuracy(state.w))
 
-    found = minimize(seen, recipe(method, data), L1Ball(config["radius"]), epochs=config["epochs"], seed=seed,
-                     callbacks=[watch], progress=False)  # fmt: skip
-    used = found.curve("dims", "epoch")[1]
-    steps = found.state.t / config["epochs"]
+    result = minimize(train_rows, recipe(method, data), L1Ball(config["radius"]), epochs=config["epochs"], seed=seed,
+                      callbacks=[watch], progress=False)  # fmt: skip
+    used = result.curve("dims", "epoch")[1]
+    steps = result.state.t / config["epochs"]
     sizes = [(after - before) / steps for before, after in zip(used, used[1:], strict=False)]
     metrics = {f"{name} accuracy": values[-1] for name, values in heights.items()}
     if method != GAUGE:  # there it is a walk of chance, whose deviation would widen the others' bands
         metrics["mean test accuracy of the epochs"] = fmean(heights["test"])
-    metrics["numbers a step"] = found.dims / found.state.t
+    metrics["numbers a step"] = result.dims / result.state.t
     curves = {name: thinned(epochs, values) for name, values in heights.items()}
     return Observed(metrics, {**curves, "m": thinned(range(1, len(sizes) + 1), sizes)})
 
@@ -77,7 +77,7 @@ def judge(results: Results, least: float) -> Judgement:
     names = ("test accuracy", "train accuracy", "mean test accuracy of the epochs")
     got = {m: [results.mean(name, method=m) for name in names] for m in (SGD, COMP, FEEDBACK)}
     fewer = results.mean("numbers a step", method=SGD) / results.mean("numbers a step", method=COMP)
-    test, seen, way = (a - b for a, b in zip(got[SGD], got[COMP], strict=True))
+    test, train, way = (a - b for a, b in zip(got[SGD], got[COMP], strict=True))
     why = (
         f"CompSGD uses {fewer:.1f} times fewer numbers and ends at {got[COMP][0]:.3f} on test and {got[COMP][1]:.3f} "
         f"on training rows, where SGD ends at {got[SGD][0]:.3f} and {got[SGD][1]:.3f}; over all epochs its test "
@@ -87,21 +87,21 @@ def judge(results: Results, least: float) -> Judgement:
         gauge = results.mean(names[0], method=GAUGE)
         why += f" With the paper's own pick, the point of least gauge, it ends at {gauge:.3f}."
     why += f" With error feedback the same numbers give {got[FEEDBACK][0]:.3f}, and {got[FEEDBACK][2]:.3f} on average."
-    if max(test, seen, way) <= ALIKE and fewer >= least:
+    if max(test, train, way) <= ALIKE and fewer >= least:
         return Judgement("holds", why)
     return Judgement("holds in part" if test <= NEAR and fewer >= least else "fails", why)
 
 
 def plot(results: Results, figure: Any) -> None:
     """Figure 1, Figure 3 and the dimensions."""
-    test, seen, sizes = figure.subplots(1, 3)
+    test, train, sizes = figure.subplots(1, 3)
     for cell in results.cells:
         line(test, results.curve("test", **cell), cell["method"])
-        line(seen, results.curve("train", **cell), cell["method"])
+        line(train, results.curve("train", **cell), cell["method"])
         if cell["method"] in (SGD, COMP):
             line(sizes, results.curve("m", **cell), cell["method"])
     finish(test, "epoch", "test accuracy")
-    finish(seen, "epoch", "training accuracy")
+    finish(train, "epoch", "training accuracy")
     finish(sizes, "epoch", "numbers of each gradient", "y")
     one_legend(figure)
 

@@ -37,7 +37,7 @@ def problem(train: Split, classes: int, seed: int) -> tuple[ModuleObjective, Pro
     module = network(train[0].shape[1], classes, seed).to(train[0].device)
     objective = ModuleObjective(module, nn.functional.cross_entropy, train)
     sizes = {
-        name: sum(float(each.detach().abs().sum()) for each in layer.parameters())
+        name: sum(float(parameter.detach().abs().sum()) for parameter in layer.parameters())
         for name, layer in module.named_children()
     }
     return objective, Product([(L1Ball(sizes[leaf.name]), leaf.size) for leaf in objective.space.leaves])
@@ -49,7 +49,7 @@ class Accuracies:
     def __init__(self, objective: ModuleObjective, parts: dict[str, Split], by: str = "epoch") -> None:
         self.objective, self.parts, self.by = objective, parts, by
         self.at: list[float] = []
-        self.found: dict[str, list[float]] = {name: [] for name in parts}
+        self.accuracies: dict[str, list[float]] = {name: [] for name in parts}
 
     @torch.no_grad()
     def __call__(self, record: dict[str, Any], state: Any) -> None:
@@ -58,4 +58,4 @@ class Accuracies:
         self.at.append(float(record[self.by]))
         for name, (x, y) in self.parts.items():
             hits = self.objective.layers.module(x).argmax(1) == y
-            self.found[name].append(float(hits.double().mean()))
+            self.accuracies[name].append(float(hits.double().mean()))

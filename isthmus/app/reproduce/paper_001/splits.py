@@ -54,9 +54,9 @@ def _splits(folder: Path, name: str, rows: int, test_rows: int | None, words: in
     test = choose.permutation(len(data.y_test))[:test_rows]
     x_train, x_test = data.x_train[train], data.x_test[test]
     if words is not None:
-        seen = np.asarray((x_train != 0).sum(0)).ravel()
-        kept = np.sort(np.argsort(-seen, kind="stable")[:words])
-        x_train, x_test = x_train[:, kept], x_test[:, kept]
+        occurrences = np.asarray((x_train != 0).sum(0)).ravel()
+        columns = np.sort(np.argsort(-occurrences, kind="stable")[:words])
+        x_train, x_test = x_train[:, columns], x_test[:, columns]
     y_train, y_test = (np.searchsorted(labels, y) for y in (data.y_train[train], data.y_test[test]))
     return Splits(x_train, y_train, x_test, y_test, len(labels))
 

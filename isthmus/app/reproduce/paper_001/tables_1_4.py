@@ -63,11 +63,11 @@ def _measured(cell: Cell, setting: RunSetting) -> Observed:
     objective, ball = robust_regression(cell["n"], config["d"], config["radius"], setting.seed)
     start, step = torch.zeros(config["d"], dtype=torch.float64), config["step"]
     recipe = _recipe(cell, step)
-    found = minimize(objective, recipe, ball, steps=config["rounds"], seed=setting.seed, x0=start, record=None,
-                     noise_seed=setting.seed)  # fmt: skip
-    assert found.x is not None
+    result = minimize(objective, recipe, ball, steps=config["rounds"], seed=setting.seed, x0=start, record=None,
+                      noise_seed=setting.seed)  # fmt: skip
+    assert result.x is not None
     measure = stationarity if config["guarantee"] == "stationary" else mapping_norm
-    return Observed({"share of the first": measure(objective, ball, found.x) / measure(objective, ball, start)})
+    return Observed({"share of the first": measure(objective, ball, result.x) / measure(objective, ball, start)})
 
 
 def _recipe(cell: Cell, step: float) -> Recipe:

@@ -145,12 +145,12 @@ def _sent(cell: Cell, setting: RunSetting) -> Observed:
     recipe = recipe_of(cell["method"], plan, row in ("alpha-FOSP", "gradient mapping"))
     # narrow messages are cheap: four times the rounds
     longer = 4 if cell["method"] == TENTH else 1
-    found = minimize(objective, recipe, constraint, steps=longer * config["rounds"], seed=setting.seed, x0=start,
-                     clients=clients, callbacks=[look], record=2 * longer, progress=False)  # fmt: skip
+    result = minimize(objective, recipe, constraint, steps=longer * config["rounds"], seed=setting.seed, x0=start,
+                      clients=clients, callbacks=[look], record=2 * longer, progress=False)  # fmt: skip
     reached = first_below([b for b, _ in points], [s for _, s in points], config["share"])
     total = points[-1][0]
     metrics = {"log10 bits": log10(total if reached is None else reached), "reached": float(reached is not None),
-               "bits a number": total / found.dims}  # fmt: skip
+               "bits a number": total / result.dims}  # fmt: skip
     logs = [log10(s) for _, s in points]
     return Observed(metrics, {"fall": thinned([log10(max(b, 1.0)) for b, _ in points], logs)})
 

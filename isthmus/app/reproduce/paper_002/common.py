@@ -81,8 +81,8 @@ def total(method: str, epsilon: float, *, rounds: int, step: float = STEP) -> Re
         return compressive_dp_sgd(epsilon=epsilon, clip=CLIP, p=P, kappa=KAPPA, **common)
     if method == "selection":
         return compressive_dp_sgd(epsilon=epsilon, clip=ENTRY, kappa=KAPPA, variant="selection", **common)
-    each = 1 / noise_multiplier(epsilon=epsilon, delta=DELTA, steps=rounds, mechanism="laplace")
-    return per_iteration(method, each, n=1, rounds=rounds, step=step)
+    epsilon_of_round = 1 / noise_multiplier(epsilon=epsilon, delta=DELTA, steps=rounds, mechanism="laplace")
+    return per_iteration(method, epsilon_of_round, n=1, rounds=rounds, step=step)
 
 
 def falling(c: float) -> Any:
@@ -104,18 +104,18 @@ def spent(epsilon: float, rounds: int) -> float:
 
 def descend(problem: Lending, recipe: Recipe, rounds: int, seed: int) -> tuple[float, Curve]:
     """The relative loss of the last iterate, and along the way."""
-    seen: tuple[list[float], list[float]] = ([0.0], [_short(problem.relative(torch.zeros(problem.train.d).double()))])
+    curve: tuple[list[float], list[float]] = ([0.0], [_short(problem.relative(torch.zeros(problem.train.d).double()))])
 
     def look(_: Any, state: Any) -> None:
-        seen[0].append(float(state.t))
-        seen[1].append(_short(problem.relative(state.w)))
+        curve[0].append(float(state.t))
+        curve[1].append(_short(problem.relative(state.w)))
 
-    found = minimize(
+    result = minimize(
         problem.train, recipe, steps=rounds, seed=seed, noise_seed=seed, record=max(1, rounds // POINTS),
         callbacks=[look], progress=False,
     )  # fmt: skip
-    assert found.x is not None
-    return problem.relative(found.x), seen
+    assert result.x is not None
+    return problem.relative(result.x), curve
 
 
 def _short(value: float) -> float:

@@ -52,9 +52,9 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
         train, gradient = problem(d, n, coins)
         lengths.append(float(gradient.square().sum()))
         for name, recipe in recipes.items():
-            found = minimize(train, recipe, steps=1, seed=coins, noise_seed=coins, record=None, progress=False)
-            assert found.x is not None
-            squares[name].append(float((found.x + gradient).square().sum()))
+            result = minimize(train, recipe, steps=1, seed=coins, noise_seed=coins, record=None, progress=False)
+            assert result.x is not None
+            squares[name].append(float((result.x + gradient).square().sum()))
     errors = {name: math.log10(float(np.median(values))) for name, values in squares.items()}
     nothing = math.log10(float(np.median(lengths)))
     return Observed({RATIO: errors["sparsified"] - errors["dense"], USE: errors["sparsified"] - nothing})

@@ -202,12 +202,12 @@ class Method:
             return self.constants["noise"] * self.radius * math.sqrt(-math.log(DELTA)) / (self.n * self.epsilon)
         rows = {FULL: "full", CD: "uniform", IMPORTANCE: "block", BLOCK: "uniform", BLOCK_IMPORTANCE: "block"}
         row = rows.get(self.name, "dp_sgd")
-        told: dict[str, Any] = {"smoothness": self.task.smoothness, "n": self.n, "epsilon": self.epsilon}
-        told |= {"lipschitz": block_lipschitz(self.task.columns, self.parts), "delta": DELTA, "blocks": self.parts}
-        told |= {"chances": self.law} if row == "block" else {}
+        constants: dict[str, Any] = {"smoothness": self.task.smoothness, "n": self.n, "epsilon": self.epsilon}
+        constants |= {"lipschitz": block_lipschitz(self.task.columns, self.parts), "delta": DELTA, "blocks": self.parts}
+        constants |= {"chances": self.law} if row == "block" else {}
         if self.task.ridge:
-            return block_strongly_convex_utility(row, strong_convexity=self.task.ridge, **told)
-        return block_convex_utility(row, difference=self.task.best - self.task.start, **told)
+            return block_strongly_convex_utility(row, strong_convexity=self.task.ridge, **constants)
+        return block_convex_utility(row, difference=self.task.best - self.task.start, **constants)
 
     def recipe(self) -> Recipe:
         """With the noise that its (epsilon, 1e-5) needs, one record replaced."""
@@ -226,11 +226,11 @@ class Method:
         recipe, gaps = self.recipe(), []
         for draw in range(draws):
             coins = 1000 * seed + draw
-            found = minimize(
+            result = minimize(
                 self.task.train, recipe, steps=self.loops.steps, x0=torch.from_numpy(self.task.start), seed=coins,
                 noise_seed=coins, record=None, progress=False,
             )  # fmt: skip
-            gaps.append(self.task.gap(found.x))
+            gaps.append(self.task.gap(result.x))
         return float(np.mean(gaps))
 
 

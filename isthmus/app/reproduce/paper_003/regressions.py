@@ -59,18 +59,19 @@ class ColumnConstants:
             wide = 1.2 * self.moments
         elif method == NICE:  # a random subset may be any: M must hold for tau columns of any kind
             wide = tau * self.moments
-        told: dict[str, Any] = {"smoothness": wide, "clip": self.slope * self.bounds, "inner": max(1, rounds // LOOPS)}
+        constants: dict[str, Any] = {"smoothness": wide, "clip": self.slope * self.bounds}
+        constants["inner"] = max(1, rounds // LOOPS)
         if method == NICE:
-            return dp_skgd(sampling="nice", tau=tau, **told, **BUDGET), rounds
+            return dp_skgd(sampling="nice", tau=tau, **constants, **BUDGET), rounds
         law = "importance" if method in (IMPORTANCE, BLOCK_IMPORTANCE) else "uniform"
-        return dp_skgd(sampling="block", blocks=parts, probabilities=law, **told, **BUDGET), rounds
+        return dp_skgd(sampling="block", blocks=parts, probabilities=law, **constants, **BUDGET), rounds
 
 
 def fitted(train: LeastSquares, recipe: Recipe, rounds: int, seed: int) -> torch.Tensor:
     """The model of one run."""
-    found = minimize(train, recipe, steps=rounds, seed=seed, noise_seed=seed, record=None, progress=False)
-    assert found.x is not None
-    return found.x
+    result = minimize(train, recipe, steps=rounds, seed=seed, noise_seed=seed, record=None, progress=False)
+    assert result.x is not None
+    return result.x
 
 
 # ---------------------------------------------------------------- real tables

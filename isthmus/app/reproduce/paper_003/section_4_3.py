@@ -59,8 +59,8 @@ def experiment(
         task = make(cell["size"], n, setting.seed)
         method = Method(cell["method"], task, n, config["epsilon"])
         start = task.gap(task.start)
-        found = {UTILITY: method.utility(setting.seed, config["draws"]), PREDICTED: method.predicted, LEFT: start}
-        return Observed({key: math.log10(value) for key, value in found.items()} | {"rounds": method.loops.steps})
+        numbers = {UTILITY: method.utility(setting.seed, config["draws"]), PREDICTED: method.predicted, LEFT: start}
+        return Observed({key: math.log10(value) for key, value in numbers.items()} | {"rounds": method.loops.steps})
 
     def gains(results: Results, metric: str) -> tuple[list[int], list[float]]:
         sizes = sorted({cell["size"] for cell in results.cells})
@@ -81,7 +81,7 @@ def experiment(
             f"{10 ** results.mean(LEFT, size=sizes[-1]):.2g}."
         )
         logs = [[results.mean(metric, size=sizes[0], method=m) for metric in (PREDICTED, UTILITY)] for m in pair]
-        below = [10 ** (said - seen) for said, seen in logs]
+        below = [10 ** (said - reached) for said, reached in logs]
         why += (
             f" At {axis} = {sizes[0]} {pair[0]} ends {below[0]:.2g} times below its row of Table 1 (constant 1), "
             f"{pair[1]} {below[1]:.2g} times."

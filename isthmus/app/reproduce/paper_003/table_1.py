@@ -69,8 +69,8 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
 def agreement(results: Results, case: str) -> float:
     """The correlation of log10 of the row of Table 1 with log10 of the measured utility, over the methods."""
     methods = [cell["method"] for cell in results.cells if cell["columns"] == case]
-    said, seen = ([results.mean(name, columns=case, method=m) for m in methods] for name in (PREDICTED, UTILITY))
-    return float(np.corrcoef(said, seen)[0, 1])
+    said, measured = ([results.mean(name, columns=case, method=m) for m in methods] for name in (PREDICTED, UTILITY))
+    return float(np.corrcoef(said, measured)[0, 1])
 
 
 def verdict(results: Results) -> Judgement:

@@ -50,11 +50,11 @@ def judge_noise(data: str, limit: float) -> Any:
         private = [s for s in sigmas if PRINTED[s] <= limit]
         wins = [s for s in private if ahead[s] > 0]
         random = [s for s in sigmas if results.mean(TEST, sigma=s, method="RPDP-SGD") > dp(results, s) + CLEAR]
-        shown = "; ".join(_methods(results, s) for s in sigmas)
+        listing = "; ".join(_methods(results, s) for s in sigmas)
         kind: Any = "holds" if len(wins) == len(private) and not random else "holds in part" if wins else "fails"
         return Judgement(kind, f"PDP-SGD is ahead at {len(wins)} of the {len(private)} noise levels where the paper "
                                f"says so on {SET[data]}, and RPDP-SGD beats DP-SGD at {len(random)} of {len(sigmas)}. "
-                               f"Test accuracy: {shown}.")  # fmt: skip
+                               f"Test accuracy: {listing}.")  # fmt: skip
 
     return verdict
 
@@ -78,9 +78,9 @@ def plot_noise(results: Results, figure: Any) -> None:
     sigmas = sorted({cell["sigma"] for cell in results.cells}, reverse=True)
     epsilons = [PRINTED[s] for s in sigmas]
     for method in ("DP-SGD", "PDP-SGD", "RPDP-SGD"):
-        test, seen = ([results.mean(m, sigma=s, method=method) for s in sigmas] for m in (TEST, "training accuracy"))
+        test, train = ([results.mean(m, sigma=s, method=method) for s in sigmas] for m in (TEST, "training accuracy"))
         (drawn,) = left.plot(epsilons, test, marker=".", label=method)
-        left.plot(epsilons, seen, ":", color=drawn.get_color())
+        left.plot(epsilons, train, ":", color=drawn.get_color())
         figures.line(right, results.curve(TEST, sigma=sigmas[0], method=method), method)
     figures.finish(left, "the paper's ε (dotted: training images)", TEST, "x")
     figures.few_ticks(left, epsilons)
@@ -138,12 +138,12 @@ def sweep(name: str, **grid: Any) -> Any:
 def groups(results: Results, name: str) -> list[tuple[Cell, list[tuple[Any, float]], float]]:
     """For every combination of the rest: the swept values with their accuracy, and DP-SGD's."""
     own = [{key: v for key, v in c.items() if key != "method"} for c in results.cells if c["method"] == "DP-SGD"]
-    found = []
+    rows = []
     for rest in own:
         cells = [c for c in results.cells if c["method"] == "PDP-SGD" and rest.items() <= c.items()]
         curve = [(cell[name], results.mean(TEST, **cell)) for cell in cells]
-        found.append((rest, curve, results.mean(TEST, method="DP-SGD", **rest)))
-    return found
+        rows.append((rest, curve, results.mean(TEST, method="DP-SGD", **rest)))
+    return rows
 
 
 def judge_growth(name: str, word: str) -> Any:
@@ -153,9 +153,9 @@ def judge_growth(name: str, word: str) -> Any:
         rows, grows = groups(results, name), []
         for _, curve, _ in rows:
             grows.append(curve[-1][1] > curve[0][1] and curve[-1][1] >= max(a for _, a in curve) - CLEAR)
-        shown = "; ".join(_words(rest, curve, name, plain) for rest, curve, plain in rows)
+        listing = "; ".join(_words(rest, curve, name, plain) for rest, curve, plain in rows)
         kind: Any = "holds" if all(grows) else "holds in part" if any(grows) else "fails"
-        return Judgement(kind, f"Accuracy grows with {word} in {sum(grows)} of {len(rows)} settings: {shown}.")
+        return Judgement(kind, f"Accuracy grows with {word} in {sum(grows)} of {len(rows)} settings: {listing}.")
 
     return verdict
 
@@ -165,23 +165,23 @@ def judge_refresh(results: Results) -> Judgement:
     rows = groups(results, "refresh")
     mild = [curve[0][1] - curve[-1][1] < 3 * CLEAR for _, curve, _ in rows]
     ahead = [min(a for _, a in curve) > plain for _, curve, plain in rows]
-    shown = "; ".join(_words(rest, curve, "refresh", plain) for rest, curve, plain in rows)
+    listing = "; ".join(_words(rest, curve, "refresh", plain) for rest, curve, plain in rows)
     kind: Any = "holds" if all(mild + ahead) else "holds in part" if any(mild) and any(ahead) else "fails"
     return Judgement(kind, f"The decay is below 3 points in {sum(mild)} of {len(rows)} settings, and every refresh "
-                           f"beats DP-SGD in {sum(ahead)}: {shown}.")  # fmt: skip
+                           f"beats DP-SGD in {sum(ahead)}: {listing}.")  # fmt: skip
 
 
 def judge_records(results: Results) -> Judgement:
     """PDP-SGD ahead at the large noise with more records too."""
     rows = [(cell, results.mean(TEST, **cell)) for cell in results.cells if cell["method"] == "PDP-SGD"]
     pairs = [(cell, pdp, results.mean(TEST, **(cell | {"method": "DP-SGD"}))) for cell, pdp in rows]
-    small = [each for each in pairs if each[0]["sigma"] >= 10]
-    wins = [each for each in small if each[1] > each[2]]
-    shown = "; ".join(
+    small = [pair for pair in pairs if pair[0]["sigma"] >= 10]
+    wins = [pair for pair in small if pair[1] > pair[2]]
+    listing = "; ".join(
         f"{SET[c['data']]}, n = {c['n']:,}, σ = {c['sigma']}: {a:.3f} (DP-SGD {b:.3f})" for c, a, b in pairs
     )
     kind: Any = "holds" if len(wins) == len(small) else "holds in part" if wins else "fails"
-    return Judgement(kind, f"PDP-SGD is ahead in {len(wins)} of {len(small)} settings with σ ≥ 10: {shown}.")
+    return Judgement(kind, f"PDP-SGD is ahead in {len(wins)} of {len(small)} settings with σ ≥ 10: {listing}.")
 
 
 def _words(rest: Cell, curve: list[tuple[Any, float]], name: str, plain: float) -> str:

@@ -198,14 +198,14 @@ def run(cell: Cell, setting: RunSetting) -> Observed:
     training = PrintedTraining(**cell)
     parts, module, optimizer, loader, engine = made_private(training, setting)
     (x_train, y_train), began = parts["private"], time.perf_counter()
-    seen = (x_train[: setting.config["test"]], y_train[: setting.config["test"]])
-    train, test = [accuracy(module, *seen)], [accuracy(module, *parts["test"])]
+    train_part = (x_train[: setting.config["test"]], y_train[: setting.config["test"]])
+    train, test = [accuracy(module, *train_part)], [accuracy(module, *parts["test"])]
     for _ in range(setting.config["epochs"]):
         for x, y in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
             optimizer.step()
-        train.append(accuracy(module, *seen))
+        train.append(accuracy(module, *train_part))
         test.append(accuracy(module, *parts["test"]))
     epochs = [float(epoch) for epoch in range(len(test))]
     metrics = {"test accuracy": test[-1], "training accuracy": train[-1], "epsilon, ours": engine.get_epsilon(DELTA)}
