@@ -215,8 +215,9 @@ def parquet_dataset(path: str | Path, argument: str = "X") -> Any:
     except (ArrowException, OSError, ValueError) as error:
         wanted = "give a folder of Parquet files alone" if os.path.isdir(place) else "give a Parquet file"
         reason = str(error).splitlines()[0]
-        validate.refuse(argument, str(path), f"{wanted}: this one cannot be read as such ({reason})")
-    validate.check(bool(data.files), argument, str(path), "give a folder with Parquet files: this one has none")
+        validate.unreadable(path, f"{wanted} ({reason})")
+    if not data.files:
+        validate.unreadable(path, "give a folder with Parquet files; this one has none")
     return data
 
 

@@ -182,7 +182,9 @@ def import_pandas(path: str, parquet: bool = False) -> Any:
             import pyarrow  # noqa: F401
     except ImportError as error:
         missing = getattr(error, "name", None) or "pandas"
-        validate.unreadable(path, f"{missing} is needed for it; {INSTALL} (npz and libsvm files need no extra)")
+        validate.unreadable(
+            path, f"{missing} is needed for it; install it with: {INSTALL} (npz and libsvm files need no extra)"
+        )
     return pandas
 
 

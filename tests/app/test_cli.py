@@ -63,15 +63,15 @@ def test_python_minus_m() -> None:
 def test_unknown_commands_and_options_are_refused() -> None:
     assert "No such command" in invoke("nonsense", code=2).output
     assert "No such option" in invoke("train", "--epsilom", "1", code=2).output
-    assert "give a file to train on" in invoke("train", code=2).output
+    assert "Give a file to train on" in invoke("train", code=2).output
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--categories", "sex"], "write it as column=value"),
-        (["--bounds", "age=1"], "--bounds 'age=1': write a range as low,high, such as age=0,100"),
-        (["--bounds", "1"], "--bounds '1': write a range as low,high, such as 0,100"),
+        (["--bounds", "age=1"], "--bounds 'age=1' is not allowed: write a range as low,high, such as age=0,100"),
+        (["--bounds", "1"], "--bounds '1' is not allowed: write a range as low,high, such as 0,100"),
         (["--rows", "0"], "'--rows': 0 is not in the range"),
         (["--encoding", "latin-99"], "encoding='latin-99' is not allowed: give an encoding that Python knows"),
         (["--encoding", "hex"], "encoding='hex' is not allowed"),
@@ -79,7 +79,7 @@ def test_unknown_commands_and_options_are_refused() -> None:
         (["--decimal", "x"], "decimal='x' is not allowed: choose one of"),
         (["--features", "3"], "features=3 is not allowed: leave it out: it is for libsvm files"),
         (["--zero-based"], "zero_based=True is not allowed: leave it out: it is for libsvm files"),
-        (["--public", "./people.csv"], "that is the file to train on, and its rows are private"),
+        (["--public", "./people.csv"], "this is the file to train on, whose rows are private"),
         (["--test", "./people.csv"], "keep a share of the rows out of training with test_fraction"),
         (["--bounds", "0,1", "--bounds", "0,2"], "for all columns once"),
         (["--hash", "a=few"], "columns.a.buckets='few'"),
@@ -109,8 +109,11 @@ def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.M
     for command in ("schema", "train"):
         assert near in invoke(command, "patients.csv", "--target", "readmitted", code=2).output
     whole = invoke("train", "patients.csv", "--target", "Readmitted", "--separator", ";", code=2).output
-    assert "the columns are 'a,Readmitted' (if it has more, give its --separator or --encoding)" in whole
-    assert "data='.' is not allowed: give a folder of Parquet files" in invoke("train", ".", code=2).output
+    assert (
+        "name one of the columns, which are 'a,Readmitted' (if it has more, give its --separator or --encoding)"
+        in whole
+    )
+    assert "Cannot read .: give a folder of Parquet files" in invoke("train", ".", code=2).output
     assert "schema=None is not allowed: declare" in invoke("describe", "patients.csv", "-e", "1", code=2).output
 
 

@@ -213,3 +213,9 @@ def test_a_paper_run_as_published_is_named_and_stated() -> None:
     X, y = labelled()
     model = classifier(algorithm="priv_sgd", step=None, as_published=True, noise_seed=None).fit(X, y)
     assert "published" in model.privacy_.words()
+
+
+def test_a_single_class_is_refused_without_its_label() -> None:
+    X, y = labelled()
+    with pytest.raises(InvalidInput, match="^y holds one class only: declare all classes with classes=$"):
+        PrivateClassifier(bounds=(-8, 8)).fit(X, np.full(len(y), "hiv"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -289,3 +290,11 @@ def test_entries_that_were_declared_missing(typed: bool) -> None:
     assert rows[:, 6:9].argmax(1).tolist() == [2, 2] and rows[:, 9].tolist() == [18264, 18263]
     frame["a"] = ["4", "refused (7)"]
     assert encode(frame, schema)[:, :2].tolist() == [[4, 0], [5, 1]]
+
+
+def test_a_table_in_the_place_of_a_schema_is_named_and_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "patients.csv"
+    path.write_text("name,diagnosis\nann,flu\n")
+    with pytest.raises(InvalidInput, match="^Cannot read .*patients.csv: it is not valid TOML") as refused:
+        Schema.load(path)
+    assert "ann" not in str(refused.value) and "diagnosis" not in str(refused.value)

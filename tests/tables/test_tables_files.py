@@ -65,7 +65,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 def test_other_encodings_are_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes("Größe,y\n1,2\n".encode("latin-1"))
-    with pytest.raises(InvalidInput, match="it is not utf-8 text: give its encoding, such as --encoding latin-1"):
+    with pytest.raises(InvalidInput, match="it is not utf-8 text; give its encoding, such as --encoding latin-1"):
         read(path)
     assert columns_of(path, Reading(encoding="latin-1")) == ["Größe", "y"]
     path.write_bytes(b"a,y\n1,2\n" + "ö,3\n".encode("latin-1"))
@@ -76,8 +76,8 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("a,b,a\n1,2,3\n", r"the names \['a'\] occur twice"),
-        ("\n1,2\n", "its first line is empty, and must hold the names"),
+        ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
+        ("\n1,2\n", "its first line is empty, and must hold the column names"),
         ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
         ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw more\)"),
         ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
@@ -104,7 +104,7 @@ def test_names_that_differ_by_blanks_alone(tmp_path: Path) -> None:
         for path in (text, packed):
             if clean is None:
                 for reader in (read, columns_of) if path == text else (read, columns_of, types_of, ParquetFrame):
-                    with pytest.raises(InvalidInput, match=r"the names \['a'\] occur twice"):
+                    with pytest.raises(InvalidInput, match=r"the column names \['a'\] occur twice"):
                         reader(path)
             else:
                 assert columns_of(path) == clean == list(read(path).frame.columns)
@@ -120,7 +120,7 @@ def test_parquet(tmp_path: Path) -> None:
     pandas.DataFrame({"a": [1, 2], "when": pandas.to_datetime(["2020-01-01", None])}).to_parquet(path)
     assert columns_of(path) == ["a", "when"] and list(read(path).frame["a"]) == [1, 2]
     path.write_bytes(b"PAR1 nonsense")
-    with pytest.raises(InvalidInput, match="no Parquet file that pyarrow reads"):
+    with pytest.raises(InvalidInput, match="Cannot read .*: give a Parquet file"):
         read(path)
 
 
@@ -161,7 +161,7 @@ def test_npz_sparse_pieces(tmp_path: Path) -> None:
 def test_npz_files_with_pickles_or_without_a_matrix_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.npz"
     np.savez(path, X=np.array([{"a": 1}], dtype=object), y=[1])
-    with pytest.raises(InvalidInput, match="without pickle"):
+    with pytest.raises(InvalidInput, match="needs pickle"):
         read(path)
     np.savez(path, weights=np.ones(3))
     with pytest.raises(InvalidInput, match=r"it holds \['weights'\]: give arrays X and y"):
@@ -215,7 +215,7 @@ def test_without_pandas_a_csv_says_what_to_install(tmp_path: Path, monkeypatch: 
     (tmp_path / "t.svm").write_text("1 1:0.5\n")
     np.savez(tmp_path / "t.npz", X=np.ones((2, 2)), y=[0, 1])
     assert read(tmp_path / "t.npz").n == 2 and read(tmp_path / "t.svm").n == 1
-    with pytest.raises(InvalidInput, match=r'pandas is needed to read it: pip install "isthmus\[table\]"'):
+    with pytest.raises(InvalidInput, match=r'pandas is needed for it; install it with: pip install "isthmus\[table\]"'):
         read(tmp_path / "t.csv")
 
 

@@ -97,7 +97,7 @@ def test_a_comma_between_three_digits_has_two_readings(tmp_path: Path, separator
     text = text.replace(",1\n", f"{separator}1\n")
     rows = "".join(text.split("\n", 1)[1] for _ in range(20))
     text = text.split("\n", 1)[0] + "\n" + rows
-    with pytest.raises(InvalidInput, match="give --decimal , where it is"):
+    with pytest.raises(InvalidInput, match="give --decimal , where the comma in entries"):
         prepared(tmp_path / "t.csv", text)
     with pytest.raises(InvalidInput, match=r"columns.a='number' .* some of its entries are written with other signs"):
         prepared(tmp_path / "t.csv", text, columns={"a": [0, 9]})

@@ -105,9 +105,9 @@ def test_parquet_has_types() -> None:
         (["nowhere.npz"], "File not found"),
         (["t.csv", "--target", "z"], "target='z' is not allowed: name one of the columns, which are 'a', 'y'"),
         (["t.csv", "--drop", "z"], "columns='z' is not allowed"),
-        (["t.csv", "--target", "Y"], "the columns are 'a', 'y'"),
+        (["t.csv", "--target", "Y"], "name one of the columns, which are 'a', 'y'"),
         (["t.csv", "--sample", "e.csv"], "with rows that are public"),
-        (["t.csv", "--sample", "./t.csv"], "its rows are the private ones"),
+        (["t.csv", "--sample", "./t.csv"], "the rows of this one are the private ones"),
     ],
 )
 def test_what_has_no_schema_is_refused(arguments: list[str], words: str) -> None:

@@ -5,7 +5,7 @@
 {'name': 'census', 'rows': None}
 >>> shape("data", {"rows": 3})
 Traceback (most recent call last):
-isthmus.base.validate.InvalidInput: data={'rows': 3} is not allowed: 'name' is missing
+isthmus.base.validate.InvalidInput: data={'rows': 3} is not allowed: give 'name' too, which is missing
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def fields(required: Mapping[str, Checker], optional: Mapping[str, Checker] | No
     def check(where: str, value: Any) -> Mapping[str, Any]:
         need(isinstance(value, Mapping), where, value, "give an object")
         for name in required:
-            need(name in value, where, value, f"{name!r} is missing")
+            need(name in value, where, value, f"give {name!r} too, which is missing")
         checked = {name: inner(f"{where}.{name}", value[name]) for name, inner in required.items()}
         checked |= {name: inner(f"{where}.{name}", value.get(name)) for name, inner in (optional or {}).items()}
         return MappingProxyType(checked)

@@ -65,8 +65,8 @@ def put(*path: Any) -> Any:
 
 BROKEN = {
     "another format": (put("format", "isthmus-run-9"), "format='isthmus-run-9'"),
-    "no statement": (lambda found: found.pop("privacy"), "'privacy' is missing"),
-    "no algorithm": (lambda found: found["model"].pop("algorithm"), "'algorithm' is missing"),
+    "no statement": (lambda found: found.pop("privacy"), "give 'privacy' too, which is missing"),
+    "no algorithm": (lambda found: found["model"].pop("algorithm"), "give 'algorithm' too, which is missing"),
     "no title": (put("title", None), "title=None"),
     "a task that is none": (put("model", "task", "ranking"), "model.task='ranking'"),
     "text for a number": (put("model", "seconds", "fast"), "model.seconds='fast'"),
@@ -128,6 +128,14 @@ def test_corrupt_files_are_refused(content: bytes, message: str, tmp_path: Path)
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(InvalidInput, match=message):
         Record.from_file(tmp_path)
+
+
+def test_a_file_of_something_else_is_named_and_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "patients.csv"
+    path.write_text("name,diagnosis\nann,flu\n")
+    with pytest.raises(InvalidInput, match="^Cannot read .*patients.csv: it is not JSON") as refused:
+        Record.from_file(path)
+    assert "ann" not in str(refused.value) and "diagnosis" not in str(refused.value)
 
 
 def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:

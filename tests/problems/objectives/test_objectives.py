@@ -267,8 +267,8 @@ def test_the_bound_for_large_data_is_above_the_exact_value(sparse, monkeypatch):
         (lambda: Logistic(np.eye(2), [[0], [1]]), "y.shape"),
         (lambda: Logistic(np.eye(2), sp.csr_array([[0, 1]])), "dense 1-d"),
         (lambda: LeastSquares(torch.eye(2).to_sparse(), [1.0, 2.0]), "layout"),
-        (lambda: Logistic(np.eye(3), [0, 1, 2]), "labels of y"),
-        (lambda: Logistic(np.eye(2), ["a", "b"]), "labels of y"),
+        (lambda: Logistic(np.eye(3), [0, 1, 2]), "y holds 3 labels, and not both"),
+        (lambda: Logistic(np.eye(2), ["a", "b"]), "y holds 2 labels, and not both"),
         (lambda: Logistic(np.eye(2), [0, 5], classes=(0, 1)), r"a label that is not among classes=\[0, 1\]"),
         (lambda: Logistic(np.eye(2), [0, 1], classes=(0, 1, 2)), "give two"),
         (lambda: Softmax(np.eye(2), [0, 3], classes=3), r"a label that is not among classes=\[0, 1, 2\]"),
@@ -347,7 +347,7 @@ def test_torch_objective_with_named_parameters(draws):
     [
         (lambda: TorchObjective(None, torch.eye(2), 2), "fn=None"),
         (lambda: TorchObjective(torch.dot, (torch.eye(2), torch.ones(3)), 2), "as many examples"),
-        (lambda: TorchObjective(torch.dot, torch.zeros(0, 2), 2), "give examples"),
+        (lambda: TorchObjective(torch.dot, torch.zeros(0, 2), 2), "give at least one example"),
         (lambda: TorchObjective(torch.dot, torch.tensor([[math.nan]]), 1), "NaN"),
         (lambda: TorchObjective(torch.dot, torch.eye(2), 0), "d=0"),
         (lambda: TorchObjective(torch.dot, torch.eye(2), {}), "at least one named"),
@@ -383,3 +383,12 @@ def test_a_user_defined_objective_needs_little():
     for g, _ in map(build, KINDS):
         assert isinstance(g, Objective)
     assert isinstance(build("softmax")[0].rows(build("softmax")[1]), Outer)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Logistic(np.eye(2), ["flu", "hiv"]), lambda: Softmax(np.eye(2), ["hiv", "hiv"])]
+)
+def test_no_message_repeats_a_label_of_the_data(build):
+    with pytest.raises(InvalidInput, match="^y holds .*: declare") as refused:
+        build()
+    assert "hiv" not in str(refused.value)

@@ -68,7 +68,7 @@ def test_both_ways_have_the_same_fixed_point(penalty):
 
 @pytest.mark.parametrize("build", [lambda: L2Penalty(-1.0), lambda: L1Penalty(-1.0), lambda: ElasticNet(0.1, -1.0)])
 def test_negative_strengths_are_refused(build):
-    with pytest.raises(InvalidInput, match=">= 0"):
+    with pytest.raises(InvalidInput, match="give a finite number of at least 0"):
         build()
 
 
