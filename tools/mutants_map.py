@@ -105,7 +105,7 @@ SAME: dict[str, str] = {
     "geometry/sets/balls:LpBall.linearised: * in top = *": "a scale that cancels",
     "geometry/sets/threshold:_guess: *": "only where the search starts, which ends at the same threshold from anywhere",
     "geometry/sets/threshold:threshold: drop < start - top -> *": "the same point where both are equal",
-    "geometry/sets/threshold:_michelot: candidates > drop * -> candidates >= *": "an entry at the threshold becomes 0 either way",
+    "geometry/sets/threshold:_michelot: candidates > drop * -> candidates >= *": "an entry there becomes 0 either way",
     "geometry/sets/lp:project_unit_lp: high - low <= * -> high - low < *": "one more step at the last digit",
     "geometry/sets/lp:project_unit_lp: 0.0 -> 1.0 in low = * (2)": "a wider bracket holds the root too",
     "geometry/sets/lp:_coordinates: q >= 1 -> q > 1 in return *": "v to the power 1 is v",

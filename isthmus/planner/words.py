@@ -78,7 +78,7 @@ def words(plan: Plan) -> str:
         lines.append(_noise(best))
     lines.append(f"Evidence: {best.evidence}.")
     lines += [f"Note: {note}." for note in plan.notes]
-    lines += [f"Not used: {name}: {reason}." for name, reason in plan.refused.items()]
+    lines += [f"Not used: {name} ({reason})." for name, reason in plan.refused.items()]
     return "\n".join(lines)
 
 

@@ -443,13 +443,13 @@ def check_names(names: list[str], declared: Schema, target: str | None) -> None:
 
     >>> check_names(["age", "Income"], Schema(), "income")
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: target='income' is not allowed: did you mean 'Income'?
+    isthmus.base.validate.InvalidInput: Column not found: 'income', given as target (did you mean 'Income'?)
     """
     for where, name in [("target", target), *(("columns", name) for name in declared.names)]:
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1) if len(names) > 1 else []
-            hint = f"did you mean {near[0]!r}?" if near else f"name one of the columns, which are {listed(names)}"
-            validate.refuse(where, name, hint)
+            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)}"
+            validate.require(False, f"Column not found: {name!r}, given as {where} ({hint})")
 
 
 def listed(names: list[str]) -> str:

@@ -77,7 +77,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("a,b,a\n1,2,3\n", r"the column names \['a'\] occur twice"),
-        ("\n1,2\n", "its first line is empty, and must hold the column names"),
+        ("\n1,2\n", "its first line is empty, and must hold the names"),
         ("a,b\n1,2,3,4\n1,2\n1,2,3,4,5,6\n", "a line does not fit the header"),
         ("a,b\n1,2,3\n1,2\n", r"a line does not fit the header \(Expected 2 fields in line 2, saw more\)"),
         ("a,b\n1,2\n1,2,3\n", r"a line does not fit the header \(Expected 2 fields in line 3, saw 3\)"),
@@ -164,7 +164,7 @@ def test_npz_files_with_pickles_or_without_a_matrix_are_refused(tmp_path: Path) 
     with pytest.raises(InvalidInput, match="needs pickle"):
         read(path)
     np.savez(path, weights=np.ones(3))
-    with pytest.raises(InvalidInput, match=r"it holds \['weights'\]: give arrays X and y"):
+    with pytest.raises(InvalidInput, match=r"it holds the arrays \['weights'\]; give arrays X and y"):
         read(path)
     np.savez(path, X=np.ones((3, 2)), y=[1, 2])
     with pytest.raises(InvalidInput, match="3 rows and 2 targets"):
