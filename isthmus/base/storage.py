@@ -167,15 +167,18 @@ def encode(value: Any, path: str, tensors: Tensors) -> Any:
             name, inner = stored.take(value)
             tree = {key: encode(item, f"{path}/{key}", tensors) for key, item in inner.items()}
             return {tag: tree} if name is None else {tag: name, "fields": tree}
-    remedy = "only numbers, strings, arrays, lists, dicts, and sets that are dataclasses of them can be stored"
-    validate.refuse(path, value, remedy)
+    remedy = (
+        "give numbers, strings, arrays, lists, dicts, or sets that are dataclasses of them: nothing else can be stored"
+    )
+    validate.refuse(path, type(value).__name__, remedy)
 
 
 def _encode_array(value: Tensor | np.ndarray, path: str, tensors: Tensors) -> Fields:
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return {"@array": encode(value.tolist(), path, tensors), "dtype": value.dtype.str}
     numeric = isinstance(value, Tensor) or value.dtype.kind in "fiub"
-    validate.check(numeric, path, value, "give an array of numbers or strings: others cannot be stored")
+    kind = None if isinstance(value, Tensor) else str(value.dtype)
+    validate.check(numeric, f"{path}.dtype", kind, "give an array of numbers or strings: others cannot be stored")
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     while path in tensors:  # {"a/b": x, "a": {"b": y}}
         path += "'"

@@ -22,7 +22,7 @@ from isthmus.bench.results import BenchResults
 def chosen(names: Sequence[str]) -> list[Benchmark]:
     """Benchmarks by name or by family (what stands before a dash); all without names.
 
-    >>> [each.name for each in chosen(["project"])]
+    >>> [case.name for case in chosen(["project"])]
     ['project-l1', 'project-simplex']
     >>> chosen(["nonsense"])
     Traceback (most recent call last):

@@ -28,7 +28,7 @@ def in_order(case: Contest, cases: Sequence[Contest]) -> list[Contest]:
     """The contests that are measured together with one: those that share with it, or itself.
 
     >>> a, b = (Contest(name, "", lambda way, quick: None, (), (), shares="x") for name in "ab")
-    >>> [each.name for each in in_order(b, [a, b])]
+    >>> [case.name for case in in_order(b, [a, b])]
     ['a', 'b']
     """
     return [other for other in cases if other is case or (case.shares and other.shares == case.shares)]

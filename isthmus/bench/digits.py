@@ -8,7 +8,7 @@ from typing import Any
 def number(value: Any) -> str:
     """Three digits; no exponent where it can be read without.
 
-    >>> [number(each) for each in (0.98765, 12.345, 1234.5, 3e-9, 0.0, "True")]
+    >>> [number(value) for value in (0.98765, 12.345, 1234.5, 3e-9, 0.0, "True")]
     ['0.988', '12.3', '1234', '3e-09', '0', 'True']
     """
     if isinstance(value, str):

@@ -63,7 +63,7 @@ BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->
 def sources(root: Path) -> list[KeptRun]:
     """The kept results of a checkout: those of processors first."""
     runs = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
-    remedy = "there is no benchmarks/results/*.json: isthmus bench --json benchmarks/results/cpu.json writes one"
+    remedy = "run isthmus bench --json benchmarks/results/cpu.json first: there is no benchmarks/results/*.json"
     validate.check(bool(runs), "root", str(root), remedy)
     return runs
 

@@ -115,8 +115,7 @@ class Codec(ABC):
 
     def _head(self, reader: Reader, m: int) -> None:
         byte_read = reader.byte("the format")
-        remedy = "send what this version of isthmus.codecs encodes"
-        reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}: {remedy}")
+        reader.check(byte_read == FORMAT, f"its first byte is {byte_read:#04x} and not {FORMAT:#04x}")
         byte_read = reader.byte("the kind")
         sender = next((name for name, codec in self.known.items() if codec.kind == byte_read), f"kind {byte_read}")
         reader.check(byte_read == self.kind, f"it was written by the codec {sender!r}, and {self.name!r} reads it")

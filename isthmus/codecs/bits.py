@@ -90,7 +90,8 @@ class Reader:
     def check(self, ok: bool, wrong: str) -> None:
         """Refuse the payload unless `ok`."""
         if not ok:
-            raise CodecError(f"The payload of {len(self._data)} bytes cannot be decoded: {wrong}")
+            remedy = "give what `encode` of the same codec and version returned"
+            raise CodecError(f"The payload of {len(self._data)} bytes cannot be decoded: {wrong}; {remedy}")
 
     @property
     def left(self) -> int:

@@ -19,8 +19,8 @@ from isthmus.gradients import Rows
 class Spectrum:
     """Eigenvalues lambda_1 >= lambda_2 >= ... of M = (1/n) sum_i g_i g_i': min(n, d) of them, the others are 0.
 
-    >>> seen = Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5)
-    >>> seen.gap(1), seen.gap(2), seen.stable_rank, seen.shares.tolist()
+    >>> measured = Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5)
+    >>> measured.gap(1), measured.gap(2), measured.stable_rank, measured.shares.tolist()
     (2.0, 1.0, 1.3333333333333333, [0.75, 1.0])
     """
 
@@ -75,8 +75,8 @@ class Spectrum:
 class Spectra:
     """Spectra collected along training, the picture of Figure 1 of Zhou, Wu and Banerjee.
 
-    >>> seen = Spectra().add(0, Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5))
-    >>> seen.add(10, Spectrum(torch.tensor([1.0, 1.0]), n=2, d=5)).table()
+    >>> measured = Spectra().add(0, Spectrum(torch.tensor([3.0, 1.0]), n=2, d=5))
+    >>> measured.add(10, Spectrum(torch.tensor([1.0, 1.0]), n=2, d=5)).table()
     {'step': [0, 0, 10, 10], 'k': [1, 2, 1, 2], 'eigenvalue': [3.0, 1.0, 1.0, 1.0], 'share': [0.75, 1.0, 0.5, 1.0]}
     """
 
@@ -119,8 +119,8 @@ class Spectra:
 class Components:
     """|m_(1)| >= |m_(2)| >= ... of a mean gradient m, the picture of Figure 2 of Zhou, Wu and Banerjee.
 
-    >>> seen = Components(torch.tensor([2.0, 1.0, 1.0]))
-    >>> round(seen.envelope, 3), seen.table()
+    >>> measured = Components(torch.tensor([2.0, 1.0, 1.0]))
+    >>> round(measured.envelope, 3), measured.table()
     (2.0, {'j': [1, 2, 3], 'component': [2.0, 1.0, 1.0]})
     """
 

@@ -55,8 +55,8 @@ class EnergyCurve:
 class Angles:
     """Principal angles of two subspaces in radians, ascending, and ||V V' - W W'||.
 
-    >>> seen = Angles((0.0, 0.5), distance=math.sin(0.5))
-    >>> seen.table()
+    >>> measured = Angles((0.0, 0.5), distance=math.sin(0.5))
+    >>> measured.table()
     {'i': [1, 2], 'angle': [0.0, 0.5]}
     """
 

@@ -25,8 +25,8 @@ def read_public(public: Any, loss: str | Loss, classes: int) -> PublicFacts | No
     At w = 0 the gradient of a record is slope times x; with one output all slopes have one size (classifiers), so the
     curve needs no labels.  For several outputs it does.
 
-    >>> seen = read_public(np.eye(8)[[0, 1] * 4], "logistic", 2)
-    >>> seen.rows, seen.labelled, round(seen.share(2), 6)
+    >>> public = read_public(np.eye(8)[[0, 1] * 4], "logistic", 2)
+    >>> public.rows, public.labelled, round(public.share(2), 6)
     (8, False, 1.0)
     """
     if public is None or isinstance(public, PublicFacts):

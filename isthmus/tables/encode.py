@@ -257,7 +257,7 @@ def encode_target(values: Any, target: Target, separator: str | None = None) -> 
         unnamed = np.array([label is None for label in labels], dtype=bool)
         absent = np.array([word.lower() in ABSENT for word in distinct], dtype=bool) & unnamed
         unknown = unnamed & ~absent
-        remedy = f"some rows have other labels than {list(target.classes)}: name all of them, or remove those rows"
+        remedy = "name all labels, or remove the rows that have others: some rows have other labels"
         validate.check(not bool(unknown[codes].any()), "classes", list(target.classes), remedy)
         present = ~absent[codes]
         return np.array([label or "" for label in labels])[codes][present], present

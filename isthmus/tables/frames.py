@@ -60,7 +60,7 @@ def as_frame(table: Any, what: str = "X") -> NamedColumns:
         return table
     if is_polars(table):
         validate.check(
-            hasattr(table, "get_columns"), what, type(table).__name__, "collect() it first: give a DataFrame"
+            hasattr(table, "get_columns"), what, type(table).__name__, "give a DataFrame, which its collect() returns"
         )
         columns = {series.name: series for series in table.get_columns()}
     elif isinstance(table, Mapping):

@@ -58,7 +58,7 @@ def test_torchrun_trains_in_one_folder(table: Path) -> None:
     assert CliRunner().invoke(main, ["train", "--resume", str(table / "run")]).exit_code == 0  # it is done
     (table / "run" / "run.json").unlink()
     refused = CliRunner().invoke(main, ["train", "--resume", str(table / "run")])
-    assert refused.exit_code == 2 and "begun by 2: continue with as many" in refused.output
+    assert refused.exit_code == 2 and "continue with 2, by which the run was begun" in refused.output
 
 
 def test_an_error_ends_all_ranks(table: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_killed_run_keeps_what_it_had_and_another_goes_on(tmp_path: Path) -> N
 def test_no_time_leaves_everything_and_other_code_is_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "noise.json"
     late = bench("device-noise", "project-l1", "--json", str(file), "--minutes", "0")
-    assert "the time was up before all was measured of: project-l1, device-noise" in late.output
+    assert "The time was up before all was measured of: project-l1, device-noise" in late.output
     assert not json.loads(file.read_text()).get("columns")
     bench("device-noise", "project-l1", "--json", str(file))
     data = json.loads(file.read_text())

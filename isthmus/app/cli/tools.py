@@ -153,11 +153,11 @@ def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:
     """Write the report of a RUN (a folder, or its run.json) as one HTML file."""
     folder = Path(run) if os.path.isdir(run) else Path(run).parent
     stopped = os.path.exists(folder / parts.folder.SETTINGS) and not os.path.exists(folder / parts.folder.RUN)
-    remedy = (
-        "this run was stopped before its record was written (what it has spent is in its ledger): go on with "
-        f"isthmus train --resume {folder}, then report"
+    parts.validate.require(
+        not stopped,
+        f"The run {run} was stopped before its record was written (what it has spent is in its ledger): go on with "
+        f"isthmus train --resume {folder}, then report",
     )
-    parts.validate.check(not stopped, "run", run, remedy)
     path = parts.report.write(parts.report.Record.from_file(run), output or folder / "report.html")
     size = path.stat().st_size
     Out(as_json, quiet).result(

@@ -71,7 +71,7 @@ def _statement(where: str, value: Any) -> Mapping[str, Any]:
         honest,
         f"{where}.private",
         statement["private"],
-        "it is true exactly where epsilon is finite: correct one of the two",
+        "correct it or epsilon: it is true exactly where epsilon is finite",
     )
     return statement
 

@@ -35,7 +35,7 @@ def open_shared(path: str | Path) -> Ledger:
     make = f"make it first: isthmus budget {file} --epsilon 3 --delta 1e-6"
     validate.present(os.path.isfile(file), path, make)  # False also of a name that no file can have
     ledger = Ledger.open(file)
-    validate.check(ledger.budget is not None, "budget", str(path), f"{make} (this ledger has no limit)")
+    validate.check(ledger.budget is not None, "budget", str(path), f"give a ledger that has a limit: {make}")
     return ledger
 
 

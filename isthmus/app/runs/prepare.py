@@ -337,7 +337,7 @@ def _settle_target(
         classes = tuple(sorted(as_labels(words[~absent]), key=_label_order))
         _check_number_of(classes)
         if settings.private and not free:
-            _check_frequent(encode_target(source, Target(name, task, classes))[0], classes)
+            _check_frequent(encode_target(source, Target(name, task, classes))[0])
         guess = f"the classes {list(classes)} were read from the target column {name!r}"
         leaks += [] if free else [f"{guess}: give --classes {as_option(classes)}"]
     ranged = settings.target_bounds
@@ -373,13 +373,12 @@ def as_option(words: Iterable[str]) -> str:
     return shlex.quote(line.getvalue())
 
 
-def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
+def _check_frequent(labels: np.ndarray) -> None:
     """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
-    usual = as_option(label for label in classes if rows[label] >= FEW)
     remedy = (
-        f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
-        f"may be public (those of more rows are --classes {usual}) and remove the other rows, or give --task regression"
+        "name all labels that may be public with --classes A,B,.. and remove the other rows, or give --task "
+        f"regression: fewer than {FEW} rows have one of the labels, and reading it off them would publish it"
     )
     validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 

@@ -123,7 +123,7 @@ def resume(path: str | Path, *, say: Say, warn: Say, progress: bool = False, cre
 def _stored(run: RunFolder, crew: Crew) -> dict[str, Any]:
     """What ranks need of a run folder that rank 0 can read."""
     begun, now = run.settings.get("ranks", 1), crew.place[1]
-    remedy = f"it was begun by {begun}: continue with as many, so that every rank has its own rows again"
+    remedy = f"continue with {begun}, by which the run was begun, so that every rank has its own rows again"
     validate.check(run.has(files.RUN) or begun == now, "ranks", now, remedy)
     settings = run.settings["settings"]
     salt = "" if settings.get("test_fraction") is None or run.has(files.RUN) else run.read(files.SECRET).decode()

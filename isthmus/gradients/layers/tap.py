@@ -40,9 +40,9 @@ class GradientTap(torch.autograd.Function):
 def tap(output: Tensor, anchor: Tensor, push: Push) -> Tensor:
     """The output, with `push` called once with its gradient.
 
-    >>> x, seen = torch.ones(2), []
-    >>> tap(x * 3, torch.zeros((), requires_grad=True), seen.append).sum().backward()
-    >>> seen
+    >>> x, gradients = torch.ones(2), []
+    >>> tap(x * 3, torch.zeros((), requires_grad=True), gradients.append).sum().backward()
+    >>> gradients
     [tensor([1., 1.])]
     """
     tapped: Tensor = GradientTap.apply(output, anchor, push)  # type: ignore[no-untyped-call]

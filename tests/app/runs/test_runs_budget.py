@@ -68,5 +68,5 @@ def test_files_that_are_no_budget_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="File not found: .* .make it first: isthmus budget"):
         open_shared(tmp_path / "none")
     Ledger.open(tmp_path / "unlimited")
-    with pytest.raises(InvalidInput, match="this ledger has no limit"):
+    with pytest.raises(InvalidInput, match="give a ledger that has a limit: make it first"):
         open_shared(tmp_path / "unlimited")

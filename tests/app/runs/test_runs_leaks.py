@@ -83,7 +83,8 @@ def test_a_label_of_few_rows_is_never_read_off_the_data() -> None:
 
     with pytest.raises(InvalidInput, match="fewer than 10 rows have one of the labels") as error:
         prepared(rare)
-    assert "--classes no,yes" in str(error.value) and "unique-label" not in str(error.value)
+    assert "--classes A,B,.." in str(error.value) and "unique-label" not in str(error.value)
+    assert "yes" not in str(error.value), "no label is said, be it that of many rows"
     assert prepared(rare, classes=["no", "yes", "unique-label"]).target.classes == ("no", "yes", "unique-label")
     assert prepared(rare, epsilon="inf").target.classes == ("no", "unique-label", "yes")
     result = invoke("train", table(put(5, 2, "unique-label")), "--target", "y", code=2)
