@@ -38,7 +38,7 @@ def take(run: str | None, done: int) -> None:
     >>> take(name, 0)
     >>> take(name, 0)
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: call 1 of partial_fit was begun before, by another copy ...
+    isthmus.base.validate.InvalidInput: Call 1 of partial_fit was begun before, by another copy ...
     """
     call = f"Call {done + 1} of partial_fit"
     with _LOCK:

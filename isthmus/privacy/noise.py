@@ -391,7 +391,7 @@ def check_scale(scale: float, dtype: torch.dtype, name: str = "noise scale") -> 
     >>> check_scale(1e-170, torch.float64)
     >>> check_scale(1e-170, torch.float32)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: float32 numbers hold noise of 1.18e-38 to ...
+    isthmus.base.validate.InvalidInput: noise scale=1e-170 is not allowed: change the clip bound, or the units of ...
     """
     infos = [torch.finfo(kind) for kind in (dtype, torch.float64) if kind.is_floating_point]
     least, most = max(info.tiny for info in infos), min(info.max for info in infos) / 64

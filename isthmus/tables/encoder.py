@@ -51,7 +51,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
     ['age', 'sex=f', 'sex=m', 'sex=(other)', 'sex=(missing)', 'city#0', 'city#1', 'city=(missing)']
     >>> TableEncoder().fit(people)
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: columns=['sex', 'city'] is not allowed: their types do not say ...
+    isthmus.base.validate.InvalidInput: columns=['sex', 'city'] is not allowed: declare what is public of them, ...
     """
 
     def __init__(self, columns: Mapping[str, Any] | None = None, *, undeclared: str = "type") -> None:

@@ -194,7 +194,7 @@ def test_another_number_of_columns() -> None:
     model = classifier().fit(X, y)
     with pytest.raises(ValueError, match="3 features"):
         model.predict(X[:, :3])
-    with pytest.raises(InvalidInput, match="give one number, or 4"):
+    with pytest.raises(InvalidInput, match="give one number for all columns, or 4, one for each"):
         classifier(bounds=(np.zeros(3), 1)).fit(X, y)
     partly = classifier().partial_fit(X, y)
     with pytest.raises(ValueError, match="3 features"):

@@ -182,7 +182,7 @@ def load(file: str | Path | None, options: Mapping[str, Any]) -> tuple[Settings,
     (2.0, 'income', None)
     >>> load(None, {"data": "people.csv", "epsilon": -1.0})
     Traceback (most recent call last):
-    isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number > 0; inf trains without privacy
+    isthmus.base.validate.InvalidInput: epsilon=-1.0 is not allowed: give a number above 0; inf trains without privacy
     """
     settings = {} if file is None else _read_toml(Path(file))
     names = [member.name for member in fields(Settings)]
