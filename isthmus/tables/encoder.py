@@ -86,7 +86,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         validate.check(not unknown, "columns", unknown, remedy)
         columns = {name: declared.get(name) or self._by_type(frame, name) for name in frame.columns}
         open_ones = [name for name, column in columns.items() if column is None]
-        validate.check(not open_ones, "columns", open_ones, _what_to_declare(frame, open_ones))
+        validate.check(not open_ones, "columns", open_ones, f"{_what_to_declare(frame, open_ones)}: {UNKNOWN}")
         schema = Schema(tuple(column for column in columns.values() if column is not None))
         validate.check(
             bool(schema.features),
@@ -137,6 +137,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         return tags
 
 
+UNKNOWN = "their types do not say how they become numbers, and their entries are private"
+"""Why columns are not taken as they are."""
+
+
 def _words_of(frame: NamedColumns | None, name: str) -> tuple[str, ...]:
     words = () if frame is None or name not in frame.columns else frame.words(name)
     remedy = 'give its words, such as ["a", "b"]: its type lists none (pandas categories or a polars Enum do)'
@@ -154,10 +158,7 @@ def _what_to_declare(frame: NamedColumns, names: list[str]) -> str:
         "bool": '"bool"',
     }
     lines = "; ".join(f'"{name}": {_owner(name)}{forms[frame.kind(name)]} or "drop"' for name in names)
-    return (
-        f"declare what is public of them, TableEncoder({{...}}) with {lines}: their types do not say how they become "
-        "numbers, and their entries are private"
-    )
+    return f"declare what is public of them, TableEncoder({{...}}) with {lines}"
 
 
 def _owner(name: str) -> str:
@@ -168,7 +169,8 @@ def check_numbers_only(X: Any) -> None:
     """Refuse a frame with columns that are no numbers, with the encoder that makes numbers of them."""
     frame = as_frame(X)
     names = [name for name in frame.columns if not _numeric(frame, name)]
-    remedy = f"{_what_to_declare(frame, names)}; put it before this estimator: make_pipeline(TableEncoder(...), ...)"
+    before = "and put it before this estimator, make_pipeline(TableEncoder(...), ...)"
+    remedy = f"{_what_to_declare(frame, names)}, {before}: {UNKNOWN}"
     validate.check(not names, "X", f"columns {names}", remedy)
 
 
