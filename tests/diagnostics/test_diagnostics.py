@@ -404,7 +404,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: spectrum([(normal(4, 5), 0)]), "public='list'.*public examples"),  # type: ignore[arg-type]
     (lambda: spectrum(Dense(torch.zeros(0, 5))), "public.n=0"),
     (lambda: eigen_gap(ROWS, 0), "k=0"),
-    (lambda: eigen_gap(ROWS, 6), "k=6.*d = 5"),
+    (lambda: eigen_gap(ROWS, 6), "k=6.*give at most 5, which is the dimension d"),
     (lambda: sorted_components(normal(4, 5)), "public.shape"),
     (lambda: sorted_components(torch.zeros(0)), "public.shape"),
     (lambda: captured_energy(ROWS, normal(4, 5)), "public_holdout"),  # type: ignore[arg-type]

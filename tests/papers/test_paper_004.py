@@ -315,7 +315,7 @@ BAD: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
         subspace_stationary_projection,
         (9,),
         {"k": 5, "d": 4, "gradient_bound": 1.0, "scale": 1.0, "gaps": 1.0},
-        "k=5.*at most d = 4",
+        "k=5.*give at most 4, which is d",
     ),
     (subspace_stationary_bound, (1.0, -1.0), {}, "projection"),
     (subspace_convex_bound, (math.inf, 1.0), {}, "noise"),

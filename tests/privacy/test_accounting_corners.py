@@ -206,7 +206,8 @@ def test_quick_accountants_with_a_floor_are_passed_over() -> None:
 
 
 def test_a_part_that_two_routes_do_not_share_is_named_with_the_others() -> None:
-    with pytest.raises(accounting.UnsupportedEvent, match=r"event=ZC .*together with PoissonSampled\(Laplace\) for"):
+    both = r"event=ZC .*for adding .*together with PoissonSampled\(Laplace\)"
+    with pytest.raises(accounting.UnsupportedEvent, match=both):
         route_of({some(LAPLACE): 1, ZC: 1}, ADD)
     assert route_of({GAUSS: 1, ZC: 1}, ADD) == "rdp" and route_of({GAUSS: 1, some(GAUSS): 1}, REPLACE) == "pair"
     sampled = FixedSize(10, n=100).event(GAUSS)

@@ -276,7 +276,10 @@ def test_a_damaged_model_is_refused(matrix: str) -> None:
     path.write_bytes(bytes(data))
     assert "was cut or altered" in invoke("predict", "runs/m-1", matrix, "-o", "out.csv", code=5).output
     path.unlink()
-    assert "it has no model yet" in invoke("predict", "runs/m-1", matrix, "-o", "out.csv", code=2).output
+    assert (
+        "has no model yet: continue it with isthmus train --resume"
+        in invoke("predict", "runs/m-1", matrix, "-o", "out.csv", code=2).output
+    )
 
 
 def test_resuming_a_run_that_is_done_changes_nothing(matrix: str) -> None:
