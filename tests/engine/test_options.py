@@ -120,11 +120,11 @@ def test_more_targets() -> None:
         ("no_such_thing", 1, "no such option"),
         ("clipping", "ghost", "choose one of"),
         ("loss_reduction", "none", "choose one of"),
-        ("micro_batch_size", 0, ">= 1"),
-        ("micro_batch_size", 2.5, ">= 1"),
-        ("max_physical_batch_size", 0, ">= 1"),
-        ("normaliser", -1.0, "> 0"),
-        ("normaliser", math.nan, "> 0"),
+        ("micro_batch_size", 0, "give a whole number of at least 1"),
+        ("micro_batch_size", 2.5, "give a whole number of at least 1"),
+        ("max_physical_batch_size", 0, "give a whole number of at least 1"),
+        ("normaliser", -1.0, "give a finite number above 0"),
+        ("normaliser", math.nan, "give a finite number above 0"),
         ("sketch", "count", "a sketch of isthmus"),
         ("constraint", {"9": L2Ball(1.0)}, "name layers"),
         ("constraint", {"0": "ball"}, "set from isthmus"),
@@ -328,9 +328,15 @@ def test_what_the_engine_says_of_modules() -> None:
 
 OPTIMIZERS = {
     "lbfgs": (lambda p: torch.optim.LBFGS(p), "release"),
-    "missing": (lambda p: torch.optim.SGD(p[:2], lr=0.1), "exactly those"),
-    "foreign": (lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(2))], lr=0.1), "exactly those"),
-    "other module": (lambda p: torch.optim.SGD(cnn().parameters(), lr=0.1), "exactly those"),
+    "missing": (lambda p: torch.optim.SGD(p[:2], lr=0.1), "exactly the . parameters that the module trains"),
+    "foreign": (
+        lambda p: torch.optim.SGD([*p, nn.Parameter(torch.ones(2))], lr=0.1),
+        "exactly the . parameters that the module trains",
+    ),
+    "other module": (
+        lambda p: torch.optim.SGD(cnn().parameters(), lr=0.1),
+        "exactly the parameters of the module that is made private",
+    ),
     "function": (lambda p: F.mse_loss, "torch optimiser"),
 }
 
