@@ -25,6 +25,7 @@ from isthmus.geometry.sets import (
     Whole,
     widths,
 )
+from isthmus.geometry.sets.lp import pnorm
 from isthmus.geometry.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
 
 VERTICES = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -117,6 +118,21 @@ def test_lp_certificate_over_the_range_of_p(p, scale):
     gap = ball.support(x - y) - float((x - y) @ y)
     assert gap <= 1e-10 * max(1.0, float(x.norm())) * max(1.0, float(y.norm()))
     assert 1 - 1e-12 <= ball.gauge(y) <= 1 + 8 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("radius", [1e-10, 1.0, 1e10])
+@pytest.mark.parametrize("p", [1.5, 3.0])
+def test_a_point_very_far_away_is_projected_along_its_ray(p, radius):
+    x = torch.tensor([9e299, -3e299, 0.0], dtype=torch.float64)
+    near, far = (LpBall(p, radius).project(t * x) for t in (1e-30, 1.0))
+    assert torch.allclose(near, far, rtol=1e-9, atol=0.0)
+    assert LpBall(p, radius).gauge(far) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_the_p_norm_of_what_is_not_finite():
+    x = torch.tensor([[math.inf, 1.0], [0.0, 0.0], [math.nan, 1.0]])
+    norms = pnorm(x, 3.0)
+    assert norms[0] == math.inf and norms[1] == 0 and bool(norms[2].isnan())
 
 
 @pytest.mark.parametrize("conditioning", [1.0, 1e3, 1e6])
