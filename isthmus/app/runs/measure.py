@@ -23,7 +23,7 @@ from isthmus.app.runs.config import Settings
 from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure, exact_figures
-from isthmus.estimators.scoring import FIGURES, Looks, covers, noisy_figures
+from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.budget import mu_of
 from isthmus.round.pipeline import Promise
@@ -116,13 +116,14 @@ def measure(
 def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
     """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
 
-    A first measurement of held-out rows is covered; one that is repeated, for the first was lost, is bought.
+    A first measurement of held-out rows is covered; one that is repeated, for some look of the first was lost, is bought.
     """
     assert settings.measure_epsilon is not None
     event = ledger.event()
     whole = joint([event])
     free = settings.test_fraction is not None and settings.test_epsilon is None
-    if free and not ledger.rounds().get(FIGURES) and covers(event, getattr(whole, "noise_multiplier", 0.0)):
+    first = not {RANGES, FIGURES} & set(ledger.rounds())
+    if free and first and covers(event, getattr(whole, "noise_multiplier", 0.0)):
         return float(whole.noise_multiplier), True
     multiplier = 1 / mu_of(settings.measure_epsilon, delta, ledger.adjacency)
     for _ in range(_STEPS):

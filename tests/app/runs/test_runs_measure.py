@@ -15,6 +15,7 @@ from isthmus.app.runs.config import Settings
 from isthmus.app.runs.measure import Measured, training_epsilon
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import load
+from isthmus.estimators.scoring import FIGURES, RANGES, Looks
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
 from isthmus.privacy.budget import mu_of
 
@@ -103,6 +104,28 @@ def test_the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_g
     assert full["metrics"][0]["noise"] < sampled["metrics"][0]["noise"] / 3
     event = Ledger.open(Path(sampled["run"], "ledger")).event()
     assert "GaussianDpEvent" in str(event) and epsilon_of(event, sampled["delta"]) <= 1
+
+
+def test_a_measurement_that_was_stopped_between_its_looks_is_not_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training covers the held-out rows once: looks that were taken and lost count, whichever they were."""
+    labels("t.csv", 6000)
+    counts = Looks.counts
+
+    def stopped(looks: Looks, name: str, *rest: Any) -> Any:
+        if name == FIGURES:
+            raise KeyboardInterrupt
+        return counts(looks, name, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Looks, "counts", stopped)
+        trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", code=4)
+    ledger = Ledger.open("runs/t-1/ledger")
+    assert ledger.rounds().get(RANGES) == 1 and FIGURES not in ledger.rounds()
+    training = ledger.event()
+    again = json.loads(CliRunner().invoke(main, ["train", "--resume", "runs/t-1", "--json"]).stdout)
+    assert "inside the epsilon of the training" not in again["metrics"][0]["on"]
+    bought = Ledger.open("runs/t-1/ledger").event()
+    assert epsilon_of(training, again["delta"]) < epsilon_of(bought, again["delta"]) <= 1
 
 
 def test_twenty_rows_print_no_number() -> None:
