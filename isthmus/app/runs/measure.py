@@ -37,6 +37,7 @@ PAID = (
     "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many test "
     "rows there are is public"
 )
+COUNTED = "how many test rows there are is public, though nothing was measured on them"
 LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
 _STEPS, _FACTOR = 24, 1.25
 
@@ -65,8 +66,9 @@ class Measured:
 
     @property
     def assumptions(self) -> list[str]:
-        """What a statement says of them."""
-        return [COVERED] if self.covered else [PAID] if self.releases else []
+        """What a statement says of them; figures that have no value still say how many rows there were."""
+        unmeasured = bool(self.figures) and all(figure.value is None for figure in self.figures)
+        return [COVERED] if self.covered else [PAID] if self.releases else [COUNTED] if unmeasured else []
 
 
 def planned(settings: Settings, delta: float) -> list[Any]:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from isthmus.app.cli import main
 from isthmus.app.runs.config import Settings
-from isthmus.app.runs.measure import Measured, training_epsilon
+from isthmus.app.runs.measure import COUNTED, Measured, training_epsilon
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import load
 from isthmus.estimators.scoring import FIGURES, RANGES, Looks
@@ -137,6 +137,8 @@ def test_twenty_rows_print_no_number() -> None:
     data = json.loads(Path("runs/t-1/metrics.json").read_text())
     assert [(metric["name"], metric["value"]) for metric in data["metrics"]] == [("accuracy", None)]
     assert not any("test" in name for name in Ledger.open("runs/t-1/ledger").rounds())  # nothing was looked at
+    stated = json.loads(Path("runs/t-1/run.json").read_text())["privacy"]
+    assert COUNTED in stated["assumptions"]  # their number is shown, whatever is hidden of all rows
 
 
 def test_figures_that_cost_as_much_as_the_run_are_refused() -> None:
