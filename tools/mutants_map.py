@@ -32,9 +32,9 @@ TESTS: dict[str, list[str]] = {
     "geometry/sets/balls": [*_SETS, _DERIVATIVES],
     "geometry/sets/threshold": ["tests/geometry/sets/test_sets_threshold.py", *_SETS],
     "geometry/sets/lp": _SETS,
-    "geometry/sets/polytopes": _SETS,
+    "geometry/sets/polytopes": [*_SETS, _DERIVATIVES],
     "geometry/sets/structured": [_DERIVATIVES, *_SETS],
-    "geometry/sets/matrices": [_DERIVATIVES, *_SETS],
+    "geometry/sets/matrices": [_DERIVATIVES, *_SETS, "tests/algorithms/test_stationary.py"],
     "geometry/sets/linear": [*_SETS, _DERIVATIVES],
     "geometry/sets/widths": _SETS,
 }
@@ -76,6 +76,10 @@ _MASKED = "on the CPU rows without weight are masked before the sum or after it;
 
 _START = "only where the last search starts, which ends at the same noise from anywhere"
 
+_ROUNDING = "differs where two roundings are equal only"
+
+_ANYWHERE = "only where the search starts, which ends at the same threshold from anywhere"
+
 SAME: dict[str, str] = {
     "privacy/noise:_sfc64: * in return *": "more bits of a key, or a larger pool for them, are as good",
     "privacy/clips:_weights: not rows.exact -> *": _GPU,
@@ -94,21 +98,35 @@ SAME: dict[str, str] = {
     "privacy/calibrate:solve: 1e-10 -> 2e-10 in *": "a bracket twice as wide is still far below the tolerance",
     "privacy/bounded:encoded_sum: single * gain -> single / gain in return *": "a code is one term: its bound cancels",
     "privacy/bounded:encoded_sum: 2 -> 3 in total = *": "a sum that loses less than it may is as good",
-    "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": "differs where two roundings are equal only",
-    "privacy/bounded:_shortened: lost < allowed * -> lost <= *": "differs where two roundings are equal only",
+    "privacy/bounded:encoded_sum: lost * <= kappa * -> lost * < kappa *": _ROUNDING,
+    "privacy/bounded:_shortened: lost < allowed * -> lost <= *": _ROUNDING,
     "privacy/bounded:weighted_sum: if weights.is_cuda -> *": _MASKED,
     "privacy/bounded:weighted_sum: * in blind = *": _MASKED,
     "privacy/bounded:weighted_sum: * in rows = rows.without*": _MASKED,
     "privacy/bounded:weighted_sum: weights > 0 -> weights >= 0 in return *": "a finite row of weight 0 adds 0",
     "privacy/bounded:Bounded._low: 32 -> 33 *": "there are no types of 33 bits",
-    "geometry/sets/balls:LpBall._lmo: 1.0 -> 2.0 in size = *": "zero divided by anything is zero",
     "geometry/sets/balls:LpBall.linearised: * in top = *": "a scale that cancels",
-    "geometry/sets/threshold:_guess: *": "only where the search starts, which ends at the same threshold from anywhere",
+    "geometry/sets/polytopes:ConvexHull._extreme_scale: * <= tolerance(x) * -> * < tolerance(x) *": _ROUNDING,
+    "geometry/sets/structured:GroupBall.linearised.totals: False -> True *": "a copy is as good",
+    "geometry/sets/structured:GroupBall._norms: 1 -> 2 in count = *": "one more group, without entries",
+    "geometry/sets/matrices:NuclearBall.linearised: 1e-12 -> *": "a tolerance that is twice as wide",
+    "geometry/sets/matrices:NuclearBall.linearised: * -> * >= * in flip = *": "a square needs no flip",
+    "geometry/sets/linear:secular: 1e+300 -> *": "any number that no square reaches",
+    "geometry/sets/linear:secular: 100 -> 101 *": "one more step at the same root",
+    "geometry/sets/linear:Subspace._support: 0.0 -> 1.0 *": "a whole subspace is not asked for its support",
+    "geometry/sets/linear:Subspace.__post_init__: False -> True in _, *": "more axes, which are cut off again",
+    "geometry/sets/threshold:threshold: * in lower = *": _ANYWHERE,
+    "geometry/sets/threshold:_compress: return u?mask? -> *": _GPU,
+    "geometry/sets/lp:_next: *": "how a bracket is cut: the search ends at the same root, after more steps",
+    "geometry/sets/lp:project_unit_lp: * in low = max(*": "a wider bracket holds the root too",
+    "geometry/sets/lp:project_unit_lp: high - low -> high + low *": "more steps to the same root",
+    "geometry/sets/lp:project_unit_lp: excess > 0 -> excess >= 0 *": "the search ends where it is 0",
+    "geometry/sets/polytopes:ConvexHull._extreme_scale: best > 0 -> best >= 0 *": "a share of 0 adds 0",
+    "geometry/sets/threshold:_guess: *": _ANYWHERE,
     "geometry/sets/threshold:threshold: drop < start - top -> *": "the same point where both are equal",
     "geometry/sets/threshold:_michelot: kept > drop * -> kept >= *": "an entry at the threshold becomes 0 either way",
     "geometry/sets/lp:project_unit_lp: high - low <= * -> high - low < *": "one more step at the last digit",
     "geometry/sets/lp:project_unit_lp: 0.0 -> 1.0 in low = * (2)": "a wider bracket holds the root too",
-    "geometry/sets/lp:_coordinates: q >= 1 -> q > 1 in return *": "v to the power 1 is v",
     "geometry/sets/polytopes:ConvexHull._extreme_scale: 1.0 -> 2.0 in near_one *": "a tolerance that is twice as wide",
     "geometry/sets/matrices:NuclearBall._lmo_near: min(self.shape) * -> *": "both ways are within the error asked for",
     "geometry/sets/widths:_tail: 2 -> 3 in knee *": "where an integral is cut in two",
