@@ -286,7 +286,7 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
 
 
 def _row_products(x: Tensor, w: Tensor) -> Tensor:
-    """x_i'w for every row by itself, in the dtype of w, a vector or columns of which one alone is a vector: on the CPU."""
+    """x_i'w for every row by itself, w a vector or columns (one of which is a vector), in its dtype: on the CPU."""
     if w.ndim == 2 and w.shape[1] == 1:
         return _row_products(x, w[:, 0])[:, None]
     products, how = torch.empty(x.shape[0], *w.shape[1:], dtype=w.dtype), "ij,j->i" if w.ndim == 1 else "ij,kj->ik"

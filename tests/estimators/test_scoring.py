@@ -202,7 +202,7 @@ def undecided(rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
 def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row more changes what a product of matrices says of undecided rows; the statement names it, or it is not so."""
+    """One row more changes what a matrix product says of undecided rows; the statement names it, or it is untrue."""
     X = rng.uniform(-1, 1, (400, 257))
     y = (X[:, 0] > 0).astype(int)
     ours = PrivateClassifier(epsilon=50.0, classes=[0, 1], data_norm=20.0, max_iter=3, fit_intercept=False).fit(X, y)

@@ -1,4 +1,4 @@
-"""What a row becomes depends on no other row, to the last digit: where digits decide (a bin, a label), all is lost else.
+"""What a row becomes depends on no other row, to the last digit: a digit may decide on a bin, or on a label.
 
 Products of matrices round a row by its place in a block and by the number of rows.  A record that lies on the border of
 two bins would change its bin when another record comes, and many of them would move a histogram by far more than one.
@@ -28,7 +28,9 @@ def neighbours(n: int) -> Iterator[Tensor]:
 
 
 def maps(d: int, twice: bool, g: torch.Generator) -> RowMaps:
-    first = RowMap(shift=torch.randn(d, generator=g).double(), weight=torch.rand(d, generator=g).double() + 0.1, bias=1.0)
+    first = RowMap(
+        shift=torch.randn(d, generator=g).double(), weight=torch.rand(d, generator=g).double() + 0.1, bias=1.0
+    )
     second = RowMap(shift=torch.randn(d + 1, generator=g).double(), limit=1.5)
     return RowMaps([first, second] if twice else [first])
 

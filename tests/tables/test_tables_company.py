@@ -56,9 +56,7 @@ def others_read_alike(make: Callable[[list[Any]], Any], entries: list[Any], extr
     """Whether one more entry leaves all others as they were; refused tables release nothing."""
     schema = Schema.from_dict({"columns": {"a": declared}})
     try:
-        rows, more = (
-            encode(make(column), schema) for column in (entries, [*entries[:at], extra, *entries[at:]])
-        )
+        rows, more = (encode(make(column), schema) for column in (entries, [*entries[:at], extra, *entries[at:]]))
     except InvalidInput:
         return True
     return np.array_equal(rows, np.delete(more, at, axis=0))
@@ -77,7 +75,12 @@ def test_one_entry_more_changes_no_other(name: str, table: str) -> None:
 POOL: list[Any] = [0, 1, 2, 999, -1, *BIG[:2], 2**63, 2**64 + 5, 10**25, 0.0, 1.0, 1.5, 0.1, 1e20, 1e-7, float("inf")]
 POOL += [True, False, np.int64(1), np.float32(0.1), np.True_, Decimal("1"), Decimal("1.00"), Decimal(0.1), None]
 POOL += ["1", "1.0", "true", "x", "", "NA", "999", "2024-01-01", "1e3", float("nan"), pandas.NA, pandas.NaT]
-POOL += [date(2000, 5, 5), datetime(2024, 1, 1), datetime(2024, 1, 1, tzinfo=KOLKATA), pandas.Timestamp("1930-02-03 4:05")]
+POOL += [
+    date(2000, 5, 5),
+    datetime(2024, 1, 1),
+    datetime(2024, 1, 1, tzinfo=KOLKATA),
+    pandas.Timestamp("1930-02-03 4:05"),
+]
 DECLARED: list[Any] = [HASH, ["1", "2", "true"], {"bounds": [-1e30, 1e30], **ABSENT}, {"type": "bool", **ABSENT}, DATES]
 
 

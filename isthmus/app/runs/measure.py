@@ -118,7 +118,7 @@ def measure(
 def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
     """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
 
-    A first measurement of held-out rows is covered; one that is repeated, for some look of the first was lost, is bought.
+    A first measurement of held-out rows is covered; one that is repeated, as a look of the first was lost, is bought.
     """
     assert settings.measure_epsilon is not None
     event = ledger.event()

@@ -39,7 +39,7 @@ def test_margins_of_several_outputs_do_not_depend_on_the_other_rows(kind: str, c
         view: Any = {
             "csr": lambda x: sp.csr_array(x.numpy()),
             "mapped": RowMap(shift=torch.ones(d), limit=9.0),
-            "streamed": lambda x: DerivedRows(Scaled.of(x), lambda part, where: part.dense(), d, torch.float64),
+            "streamed": lambda x: DerivedRows(Scaled.of(x), lambda part, _: part.dense(), x.shape[1], torch.float64),
             "far": RowMap(shift=torch.full((d,), 1e6), limit=9.0),
         }.get(kind, lambda x: x)
         whole = margins(view(X), w)
