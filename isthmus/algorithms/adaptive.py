@@ -15,7 +15,7 @@ from isthmus.privacy import AdaptiveClip
 COUNT_SHARE = 0.05
 """The share of the budget that buys the count."""
 WIDTH = 2.0**-6
-"""From how far below the bound to how far above it, relative, a record passes from one side of the count to the other."""
+"""How far below and above the bound, relative, a record passes from one side of the count to the other."""
 
 
 @dataclass(frozen=True, eq=False)
