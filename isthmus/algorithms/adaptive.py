@@ -14,11 +14,16 @@ from isthmus.privacy import AdaptiveClip
 
 COUNT_SHARE = 0.05
 """The share of the budget that buys the count."""
+WIDTH = 2.0**-6
+"""How far below and above the bound, relative, a record passes from one side of the count to the other."""
 
 
 @dataclass(frozen=True, eq=False)
 class Below(Encoder):
     """One number a record, 1/2 where the norm of its code is within this round's bound and -1/2 where it is not.
+
+    Near the bound it falls from one to the other in a straight line: the last digit of a norm, in which other records
+    may have a part, would else decide where a record counts, and many on the border would move the count together.
 
     encoder  the map whose codes are clipped (shared with the release that clips them)
     clip     the adaptive clip
@@ -46,8 +51,9 @@ class _BelowMap(Sketch):
 
     def encode(self, rows: Any) -> Any:
         """One number a record."""
-        norms = (rows if self.before else self.inner.encode(rows)).norms(self.ord)
-        return Dense((norms <= self.bound).to(torch.float64).sub_(0.5)[:, None])
+        norms = (rows if self.before else self.inner.encode(rows)).norms(self.ord).to(torch.float64)
+        inside = ((self.bound - norms) / (2 * WIDTH * self.bound)).clamp(-0.5, 0.5)
+        return Dense(inside.nan_to_num(-0.5)[:, None])
 
     def rows(self, x: Any, lo: int = 0) -> NoReturn:
         """Refused: a count is not a linear map."""

@@ -271,11 +271,11 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
 
     BLAS rounds the last rows of a block, or of a thread's share, in another way than the rest, and so does any product
     with a matrix that is stored column by column: one record more or less would change others.  A product with one
-    vector is therefore taken row by row here (`numpy.einsum`), and on a device with two columns.
+    vector or with several is therefore taken row by row here (`numpy.einsum`), and on a device with two columns.
     """
     if is_lazy(x) or is_sparse(x):
         return matmul(x, w)
-    if w.ndim == 1 and not x.is_cuda and w.dtype in (torch.float32, torch.float64):
+    if w.ndim <= 2 and not x.is_cuda and w.dtype in (torch.float32, torch.float64):
         return _row_products(x, w)
     if not x.is_contiguous():
         parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
@@ -286,12 +286,14 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
 
 
 def _row_products(x: Tensor, w: Tensor) -> Tensor:
-    """x_i'w for every row by itself, in the dtype of w: on the CPU."""
-    products, vector = torch.empty(x.shape[0], dtype=w.dtype), w.contiguous().numpy()
-    same = x.dtype == w.dtype and x.is_contiguous()
+    """x_i'w for every row by itself, w a vector or columns (one of which is a vector), in its dtype: on the CPU."""
+    if w.ndim == 2 and w.shape[1] == 1:
+        return _row_products(x, w[:, 0])[:, None]
+    products, how = torch.empty(x.shape[0], *w.shape[1:], dtype=w.dtype), "ij,j->i" if w.ndim == 1 else "ij,kj->ik"
+    vectors, same = (w if w.ndim == 1 else w.T).contiguous().numpy(), x.dtype == w.dtype and x.is_contiguous()
     for lo, hi in [(0, x.shape[0])] if same else _row_chunks(x):
         rows = x[lo:hi].to(w.dtype).contiguous()
-        np.einsum("ij,j->i", rows.numpy(), vector, out=products[lo:hi].numpy())
+        np.einsum(how, rows.numpy(), vectors, out=products[lo:hi].numpy())
     return products
 
 

@@ -388,7 +388,11 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             if self.n is None and statement.n is None:  # the size of a first partial fit stands in every divisor
                 assumption = "the number of records of the first call is public, and stands for the later ones"
                 statement = replace(statement, n=problem.facts["n"], assumptions=(assumption, *statement.assumptions))
-        self.privacy_ = statement
+        self._state(statement)
+
+    def _state(self, statement: PrivacyStatement | None) -> None:
+        """One statement of the fit, wherever it is read: that of the loop alone would say less."""
+        self.privacy_, self.result_ = statement, replace(self.result_, privacy=statement)
 
     def _with_lost_rounds(self, statement: PrivacyStatement, state: State) -> PrivacyStatement:
         """The statement of a resumed run: rounds that a killed process had paid for are in its own ledger."""

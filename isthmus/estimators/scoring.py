@@ -67,6 +67,10 @@ FINE = 512
 TARGETS = Bins((*(-edge for edge in reversed(_AWAY)), *np.linspace(-1, 1, FINE + 1).tolist(), *_AWAY))
 """Targets in units of half their range about its middle, and beyond it."""
 PUBLIC_MODEL = "the model that is measured is public: its own fit was paid for, or needed no paying"
+ONE_BY_ONE = (
+    "the model, which is not of this library, predicts each row by itself, to the last digit: products of matrices may "
+    "round a row differently where there is one row more"
+)
 APART = "the rows that were measured were not trained on; how many they are is public"
 
 
@@ -175,7 +179,8 @@ def _scored(model: Any, X: Any, y: Any, terms: Asked, ledger: Any, crew: Crew) -
     validate.check(ledger.adjacency is relation, "adjacency", adjacency, remedy)
     looks = Looks(multiplier, Promise(epsilon, delta, relation), ledger, noise_seed=noise_seed, crew=crew, whole=n)
     scores = noisy_figures(model, X, y, looks, bounds=terms.target_bounds)
-    account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART))
+    foreign = () if type(model).__module__.startswith("isthmus.") else (ONE_BY_ONE,)
+    account = Account(delta, relation, n, noise_seed is not None, (PUBLIC_MODEL, APART, *foreign))
     for stage in looks.taken:
         mechanisms = [release.mechanism for release in stage.releases]
         how, source = stage.sampler.describe(), looks.source.describe()

@@ -172,7 +172,7 @@ class PrivateSearch(ShowsGuarantee, MetaEstimatorMixin, BaseEstimator):
         self.best_estimator_ = last.fit(X, y, sample_weight=sample_weight).set_params(ledger=None)
         self.parts_ = {"records": split.records, "validation": split.checks, "epsilon": split.trial}
         self.privacy_ = self._statement(split, trials, leaks)
-        self.best_estimator_.privacy_ = self.privacy_  # its parameters were chosen on the same records
+        self.best_estimator_._state(self.privacy_)  # its parameters were chosen on the same records
         return self
 
     def _candidates(self) -> list[dict[str, Any]]:

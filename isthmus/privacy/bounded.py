@@ -85,6 +85,16 @@ class Bounded:
         """Whether what is released has no more digits than float32."""
         return self.dtype is not None and torch.finfo(self.dtype).bits <= 32
 
+    @property
+    def size(self) -> int:
+        """The bytes of what is released of it, a public number: the data decide in which dtype a sum is added up.
+
+        >>> import torch
+        >>> Bounded(torch.ones(3, dtype=torch.float64), 2, 1.0, dtype=torch.float32).size
+        12
+        """
+        return self.value.numel() * (self.dtype or self.value.dtype).itemsize
+
     def settled(self, sketch: Sketch) -> Bounded:
         """What the map makes of the whole sum (see `Sketch.settle`): nothing, for maps of single records."""
         value, ord, bound = sketch.settle(self.value, self.ord, self.bound)

@@ -166,9 +166,9 @@ class GroupClip(Clip):
 class AdaptiveClip(Clipping):
     """A bound that follows a quantile of the norms, from a count that was paid for (Andrew et al. 2021).
 
-    The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2`; with b = that + 1/2, the share of
-    records below the bound, the next bound is `C exp(-rate (b - quantile))`.  It reads released values only, so
-    it costs nothing beyond the count.
+    The release named `release` is the noisy mean of `1{||v_i|| <= C} - 1/2` (near C it falls in a straight line, see
+    `algorithms.adaptive`); with b = that + 1/2, the share of records below the bound, the next bound is
+    `C exp(-rate (b - quantile))`.  It reads released values only, so it costs nothing beyond the count.
 
     >>> import torch
     >>> AdaptiveClip(1.0, rate=1.0).next(1.0, {"below": torch.tensor([-0.5])})  # nobody below: e^(1/2)

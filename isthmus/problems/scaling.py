@@ -182,7 +182,9 @@ class Scaled(View):
         inner = (to_dense(self.X, torch.float64) * self.weight).mul_(self.r[:, None])
         if inner.shape[1] < self.shape[1]:
             inner = torch.nn.functional.pad(inner, (0, self.shape[1] - inner.shape[1]))
-        return inner.addmm_(self.U, self.B) if len(self.B) else inner
+        for u, b in zip(self.U.T, self.B, strict=True):  # entry by entry: a product rounds a row by its place
+            inner += torch.outer(u, b)
+        return inner
 
     def chunks(self) -> Iterator[tuple[int, int, Tensor]]:
         """`(lo, hi, rows)`: small enough to stay in a cache while they are looked at; the next overwrites the last."""
@@ -206,8 +208,8 @@ class Scaled(View):
             np.multiply(X[lo:hi], weight, out=rows[:, :p])
             rows[:, :p] *= r[lo:hi, None]
             rows[:, p:] = 0
-            if len(B):
-                rows += U[lo:hi] @ B
+            for u, b in zip(U[lo:hi].T, B, strict=True):  # as `dense`
+                rows += np.multiply.outer(u, b)
             yield lo, hi, torch.from_numpy(rows)
 
     def spans(self) -> list[tuple[int, int]] | None:
@@ -341,9 +343,8 @@ class RowMap:
         base = Scaled.of(as_matrix("X", X))
         base = base if self.low is None else Scaled.of(self._clipped(base))
         p = base.shape[1]
-        validate.check(
-            self.weight is None or len(self.weight) == p, "X.shape", tuple(base.shape), f"give {self._width(p)} columns"
-        )
+        width = p if self.weight is None else len(self.weight)
+        validate.check(width == p, "X.shape", tuple(base.shape), f"give {width} columns")
         bias = self.constant(base.bias)
         view = self._features(base)
         length = view.upper.clamp(min=1e-150 if self.limit is None else self.limit)
@@ -405,9 +406,6 @@ class RowMap:
             return False
         shift = self.shift.double()[: len(weight)]
         return float(torch.linalg.vector_norm(shift * weight)) > 2.0**8 * (self.limit or 1.0)
-
-    def _width(self, p: int) -> int:
-        return p if self.weight is None else len(self.weight)
 
     def _clipped(self, base: Scaled) -> Tensor | Streamed:
         """Entries within [low, high]; the matrix itself where they all are."""

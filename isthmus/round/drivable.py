@@ -44,12 +44,12 @@ def least_bound(pipe: Pipeline) -> float:
 
 def counted(message: Message) -> Message:
     """The message with its numbers and bytes, its values free to be used up."""
-    values = [bounded.value for bounded in message.values.values()]
+    values = message.values.values()
     return replace(
         message,
         values={name: replace(bounded, spare=True) for name, bounded in message.values.items()},
-        dims=sum(value.numel() for value in values),
-        bytes=sum(value.numel() * value.element_size() for value in values),
+        dims=sum(bounded.value.numel() for bounded in values),
+        bytes=sum(bounded.size for bounded in values),
     )
 
 

@@ -192,7 +192,7 @@ def _send(round: Round, stage: Stage, message: Message, client: Client, memory: 
             value = sketch.forward(corrected)
         dims += value.numel()
         if wire.codec is None:
-            size += value.numel() * value.element_size()
+            size += replace(bounded, value=value).size
         else:
             if wire.feedback:  # an unbiased codec is a contraction only after this shrink
                 value = value / (1 + wire.codec.chi(value.numel()))

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import numpy as np
 
 from isthmus.base import validate
 
 EPOCH = date(1970, 1, 1).toordinal()
+START = datetime(1970, 1, 1)
+DAY = 86_400e6
+"""Microseconds."""
 FORMATS = tuple(
     f"{order}{time}"
     for order in (
@@ -43,10 +46,8 @@ def day(word: str, form: str = "") -> float:
     read_date = _read(word, form)
     if read_date is None:
         return np.nan
-    away = read_date.utcoffset()
-    seconds = 3600 * read_date.hour + 60 * read_date.minute + read_date.second + read_date.microsecond / 1e6
-    seconds -= 0.0 if away is None else away.total_seconds()
-    return read_date.toordinal() - EPOCH + seconds / 86400
+    since = read_date.replace(tzinfo=None) - START - (read_date.utcoffset() or timedelta())
+    return (since // timedelta(microseconds=1)) / DAY  # one division, as of a column of dates
 
 
 def _read(word: str, form: str) -> datetime | None:

@@ -9,6 +9,7 @@ column, an unknown word goes to "(other)" or into one of a fixed number of bucke
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Collection, Iterable
 from datetime import date
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.tables.dates import day
+from isthmus.tables.dates import DAY, day
 from isthmus.tables.frames import as_frame
 from isthmus.tables.numbers import Signs, number
 from isthmus.tables.schema import Column, Schema, Target
@@ -41,6 +42,10 @@ ABSENT = frozenset(
 )
 """Entries that count as missing, in lower case, unless they are declared words of their column."""
 MOST_BYTES = 1 << 33
+EXACT = 1 << 53
+"""Whole numbers up to this are float64 numbers."""
+_PLAIN = (str, int, float)
+_NUMBERS = (int, float, Decimal, np.number, np.bool_)
 
 
 def encode(frame: Any, schema: Schema) -> np.ndarray:
@@ -140,10 +145,13 @@ def check_readable(values: Any, absent: np.ndarray, column: Column) -> None:
     typed = "M" if column.type == "date" else "iufbM"
     if not absent.any() or getattr(getattr(values, "dtype", None), "kind", "O") in typed:
         return
-    distinct, codes = _distinct(values)
+    entries, codes = _entries(values)
+    own = (date,) if column.type == "date" else _NUMBERS  # such an entry is missing only where it was declared to be
+    text = np.array([not isinstance(entry, own) for entry in entries], dtype=bool)
+    distinct = [_word(entry) for entry in entries]
     nothing = np.array([_is_absent(word, column.absent) for word in distinct], dtype=bool)
     digits = np.array([any(sign.isdigit() for sign in word) for word in distinct], dtype=bool)
-    where, strange = f"columns.{column.name}", absent & ~nothing[codes]
+    where, strange = f"columns.{column.name}", absent & ~nothing[codes] & text[codes]
     written = REMEDIES[column.type].format(
         name=column.name, decimal=column.decimal, format=column.format or "ISO (2024-12-31)"
     )
@@ -181,26 +189,60 @@ def _distinct(values: Any) -> tuple[list[str], np.ndarray]:
 
 
 def _entries(values: Any) -> tuple[list[Any], np.ndarray]:
-    """The different entries of a column, None first, and which of them each is."""
-    if hasattr(values, "factorize"):
+    """The different entries of a column, None first, and which of them each is.
+
+    Entries that are equal and written differently (True and 1, two decimals, one moment in two zones) are different:
+    else the first of them would say how all others are read.
+    """
+    if hasattr(getattr(values, "dtype", None), "categories"):
+        values = values.astype(object)
+    if hasattr(values, "factorize") and _written_alike(values):
         codes, distinct = values.factorize()  # -1 where nothing is
         return [None, *distinct.tolist()], codes + 1
     place: dict[Any, int] = {}
+    entries: list[Any] = [None]
+
+    def code(entry: Any) -> int:
+        if entry is None or (isinstance(entry, float) and entry != entry):
+            return 0
+        at = place.setdefault((type(entry), entry if isinstance(entry, _PLAIN) else str(entry)), len(entries))
+        if at == len(entries):
+            entries.append(entry)
+        return at
+
     plain = values.tolist() if hasattr(values, "tolist") else list(values)
-    codes = np.fromiter(
-        (place.setdefault((type(entry), entry), len(place) + 1) for entry in plain), np.int64, len(plain)
-    )
-    return [None, *(value for _, value in place)], codes
+    codes = np.fromiter(map(code, plain), np.int64, len(plain))
+    return entries, codes
+
+
+def _written_alike(values: Any) -> bool:
+    """Whether equal entries of a pandas column are written alike: they have one type, or all of them are text."""
+    if values.dtype != object:
+        return True
+    return bool(importlib.import_module("pandas").api.types.infer_dtype(values, skipna=True) == "string")
 
 
 def _word(value: Any) -> str:
-    if isinstance(value, str):
-        return "" if value in ("<NA>", "NaT") else value.strip()
-    if value is None or value is False or value is True:
-        return "" if value is None else str(value).lower()
+    """The text of an entry, the same in every type that a column may get from its other entries.
+
+    Whole numbers beyond 2^53 are those of float64, which a column of them becomes as soon as one is missing.
+    """
+    if value is None or isinstance(value, (bool, np.bool_)):
+        return "" if value is None else str(bool(value)).lower()
+    if isinstance(value, (int, np.integer)) and abs(int(value)) > EXACT:
+        value = _float(value)
     if isinstance(value, (float, np.floating)):
         return "" if not np.isfinite(value) else str(int(value)) if value == int(value) else repr(float(value))
-    return "" if str(value) in ("<NA>", "NaT") else str(value).strip()
+    text = str(value)
+    return "" if text in ("<NA>", "NaT") else text.strip()
+
+
+def _float(value: Any) -> float:
+    """A number as float64, infinite beyond its range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return np.inf
 
 
 def as_numbers(values: Any, column: Column) -> np.ndarray:
@@ -209,34 +251,48 @@ def as_numbers(values: Any, column: Column) -> np.ndarray:
     if kind in "iufb":
         missing = hasattr(values.dtype, "na_value")  # a column of pandas that knows missing integers
         numbers = values.to_numpy(np.float64, na_value=np.nan) if missing else np.asarray(values, dtype=np.float64)
-        numbers = np.where(np.isin(numbers, [number(word) for word in column.absent]), np.nan, numbers)
+        numbers = np.where(np.isin(numbers, _gone(column)), np.nan, numbers)
     else:
         distinct, codes = _entries(values)
         numbers = np.array([_number(entry, column) for entry in distinct], dtype=np.float64)[codes]
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
+def _gone(column: Column) -> list[float]:
+    """The numbers that count as missing, among entries that are numbers."""
+    return [number(word) for word in column.absent]
+
+
 def _number(entry: Any, column: Column) -> float:
     """A number as it is, one in text by the signs of its column; a word for truth where it holds truth values."""
+    if isinstance(entry, _NUMBERS):  # as in a column of numbers alone
+        value = _float(entry)
+        return np.nan if value in _gone(column) else value
     word = _word(entry)
     if column.absent and _is_absent(word, column.absent):
         return np.nan
-    if isinstance(entry, (int, float, Decimal)):
-        return float(entry)
     truth = BOOLEANS.get(word.lower()) if column.type == "bool" else None
     return number(word, column.decimal, column.thousands) if truth is None else truth
 
 
 def as_days(values: Any, form: str = "", absent: Collection[str] = ()) -> np.ndarray:
     """Days since 1970, NaN where there is no date; text has the one format that is given, ISO (2024-12-31) if none."""
+    gone = [day(word, own) for word in absent for own in {form, ""}]
     if getattr(getattr(values, "dtype", None), "kind", "O") != "M":
         distinct, codes = _entries(values)
-        words = [_word(entry) for entry in distinct]
-        forms = ["" if isinstance(entry, date) else form for entry in distinct]
-        days = [np.nan if word in absent else day(word, own) for word, own in zip(words, forms, strict=True)]
-        return np.array(days, dtype=np.float64)[codes]
+        return np.array([_day(entry, form, absent, gone) for entry in distinct], dtype=np.float64)[codes]
     plain = values.to_numpy(dtype="datetime64[us]") if hasattr(values, "to_numpy") else values.astype("datetime64[us]")
-    return np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / 86_400e6)
+    days = np.where(np.isnat(plain), np.nan, plain.astype(np.int64) / DAY)
+    return np.where(np.isin(days, gone), np.nan, days)
+
+
+def _day(entry: Any, form: str, absent: Collection[str], gone: list[float]) -> float:
+    """A date as it is, as in a column of dates alone; one in text by the format of its column."""
+    word = _word(entry)
+    if isinstance(entry, date):
+        at = day(word)
+        return np.nan if at in gone else at
+    return np.nan if word in absent else day(word, form)
 
 
 # ---------------------------------------------------------------- the target

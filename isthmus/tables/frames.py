@@ -90,7 +90,10 @@ def _array(values: Any) -> np.ndarray:
     """A list as numbers where all entries are numbers, else as it is."""
     entries = list(values)
     numbers = all(isinstance(entry, (int, float)) and not isinstance(entry, bool) for entry in entries)
-    return np.fromiter(entries, dtype=np.float64 if numbers else object, count=len(entries))
+    try:
+        return np.fromiter(entries, dtype=np.float64 if numbers else object, count=len(entries))
+    except OverflowError:  # a whole number that float64 does not reach
+        return np.fromiter(entries, dtype=object, count=len(entries))
 
 
 def _kind(series: Any) -> str:

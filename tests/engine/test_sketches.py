@@ -186,7 +186,7 @@ def test_adaptive_clipping_moves_only_by_the_released_count(sketch: Any) -> None
     def direction(t: int, leaves: list[Tensor]) -> Tensor:
         bound, codes = bounds[-1], torch.cat(leaves, 1) @ run.maps[t][SLOT].T
         y = reference.released(t, SLOT, clipped(codes, bound), bound, Z / math.sqrt(0.95))
-        below = (codes.norm(dim=1) <= bound).double() - 0.5
+        below = (32 * (1 - codes.norm(dim=1) / bound)).clamp(-0.5, 0.5)  # over 1/64 of the bound on either side
         count = (below.sum() + reference.noise(1, 0.5 * Z / math.sqrt(0.05))) / BATCH
         bounds.append(bound * math.exp(-0.5 * (min(1.0, max(0.0, float(count) + 0.5)) - 0.7)))
         return reference.up(t, SLOT, y)

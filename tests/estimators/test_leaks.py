@@ -41,6 +41,7 @@ def test_what_is_read_off_the_data_is_warned_of_and_stated(name: str) -> None:
     assert caught[0].filename == __file__, "it points at the caller's line"
     leaks = [leak for leak in model.privacy_.leaks if what in leak]
     assert len(leaks) == 1 and remedy in leaks[0] and leaks[0] in model.privacy_.words()
+    assert model.result_.privacy == model.privacy_, "what is stated of the loop is stated of the fit"
 
 
 SILENT: dict[str, Any] = {

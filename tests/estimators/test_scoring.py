@@ -11,7 +11,7 @@ import pytest
 from sklearn import metrics
 from sklearn.linear_model import LinearRegression, LogisticRegression
 
-from isthmus import private_score
+from isthmus import PrivateClassifier, private_score
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import scoring
 from isthmus.estimators.figures import Scale, auc_figure, confusion_figures, readable, rows_needed
@@ -191,6 +191,39 @@ def test_models_without_probabilities_have_the_figures_that_they_can(rng: np.ran
     assert names == ["accuracy", "recall of 1", "precision of 1"]
     assert [figure.name for figure in private_score(Margins(), X, y).figures] == [*names, "AUC"]
     assert [figure.name for figure in private_score(Bare(), X, y, epsilon=math.inf).figures] == names
+
+
+def undecided(rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
+    """A row whose margin is 0 but for its last digits."""
+    x = rng.normal(size=len(w))
+    return x - (x @ w) / (w @ w) * w
+
+
+def test_models_of_others_are_taken_to_predict_row_by_row_and_ours_do(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row more changes what a matrix product says of undecided rows; the statement names it, or it is untrue."""
+    X = rng.uniform(-1, 1, (400, 257))
+    y = (X[:, 0] > 0).astype(int)
+    ours = PrivateClassifier(epsilon=50.0, classes=[0, 1], data_norm=20.0, max_iter=3, fit_intercept=False).fit(X, y)
+    theirs = LogisticRegression(fit_intercept=False).fit(X, y)
+    assert scoring.ONE_BY_ONE in private_score(theirs, X, y).privacy.assumptions  # type: ignore[union-attr]
+    assert scoring.ONE_BY_ONE not in private_score(ours, X, y).privacy.assumptions  # type: ignore[union-attr]
+    cells: list[np.ndarray] = []
+    counts = scoring.Looks.counts
+
+    def watched(looks: Any, name: str, bins: np.ndarray, *rest: Any) -> Any:
+        cells.append(bins)
+        return counts(looks, name, bins, *rest)
+
+    monkeypatch.setattr(scoring.Looks, "counts", watched)
+    for n in (40, 1000):
+        for _ in range(10):
+            rows = np.tile(undecided(rng, ours.coef_[0]), (n + 1, 1))
+            for some in (rows, rows[1:]):
+                private_score(ours, some, np.zeros(len(some), int), epsilon=1000.0)
+            whole, less = cells[-4], cells[-2]  # the first looks of both: those after them follow what was released
+            assert np.array_equal(whole[1:], less)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ def test_the_statement_is_of_everything() -> None:
     statement = search.privacy_
     assert (statement.epsilon, statement.delta, statement.n) == (0.7, 1e-6, 800)
     assert epsilon_of(event_json.from_json(statement.event), 1e-6, ADD) <= 0.7
+    assert search.best_estimator_.privacy_ == search.best_estimator_.result_.privacy == statement
     words = statement.words()
     assert "one of 5 parts at random" in words and "one part of the selection" in words
     assert search.parts_["records"] == 160 and search.parts_["validation"] == 160

@@ -23,7 +23,7 @@ from isthmus.app.runs.config import Settings
 from isthmus.base import validate
 from isthmus.estimators.crew import Crew
 from isthmus.estimators.figures import Figure, exact_figures
-from isthmus.estimators.scoring import FIGURES, Looks, covers, noisy_figures
+from isthmus.estimators.scoring import FIGURES, RANGES, Looks, covers, noisy_figures
 from isthmus.privacy import Adjacency, Gaussian, Ledger, compose, epsilon_of, joint
 from isthmus.privacy.budget import mu_of
 from isthmus.round.pipeline import Promise
@@ -37,6 +37,7 @@ PAID = (
     "the figures of the test rows are noisy sums, counted as if those rows were the ones trained on; how many test "
     "rows there are is public"
 )
+COUNTED = "how many test rows there are is public, though nothing was measured on them"
 LITTLE = "nothing is left of epsilon for it: rounds were paid for and lost in an interruption"
 _STEPS, _FACTOR = 24, 1.25
 
@@ -65,8 +66,9 @@ class Measured:
 
     @property
     def assumptions(self) -> list[str]:
-        """What a statement says of them."""
-        return [COVERED] if self.covered else [PAID] if self.releases else []
+        """What a statement says of them; figures that have no value still say how many rows there were."""
+        unmeasured = bool(self.figures) and all(figure.value is None for figure in self.figures)
+        return [COVERED] if self.covered else [PAID] if self.releases else [COUNTED] if unmeasured else []
 
 
 def planned(settings: Settings, delta: float) -> list[Any]:
@@ -116,13 +118,14 @@ def measure(
 def _noise(settings: Settings, delta: float, ledger: Ledger) -> tuple[float | None, bool]:
     """The multiplier of the figures' noise, and whether the training has paid for them; None: nothing is left.
 
-    A first measurement of held-out rows is covered; one that is repeated, for the first was lost, is bought.
+    A first measurement of held-out rows is covered; one that is repeated, as a look of the first was lost, is bought.
     """
     assert settings.measure_epsilon is not None
     event = ledger.event()
     whole = joint([event])
     free = settings.test_fraction is not None and settings.test_epsilon is None
-    if free and not ledger.rounds().get(FIGURES) and covers(event, getattr(whole, "noise_multiplier", 0.0)):
+    first = not {RANGES, FIGURES} & set(ledger.rounds())
+    if free and first and covers(event, getattr(whole, "noise_multiplier", 0.0)):
         return float(whole.noise_multiplier), True
     multiplier = 1 / mu_of(settings.measure_epsilon, delta, ledger.adjacency)
     for _ in range(_STEPS):

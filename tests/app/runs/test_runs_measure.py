@@ -12,9 +12,10 @@ from click.testing import CliRunner
 
 from isthmus.app.cli import main
 from isthmus.app.runs.config import Settings
-from isthmus.app.runs.measure import Measured, training_epsilon
+from isthmus.app.runs.measure import COUNTED, Measured, training_epsilon
 from isthmus.base.validate import InvalidInput
 from isthmus.estimators import load
+from isthmus.estimators.scoring import FIGURES, RANGES, Looks
 from isthmus.privacy import Gaussian, Ledger, compose, epsilon_of
 from isthmus.privacy.budget import mu_of
 
@@ -105,6 +106,28 @@ def test_the_training_covers_figures_of_other_rows_only_where_all_its_noise_is_g
     assert "GaussianDpEvent" in str(event) and epsilon_of(event, sampled["delta"]) <= 1
 
 
+def test_a_measurement_that_was_stopped_between_its_looks_is_not_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training covers the held-out rows once: looks that were taken and lost count, whichever they were."""
+    labels("t.csv", 6000)
+    counts = Looks.counts
+
+    def stopped(looks: Looks, name: str, *rest: Any) -> Any:
+        if name == FIGURES:
+            raise KeyboardInterrupt
+        return counts(looks, name, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Looks, "counts", stopped)
+        trained("t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.4", code=4)
+    ledger = Ledger.open("runs/t-1/ledger")
+    assert ledger.rounds().get(RANGES) == 1 and FIGURES not in ledger.rounds()
+    training = ledger.event()
+    again = json.loads(CliRunner().invoke(main, ["train", "--resume", "runs/t-1", "--json"]).stdout)
+    assert "inside the epsilon of the training" not in again["metrics"][0]["on"]
+    bought = Ledger.open("runs/t-1/ledger").event()
+    assert epsilon_of(training, again["delta"]) < epsilon_of(bought, again["delta"]) <= 1
+
+
 def test_twenty_rows_print_no_number() -> None:
     labels("t.csv", 20)
     result = CliRunner().invoke(main, ["train", "t.csv", *LABELS, "--epsilon", "1", "--test-fraction", "0.3"])
@@ -114,6 +137,8 @@ def test_twenty_rows_print_no_number() -> None:
     data = json.loads(Path("runs/t-1/metrics.json").read_text())
     assert [(metric["name"], metric["value"]) for metric in data["metrics"]] == [("accuracy", None)]
     assert not any("test" in name for name in Ledger.open("runs/t-1/ledger").rounds())  # nothing was looked at
+    stated = json.loads(Path("runs/t-1/run.json").read_text())["privacy"]
+    assert COUNTED in stated["assumptions"]  # their number is shown, whatever is hidden of all rows
 
 
 def test_figures_that_cost_as_much_as_the_run_are_refused() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import scipy.sparse as sp
 import torch
 
 from isthmus.base.matrix import margins
+from isthmus.base.streamed import DerivedRows
 from isthmus.problems.objectives import Hinge
-from isthmus.problems.scaling import RowMap
+from isthmus.problems.scaling import RowMap, Scaled
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "csr", "mapped"])
@@ -22,6 +25,28 @@ def test_margins_do_not_depend_on_the_other_rows(kind: str) -> None:
         seen = {"csr": lambda x: sp.csr_array(x.numpy()), "mapped": RowMap(shift=torch.ones(d), limit=9.0)}
         view = seen.get(kind, lambda x: x)
         assert torch.equal(margins(view(X), w)[keep], margins(view(X[keep]), w))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "csr", "mapped", "streamed", "far"])
+@pytest.mark.parametrize("columns", [1, 2, 3, 5, 7, 12, 33])
+def test_margins_of_several_outputs_do_not_depend_on_the_other_rows(kind: str, columns: int) -> None:
+    """Products of matrices round a row by its place among the others, and one row alone by another rule again."""
+    g = torch.Generator().manual_seed(columns)
+    for n in (2, 3, 4, 5, 8, 9, 17, 65):
+        d = int(torch.randint(1, 300, (1,), generator=g))
+        dtype = torch.float32 if kind == "float32" else torch.float64
+        X, w = torch.randn(n, d, dtype=dtype, generator=g), torch.randn(d, columns, dtype=dtype, generator=g)
+        view: Any = {
+            "csr": lambda x: sp.csr_array(x.numpy()),
+            "mapped": RowMap(shift=torch.ones(d), limit=9.0),
+            "streamed": lambda x: DerivedRows(Scaled.of(x), lambda part, _: part.dense(), x.shape[1], torch.float64),
+            "far": RowMap(shift=torch.full((d,), 1e6), limit=9.0),
+        }.get(kind, lambda x: x)
+        whole = margins(view(X), w)
+        for at in range(0, n, max(1, n // 4)):
+            keep = torch.arange(n) != at
+            assert torch.equal(whole[keep], margins(view(X[keep]), w))
+            assert torch.equal(whole[at : at + 1], margins(view(X[at : at + 1]), w))
 
 
 def test_records_on_the_kink_of_a_hinge_stay_where_they_are() -> None:
