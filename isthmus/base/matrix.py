@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from isthmus.base import validate
+from isthmus.base.parallel import share_out
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -154,8 +155,8 @@ CHUNK_BYTES = 1 << 26
 """Temporary copies stay near this size."""
 SLICE_BYTES = 1 << 26
 """A slice of a large matrix has so many bytes, in float64."""
-CACHE_BYTES = 1 << 21
-"""Rows that are converted to be looked at once stay near this size: in a cache."""
+CACHE_BYTES, ALONE = 1 << 21, 1 << 22
+"""Rows that are converted to be looked at once stay near this size: in a cache.  So few products are one thread's."""
 
 
 def is_sparse(x: object) -> TypeIs[Csr]:
@@ -280,9 +281,7 @@ def margins(x: Matrix, w: Tensor) -> Tensor:
     if not x.is_contiguous():
         parts = [margins(x[lo:hi].contiguous(), w) for lo, hi in _row_chunks(x)]
         return torch.cat(parts) if parts else matmul(x, w)
-    if w.ndim > 1:
-        return matmul(x, w)
-    return matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
+    return matmul(x, w) if w.ndim > 1 else matmul(x, w[:, None].expand(-1, 2).contiguous())[:, 0]
 
 
 def _row_products(x: Tensor, w: Tensor) -> Tensor:
@@ -290,10 +289,13 @@ def _row_products(x: Tensor, w: Tensor) -> Tensor:
     if w.ndim == 2 and w.shape[1] == 1:
         return _row_products(x, w[:, 0])[:, None]
     products, how = torch.empty(x.shape[0], *w.shape[1:], dtype=w.dtype), "ij,j->i" if w.ndim == 1 else "ij,kj->ik"
-    vectors, same = (w if w.ndim == 1 else w.T).contiguous().numpy(), x.dtype == w.dtype and x.is_contiguous()
-    for lo, hi in [(0, x.shape[0])] if same else _row_chunks(x):
-        rows = x[lo:hi].to(w.dtype).contiguous()
-        np.einsum(how, rows.numpy(), vectors, out=products[lo:hi].numpy())
+    vectors = (w if w.ndim == 1 else w.T).contiguous().numpy()
+
+    def part(rows: tuple[int, int]) -> None:
+        at = slice(*rows)
+        np.einsum(how, x[at].to(w.dtype).contiguous().numpy(), vectors, out=products[at].numpy())
+
+    share_out(part, _row_chunks(x) if x.shape[0] * w.numel() > ALONE else [(0, x.shape[0])])
     return products
 
 
