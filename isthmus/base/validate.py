@@ -80,9 +80,11 @@ def present(found: bool, path: object, remedy: str = "", kind: str = "File") -> 
 def _meant(path: Path) -> str:
     """A file of a similar name in the same folder, or the folder that was searched."""
     try:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.iterdir()], 1)
+        there = list(path.parent.iterdir())
     except OSError:
         return f"there is no folder {path.parent} that can be read: check the path"
+    stems = difflib.get_close_matches(path.stem, [each.stem for each in there], 1)  # ".csv" makes no names alike
+    near = difflib.get_close_matches(path.name, [each.name for each in there if each.stem in stems], 1, cutoff=0)
     searched = f"check the name and the folder, {path.parent.resolve()}"
     return f"did you mean {path.parent / near[0]}?" if near else searched
 

@@ -104,6 +104,7 @@ def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("patients.csv").write_text("a,Readmitted\n1,yes\n")
     assert "(did you mean patients.csv?)" in invoke("schema", "patient.csv", code=2).output
+    assert "(check the name and the folder" in invoke("schema", "nofile.csv", code=2).output  # only ".csv" is alike
     assert "there is no folder nowhere" in invoke("schema", "nowhere/patients.csv", code=2).output
     near = "target='readmitted' is not allowed: did you mean 'Readmitted'?"
     for command in ("schema", "train"):
@@ -112,6 +113,16 @@ def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert "the columns are 'a,Readmitted' (if it has more, give its --separator or --encoding)" in whole
     assert "data='.' is not allowed: give a folder of Parquet files" in invoke("train", ".", code=2).output
     assert "schema=None is not allowed: declare" in invoke("describe", "patients.csv", "-e", "1", code=2).output
+
+
+def test_a_first_line_that_looks_like_a_row_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.csv").write_text("35,29738.65,no\n41,30001.5,yes\n")
+    for command in ("schema", "train"):
+        said = invoke(command, "bare.csv", "--target", "result", code=2).output
+        assert (
+            "the first line looks like a row: put a line with the names of the columns" in said and "29738" not in said
+        )
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.npz", "both.npz"])

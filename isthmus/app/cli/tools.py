@@ -104,9 +104,9 @@ def budget(
     }
     lines = [
         f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
-        f"spent    {spent:.4f}",
-        f"left     {data['left']:.4f}",
-        *(f"  {run.label:24} epsilon {run.epsilon:.4f} alone, {run.began[:19]}" for run in runs),
+        f"spent    {parts.record.rounded_up(spent)}",
+        f"left     {parts.record.rounded_down(data['left'])}",
+        *(f"  {run.label:24} epsilon {parts.record.rounded_up(run.epsilon)} alone, {run.began[:19]}" for run in runs),
     ]
     lines += (
         ["NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise"]

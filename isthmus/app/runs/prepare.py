@@ -241,7 +241,8 @@ def _notes_of(schema: Schema) -> list[str]:
         notes.append(
             f"the words of {_listed(hashed)} were not declared, and are never read from private rows: they go into "
             f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
-            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"'
+            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"; where a column holds '
+            f'numbers with a word among them, give its range: --bounds "{hashed[0]}=LOW,HIGH"'
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
@@ -325,7 +326,8 @@ def _settle_target(
     if task is None:
         task = _guess_task(name, source, settings.decimal, origin.separator)
         guess = f"the task, {task}, was guessed from the target column {name!r}"
-        leaks += [] if free else [f"{guess}: give --task {task}"]
+        other = "regression" if task == "classification" else "classification"
+        leaks += [] if free else [f"{guess}: give --task {task}, or --task {other} where that is meant"]
     classes = settings.classes
     if task == "classification" and classes is None:
         words, absent = as_words(source)
@@ -371,10 +373,11 @@ def as_option(words: Iterable[str]) -> str:
 def _check_frequent(labels: np.ndarray, classes: tuple[str, ...]) -> None:
     """Refuse to publish a label that few rows have: read from the data, it would tell of those rows."""
     rows = Counter(labels.tolist())
-    usual = as_option(label for label in classes if rows[label] >= FEW)
+    often = [label for label in classes if rows[label] >= FEW]
+    usual = f" (those of more rows are --classes {as_option(often)})" if often else ""
     remedy = (
         f"fewer than {FEW} rows have one of the labels, and reading it off them would publish it: name all labels that "
-        f"may be public (those of more rows are --classes {usual}) and remove the other rows, or give --task regression"
+        f"may be public{usual} with --classes and remove the other rows, or give --task regression"
     )
     validate.check(min(rows.values()) >= FEW, "classes", "(read from the data)", remedy)
 
