@@ -224,19 +224,24 @@ def tmpfs_full(works: list[str], runs: int, moments: random.Random) -> Result | 
     for work in works:
         for run in range(runs):
             with folders() as place:
-                size = moments.choice([16, 20, 24, 28, 32, 40, 60])
-                mount = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", str(place)]
+                room = moments.choice([4, 8, 12, 16, 20, 28, 48])
+                mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
                 if subprocess.run(mount, capture_output=True, check=False).returncode:
                     return None
                 try:
-                    prepare(work, place)
+                    prepare(work, place)  # what the training needs is there, and then little room is left
+                    _resize(place, f"{shutil.disk_usage(place).used // 1024 + room}k")
                     ended = Child(work, place).wait()
-                    subprocess.run(["mount", "-o", "remount,size=4m", str(place)], capture_output=True, check=True)
-                    look(result, f"{work} {run} {size}k", place, ended.released, ended)
-                    go_on(result, f"{work} {run} {size}k", work, place, ended.released)
+                    _resize(place, "4m")
+                    look(result, f"{work} {run} {room}k", place, ended.released, ended)
+                    go_on(result, f"{work} {run} {room}k", work, place, ended.released)
                 finally:
                     subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
     return result
+
+
+def _resize(place: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(place)], capture_output=True, check=True)
 
 
 # ---------------------------------------------------------------- files and neighbours

@@ -218,3 +218,29 @@ def test_what_no_accountant_composes_is_refused_beside_a_release_without_noise_t
     for ask in (epsilon_of, delta_of):
         with pytest.raises(accounting.UnsupportedEvent, match="event=Unsupported"):
             ask(both, 0.1)
+
+
+def test_no_delta_is_above_one_however_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "MOST_ROUNDS", 20)
+    many = {dpa.PoissonSampledDpEvent(0.5, dpa.GaussianDpEvent(0.5)): 200}
+    assert accounting._in_blocks("pld", many, ADD, "delta", 0.1, 0) == 1.0
+
+
+def test_a_target_below_the_floor_of_the_fast_accountant_is_found() -> None:
+    z = noise_multiplier(epsilon=1e-3, delta=1e-12, sampling_rate=0.1)
+    assert 0.9999e-3 <= epsilon(noise_multiplier=z, delta=1e-12, sampling_rate=0.1) <= 1e-3
+
+
+@pytest.mark.parametrize("target", [1e-2, 1e-5, 1e-8])
+def test_an_epsilon_that_falls_to_nothing_at_once_is_found(target: float) -> None:
+    """At a large delta epsilon is 0 from some noise on: a search that comes from there has no slope to follow."""
+    z = noise_multiplier(epsilon=target, delta=1e-2, sampling_rate=0.01, steps=10)
+    near, less = (epsilon(noise_multiplier=x, delta=1e-2, sampling_rate=0.01, steps=10) for x in (z, 0.999 * z))
+    assert near <= target < less
+
+
+def test_samples_of_fixed_size_are_accounted_with_a_little_less_noise() -> None:
+    for z, less in ((1.0, 1 - 1e-15), (1e3, 1e3 * (1 - 1e-9))):
+        leaf = dpa.SampledWithoutReplacementDpEvent(100, 10, dpa.GaussianDpEvent(z))
+        assert curves._with_less_noise(leaf).event.noise_multiplier == pytest.approx(less, rel=1e-16, abs=0.0)
+    assert curves._with_less_noise(GAUSS) is GAUSS

@@ -163,3 +163,10 @@ def test_the_sum_before_a_map_has_half_of_the_error() -> None:
     assert weighted_sum(Dense(values), ones, 1.0, 2 * adding.KAPPA).dtype == F32
     total = encoded_sum(sketch, Dense(values), ones, 1.0, adding.KAPPA, 2)
     torch.testing.assert_close(total, sketch.dense().double() @ values.double().sum(0), rtol=1e-12, atol=1e-12)
+
+
+def test_maps_of_single_records_leave_a_sum_as_it_is() -> None:
+    before = bounded(0.7)
+    after = before.settled(CountSketch(3).draw(4, seed=0))
+    assert torch.equal(after.value, before.value)
+    assert (after.ord, after.bound, after.dtype) == (before.ord, before.bound, before.dtype)

@@ -152,3 +152,10 @@ def test_the_ends_of_what_is_allowed_are_allowed() -> None:
         assert Clip(edge).init() == edge
     for ord in (1, 2, math.inf):
         assert Clip(1.0, ord=ord).ord == AdaptiveClip(1.0, ord=ord).ord == ord
+
+
+@pytest.mark.parametrize(
+    "clip", [Clip(1.0), PerLeafClip({"a": 1.0}), AdaptiveClip(1.0)], ids=lambda clip: type(clip).__name__
+)
+def test_codes_are_clipped_unless_gradients_are_asked_for(clip: Clipping) -> None:
+    assert not clip.before

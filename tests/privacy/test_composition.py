@@ -181,3 +181,17 @@ def test_a_mixture_of_nothing_and_a_record_is_poisson_sampling() -> None:
     sampled = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.0))
     costs = [composition.cost({leaf: 7}, False, 1e-3, "epsilon", 1e-6) for leaf in (mixture, sampled)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-4)  # each on a grid of its own
+
+
+def test_what_an_exponent_loses_is_added_and_not_taken_away() -> None:
+    law = composition._Tilted(1e3, 0.0, 1.0, 1000, np.array([1.0]), 0.0, 0.0)
+    counted, lost = law._inner(999.5)
+    reserve = law.log_delta(999.5) - (math.log(counted + lost) - 1e3 * 999.5)
+    assert 4 * composition.UNIT * 1e3 * 999.5 < reserve < 16 * composition.UNIT * 1e3 * 999.5
+
+
+def test_a_law_with_too_many_multiples_is_refused_and_not_computed() -> None:
+    total = composition._Total([], 1e-9)
+    total.parts = [(np.array([-1.0, 1.0]) * 2.0**27, np.log([0.5, 0.5]), 1)]
+    with pytest.raises(OverflowError, match="multiples"):
+        total._law(1.0)

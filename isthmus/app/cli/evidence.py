@@ -95,7 +95,20 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
         return
     if everything == bool(names):
         raise click.UsageError("Name the experiments to run, or give --all. `isthmus reproduce --list` shows them.")
-    _run(out, list(experiments.values()) if everything else parts.reproduce.chosen(names), **how)
+    wanted = list(experiments.values()) if everything else parts.reproduce.chosen(names)
+    _refuse_without_data(wanted, everything)
+    _run(out, wanted, **how)
+
+
+def _refuse_without_data(wanted: list[Any], everything: bool) -> None:
+    """A named experiment needs its data; of all of them, those without data are left out unless none has any."""
+    missing = {experiment.name: parts.reproduction.missing(experiment) for experiment in wanted}
+    absent = {name: ", ".join(sets) for name, sets in missing.items() if sets}
+    if absent and not (everything and len(absent) < len(wanted)):
+        needs = "; ".join(f"{name} needs {sets}" for name, sets in absent.items())
+        raise click.UsageError(
+            f"Data sets are missing: {needs}. Set ISTHMUS_DATA to the folder that holds them as .npz files."
+        )
 
 
 def _run(screen: Out, experiments: list[Any], **how: Any) -> None:

@@ -247,6 +247,8 @@ class LpBall(ConvexSet):
 
 def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]:
     """The t >= 0 with ||x - t c|| <= t radius: the roots of (|c|^2 - radius^2) t^2 - 2 <x, c> t + |x|^2 <= 0."""
+    far, unit = (2.0 ** math.frexp(size)[1] for size in (float(x.abs().max()), max(radius, float(center.abs().max()))))
+    x, center, radius = x / far, center / unit, radius / unit  # powers of two: no square overflows, no digit is lost
     a = float(center @ center) - radius**2
     b, c = float(x @ center), float(x @ x)
     if c == 0:
@@ -257,4 +259,4 @@ def ball_scales(x: Tensor, center: Tensor, radius: float) -> tuple[float, float]
         return math.inf, math.inf
     root = math.sqrt(max(slack, 0.0))
     low = c / (b + root) if b > 0 else (b - root) / a
-    return low, ((b + root) / a if a > 0 else math.inf)
+    return low * far / unit, ((b + root) / a * far / unit if a > 0 else math.inf)

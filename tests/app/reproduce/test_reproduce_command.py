@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,24 @@ def test_other_code_of_a_run_is_other_code(
     assert old in MODULE
     before, after = (f"made_{tmp_path.name.replace('-', '_')}_{which}" for which in "ab")
     assert (code(before, MODULE) == code(after, MODULE.replace(old, new))) == same
+
+
+def test_an_experiment_without_its_data_is_refused_before_anything_runs(
+    trial: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = trial()
+    monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "nothing"))
+    (ready,) = package.EXPERIMENTS
+    lacking = dataclasses.replace(ready, name="000-lacking", data=("mnist",))
+    monkeypatch.setattr(package, "EXPERIMENTS", (ready, lacking))
+    answer = invoke("000", code=2)
+    assert "000-lacking needs mnist" in answer and "ISTHMUS_DATA" in answer and not log.exists()
+    for number in range(1, 5):  # of everything, what can be run is run
+        monkeypatch.setattr(importlib.import_module(f"isthmus.app.reproduce.paper_00{number}"), "EXPERIMENTS", ())
+    answer = invoke("--all")
+    assert "000-lacking is left out" in answer and len(log.read_text().splitlines()) == 2
+    monkeypatch.setattr(package, "EXPERIMENTS", (lacking,))
+    assert "000-lacking needs mnist" in invoke("--all", code=2)
 
 
 def test_lines_of_other_code_or_another_device_answer_for_nothing(trial: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -99,3 +100,63 @@ def test_a_point_of_the_set_has_scale_one_among_its_scales(name: str) -> None:
     for draw in torch.randn(20, 2, generator=generator, dtype=torch.float64) * 5:
         low, high = points._scales(points.project(draw))
         assert low <= 1.0 <= high, draw
+
+
+def quadratic(x: tuple[float, ...], center: tuple[float, ...], radius: float, t: float) -> Fraction:
+    """|x - t c|^2 - (t radius)^2, without rounding."""
+    away = sum((Fraction(a) - Fraction(t) * Fraction(b)) ** 2 for a, b in zip(x, center, strict=True))
+    return away - (Fraction(t) * Fraction(radius)) ** 2
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-8, 1.0, 1e8, 1e200])
+@pytest.mark.parametrize(
+    ("x", "center", "radius"),
+    [
+        ((0.3, 0.45), (3.0, 4.0), 1.0),
+        ((0.03, 0.05), (3.0, 4.0), 4.999999),  # 0 is nearly on the sphere: one formula of a root loses all its digits
+        ((0.03, 0.05), (3.0, 4.0), 5.0),
+        ((0.03, 0.05), (3.0, 4.0), 5.000001),
+        ((-0.3, 0.1), (3.0, 4.0), 7.0),
+        ((-0.3, -0.1), (3.0, 4.0), 7.0),
+    ],
+)
+@pytest.mark.parametrize("unit", [2.0**-500, 1.0, 2.0**500])
+def test_scales_of_a_ball_are_the_roots_of_its_quadratic(
+    x: tuple[float, ...], center: tuple[float, ...], radius: float, size: float, unit: float
+) -> None:
+    if not 1e-290 < size / unit < 1e290:
+        pytest.skip("the scale itself would be no float64")
+    x, center, radius = tuple(size * a for a in x), tuple(unit * b for b in center), unit * radius
+    low, high = L2Ball(radius, center=list(center))._scales(torch.tensor(x, dtype=torch.float64))
+    assert 0 < low < high
+    for root, inwards in ((low, 1), (high, -1)):
+        if root < math.inf:
+            assert quadratic(x, center, radius, root * (1 - inwards * 1e-7)) > 0
+            assert quadratic(x, center, radius, root * (1 + inwards * 1e-7)) < 0
+    if high == math.inf:
+        assert quadratic(x, center, radius, 1e3 * low) < 0
+
+
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("turn", [0.1, 1.3, 2.9, 4.4])
+def test_the_cone_of_a_ball_ends_at_its_tangents(turn: float, size: float) -> None:
+    def turned(angle: float, length: float) -> torch.Tensor:
+        return length * torch.tensor([math.cos(turn + angle), math.sin(turn + angle)], dtype=torch.float64)
+
+    points, edge = L2Ball(3.0, center=turned(0.0, 5.0)), math.asin(0.6)
+    low, high = points._scales(turned(edge, size))
+    assert low == pytest.approx(size / 4, rel=1e-6) and high == pytest.approx(size / 4, rel=1e-6)
+    assert points._scales(turned(edge + 1e-6, size)) == (math.inf, math.inf)
+    inside = points._scales(turned(edge - 1e-6, size))
+    assert inside[0] < size / 4 < inside[1]
+
+
+@pytest.mark.parametrize(("radius", "most"), [(0.5, 0.0), (0.99, 0.0), (1.0, math.inf), (2.0, math.inf)])
+def test_the_scales_of_zero(radius: float, most: float) -> None:
+    assert L2Ball(radius, center=[1.0, 0.0])._scales(torch.zeros(2, dtype=torch.float64)) == (0.0, most)
+
+
+@pytest.mark.parametrize("x", [(0.0, 1.0), (-1.0, 0.0), (-1.0, 1.0)])
+def test_a_ball_that_touches_zero_has_no_points_behind_it(x: tuple[float, float]) -> None:
+    touching = L2Ball(1.0, center=[1.0, 0.0])
+    assert touching._scales(torch.tensor(x, dtype=torch.float64)) == (math.inf, math.inf)

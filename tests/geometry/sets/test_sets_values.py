@@ -25,6 +25,8 @@ from isthmus.geometry.sets import (
     Whole,
     widths,
 )
+from isthmus.geometry.sets.base import UnsupportedOperation
+from isthmus.geometry.sets.lp import pnorm
 from isthmus.geometry.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
 
 VERTICES = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -117,6 +119,21 @@ def test_lp_certificate_over_the_range_of_p(p, scale):
     gap = ball.support(x - y) - float((x - y) @ y)
     assert gap <= 1e-10 * max(1.0, float(x.norm())) * max(1.0, float(y.norm()))
     assert 1 - 1e-12 <= ball.gauge(y) <= 1 + 8 * torch.finfo(torch.float64).eps
+
+
+@pytest.mark.parametrize("radius", [1e-10, 1.0, 1e10])
+@pytest.mark.parametrize("p", [1.5, 3.0])
+def test_a_point_very_far_away_is_projected_along_its_ray(p, radius):
+    x = torch.tensor([9e299, -3e299, 0.0], dtype=torch.float64)
+    near, far = (LpBall(p, radius).project(t * x) for t in (1e-30, 1.0))
+    assert torch.allclose(near, far, rtol=1e-9, atol=0.0)
+    assert LpBall(p, radius).gauge(far) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_the_p_norm_of_what_is_not_finite():
+    x = torch.tensor([[math.inf, 1.0], [0.0, 0.0], [math.nan, 1.0]])
+    norms = pnorm(x, 3.0)
+    assert norms[0] == math.inf and norms[1] == 0 and bool(norms[2].isnan())
 
 
 @pytest.mark.parametrize("conditioning", [1.0, 1e3, 1e6])
@@ -217,6 +234,34 @@ def test_group_ids_and_lists_are_the_same_set():
     assert torch.equal(
         GroupBall([[0, 3], [1, 4], [2]]).project(x), GroupBall(torch.tensor([7, -1, 9, 7, -1])).project(x)
     )
+
+
+def test_a_product_is_bounded_where_all_its_blocks_are():
+    assert Product([(L2Ball(1.0), 2), (L1Ball(1.0), 2)]).bounded
+    assert not Product([(L2Ball(1.0), 2), (Whole(), 2)]).bounded
+    with pytest.raises(UnsupportedOperation, match="unbounded"):
+        Product([(Whole(), 2), (L2Ball(1.0), 2)]).lmo(torch.ones(4))
+
+
+def test_zero_is_in_no_multiple_of_a_hull_beside_it():
+    beside = ConvexHull([[1.0, 1.0], [2.0, 1.0]])
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert beside.gauge(zero) == 0.0 and beside._scales(zero) == (0.0, 0.0)
+    around = ConvexHull([[1.0, 1.0], [-1.0, 1.0], [0.0, -1.0]])
+    assert around.gauge(zero) == 0.0 and around._scales(zero) == (0.0, math.inf)
+
+
+def test_widths_that_are_known_are_not_sampled():
+    axes = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
+    width = Ellipsoid(axes, 1.5).gaussian_width(3)
+    assert width.exact and width.standard_error == 0.0
+    assert float(width) == pytest.approx(1.5 * weighted_norm(axes), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_groups_of_any_size_have_a_length(size):
+    ball = GroupBall([0, 0, 1], 1.0)
+    assert ball.gauge(torch.tensor([3.0, 4.0, 2.0], dtype=torch.float64) * size) == pytest.approx(7 * size, rel=1e-12)
 
 
 def test_whole_space():
