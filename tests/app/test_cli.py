@@ -98,6 +98,10 @@ def test_errors_are_one_line_and_json_where_asked() -> None:
     assert plain.stderr.count("\n") == 1 and plain.stdout == ""
     data = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
     assert data["exit_code"] == 2 and "File not found" in data["error"]
+    rows = ("plan", "-n", "100", "-d", "3", "--epsilon", "1", "--public", "nowhere.npz")
+    for command in (("report", "runs/nowhere"), rows):
+        assert invoke(*command, code=2).stderr.startswith(f"error: File not found: {command[-1]} (")
+        assert "File not found" in json.loads(invoke(*command, "--json", code=2).stdout)["error"]
 
 
 def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
