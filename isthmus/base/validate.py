@@ -91,9 +91,11 @@ def unreadable(path: object, why: str) -> NoReturn:
 def _meant(path: Path) -> str:
     """A file of a similar name in the same folder, or the folder that was searched."""
     try:
-        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], 1)
+        there = list(path.parent.iterdir())
     except OSError:
         return f"there is no folder {path.parent} that can be read: check the path"
+    stems = difflib.get_close_matches(path.stem, [entry.stem for entry in there], 1)  # ".csv" makes no names alike
+    near = difflib.get_close_matches(path.name, [entry.name for entry in there if entry.stem in stems], 1, cutoff=0)
     searched = f"check the name and the folder, {path.parent.resolve()}"
     return f"did you mean {path.parent / near[0]}?" if near else searched
 

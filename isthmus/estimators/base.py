@@ -488,10 +488,10 @@ class PrivateLinear(ShowsGuarantee, Parameters):
             options: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
             options["dtype"] = [np.float64, np.float32]
             X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
+        X = as_rows(X)
         if several:
-            X, self._group = self._crew.rows(as_rows(X), list(getattr(self, "feature_names_in_", ())))
-            return X, y
-        return as_rows(X), y
+            X, self._group = self._crew.rows(X, list(getattr(self, "feature_names_in_", ())))
+        return X, y
 
 
 def _after(problem: Posed, earlier: Mapping[str, Any]) -> Posed:

@@ -26,6 +26,17 @@ def _has_probabilities(estimator: Any) -> bool:
     return bool(getattr(kind, "probabilities", False))
 
 
+def _other_labels(y: Any, classes: np.ndarray) -> str:
+    """The remedy for labels that were not declared; a type is told, and no label."""
+    if np.asarray(y).dtype.kind in "iu" and classes.dtype.kind in "UO":
+        counted = f"[0, ..., {len(classes) - 1}]"
+        return (
+            "y has numbers where the classes are words. Some tools of scikit-learn number the labels before they fit "
+            f"(cross_val_predict for probabilities, stacking): declare classes={counted} for them, in the same order"
+        )
+    return "declare all labels, or leave those rows out"
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 @storable
 class PrivateClassifier(ClassifierMixin, PrivateLinear):
@@ -128,9 +139,7 @@ class PrivateClassifier(ClassifierMixin, PrivateLinear):
             validate.check(len(self.classes_) > 1, "classes", list(declared), "give at least two labels")
             if not np.isin(y, self.classes_).all():  # whose label it is stays unsaid
                 labels = self.classes_.tolist()
-                text = (
-                    f"y holds a label that is not among classes={labels}: declare all labels, or leave those rows out"
-                )
+                text = f"y holds a label that is not among classes={labels}: {_other_labels(y, self.classes_)}"
                 validate.require(False, text)
             return ()
         if hasattr(self, "_calls"):  # what the first call read is in its state

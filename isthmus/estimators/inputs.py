@@ -28,6 +28,7 @@ DENSE_BIAS, SPARSE_BIAS = 0.5, 0.1
 """The constant column of an intercept, relative to the longest row: long enough to be learned, short beside x."""
 THREADED = 4_000_000
 """Matrices of fewer entries are multiplied on one thread."""
+_PAIR = 'give (low, high): two numbers, or two lists with a number for each column; or "data"'
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ def checked(estimator: Any, *arrays: Any, **how: Any) -> Any:
     """`validate_data` of scikit-learn, with other words for gaps and text: its own repeat an entry of the rows, or
     advise to fill gaps from the rows, which epsilon would not cover.
     """
+    if how.get("y_numeric") and len(arrays) > 1:
+        remedy = "give a number for each row; PrivateClassifier predicts words"
+        validate.require(_are_numbers(arrays[1]), f"y holds entries that are no numbers: {remedy}")
     try:
         return validate_data(estimator, *arrays, **how)
     except ValueError as error:
@@ -52,6 +56,15 @@ def checked(estimator: Any, *arrays: Any, **how: Any) -> Any:
     raise validate.InvalidInput(words)  # out here: the error that held the entry is not its context
 
 
+def _are_numbers(y: Any) -> bool:
+    """Whether entries that are kept as text or as objects become numbers; all others are left to scikit-learn."""
+    entries = np.asarray(y)
+    try:
+        return entries.ndim == 0 or entries.dtype.kind not in "SUO" or entries.astype(float) is not None
+    except (TypeError, ValueError):
+        return False
+
+
 def _other_words(said: str) -> str:
     if "contains NaN" in said and "Input X" not in said:
         return "y contains NaN: leave out the rows that have no target"
@@ -59,6 +72,13 @@ def _other_words(said: str) -> str:
         return (
             "X contains NaN: fill gaps by a public rule that looks at no other row. isthmus.TableEncoder({...}) puts "
             "the middle of a declared range there, SimpleImputer(strategy='constant', keep_empty_features=True) a zero"
+        )
+    if "contains infinity" in said:
+        return f"{'X' if 'Input X' in said else 'y'} contains infinity or numbers too large: give finite numbers"
+    if "Reshape your data" in said:
+        return (
+            "Expected 2D array, got another: Reshape your data, X.reshape(-1, 1) where it is one column, "
+            "X.reshape(1, -1) where it is one row"
         )
     if "could not convert string" in said:
         return (
@@ -74,7 +94,7 @@ def check_bounds(bounds: Any, data_norm: Any) -> None:
         validate.one_of(("data",), bounds=bounds)
     elif bounds is not None:
         pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
-        validate.check(pair, "bounds", bounds, 'give (low, high), numbers or one for each column; or "data"')
+        validate.check(pair, "bounds", bounds, _PAIR)
         low, high = (np.asarray(side, dtype=float) for side in bounds)
         declared = ~(np.isnan(low) | np.isnan(high))
         ordered = bool(np.all(np.where(declared, low < high, True)))

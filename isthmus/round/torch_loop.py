@@ -33,7 +33,7 @@ from isthmus.privacy.bounded import Rounding, part_of_error
 from isthmus.privacy.ledger import Purse
 from isthmus.privacy.noise import Noise
 from isthmus.problems.objectives.module import Layers, captured, unused
-from isthmus.round import passes
+from isthmus.round import compiles, passes
 from isthmus.round.arrivals import Arrivals
 from isthmus.round.copies import plain_copies
 from isthmus.round.directions import Taking
@@ -50,6 +50,11 @@ __all__ = ["Ticket", "TorchDriver"]
 
 LEAST = 1e-9
 """Where rows are clipped to less, their squares may leave the range of float32: then products are exact ones."""
+_EVALUATES = (
+    "a batch of the private loader was given to a module in eval mode, where nothing is trained: call module.train() "
+    "before the training loop (from_pretrained returns a module in eval mode), or write torch.no_grad() around an "
+    "evaluation"
+)
 
 
 class TorchDriver:
@@ -262,11 +267,19 @@ class TorchDriver:
         if self._busy:  # public data, on behalf of a sketch
             return
         if not module.training:
+            self._warn_of_eval(args, kwargs)
             self.layers.listener = None  # for this pass: the backward pass of an earlier one may be still to come
             return
+        validate.require(not compiles.under_way(), compiles.REMEDY)
         things = self._admit(args, kwargs) if torch.is_grad_enabled() else None
         if self.pipe.private:
             self.guard.enter(module, things)
+
+    def _warn_of_eval(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A batch of the private loader in eval mode, where nothing is trained: backward() would find no gradient."""
+        handed = self._ticket is not None and self._idle and self._ticket.size
+        if handed and torch.is_grad_enabled() and handed in batches_of(args, kwargs, self.layers.batch_dim):
+            warnings.warn(_EVALUATES, stacklevel=2)
 
     def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> passes.Things | None:
         """Let a private batch in, or refuse it; what the module holds, where that was looked at."""
@@ -324,6 +337,7 @@ class TorchDriver:
             "freeze these parameters (requires_grad_(False)), or take off what computes a weight from them "
             "(remove_weight_norm): they are trained by no layer that has per-example gradients",
         )
+        compiles.check(self.module)
         if self.guard.secret:
             passes.check_public_draws(passes.things(self.module))
 

@@ -10,6 +10,7 @@ refused.  pandas and pyarrow are the extra `table`; npz and libsvm files need ne
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -253,12 +254,28 @@ def _unpacked(file: Path) -> Iterator[None]:
 
 def _header(file: Path, reading: Reading) -> str:
     """The first line, decoded; a byte-order mark is no part of it."""
-    with _unpacked(file), _open(file) as stream:
-        line = stream.readline()
     try:
-        return line.decode(_codec(reading)).rstrip("\r\n")
-    except UnicodeError:
+        with _unpacked(file), _open(file) as stream:
+            return _first_line(stream, codecs.getincrementaldecoder(_codec(reading))()).rstrip("\r\n")
+    except (UnicodeError, LookupError):
         _bad_encoding(file, reading)
+
+
+def _first_line(stream: Any, decoder: codecs.IncrementalDecoder) -> str:
+    """The letters before the first end of a line, and not a byte of the rows after it: a letter may have several.
+
+    >>> _first_line(io.BytesIO("x;Ċ\\n1;2".encode("utf-16")), codecs.getincrementaldecoder("utf-16")())
+    'x;Ċ\\n'
+    """
+    line = ""
+    while not line.endswith("\n"):
+        piece = stream.readline()
+        if not piece:
+            return line + decoder.decode(b"", final=True)
+        line += decoder.decode(piece)
+        while decoder.getstate()[0] and (rest := stream.read(1)):  # it ended amid a letter
+            line += decoder.decode(rest)
+    return line
 
 
 def _codec(reading: Reading) -> str:
@@ -266,9 +283,10 @@ def _codec(reading: Reading) -> str:
 
 
 def _bad_encoding(file: Path, reading: Reading) -> NoReturn:
-    validate.unreadable(
-        file, f"it is not {reading.encoding} text; give its encoding, such as --encoding latin-1 or cp1252"
-    )
+    with _open(file) as stream:
+        wide = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    such = "--encoding utf-16" if wide else "such as --encoding latin-1 or cp1252"
+    validate.unreadable(file, f"it is not {reading.encoding} text; give its encoding, {such}")
 
 
 def _read_text(file: Path, reading: Reading, separator: str | None) -> Any:

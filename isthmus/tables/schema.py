@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -327,7 +328,7 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     if kind == "category":
         fields_given["categories"] = read_words(f"{where}.categories", value.get("categories", ()))
     if kind == "date" and "bounds" not in fields_given:
-        remedy = 'give the public range, such as ["2010-01-01", "2024-12-31"]'
+        remedy = f'give the public range, ["2010-01-01", "2024-12-31"] or --bounds "{name}=2010-01-01,2024-12-31"'
         validate.refuse(f"{where}.bounds", None, remedy)
     if "buckets" in value:
         validate.positive_int(**{f"{where}.buckets": value["buckets"]})
@@ -445,11 +446,23 @@ def check_names(names: list[str], declared: Schema, target: str | None) -> None:
     Traceback (most recent call last):
     isthmus.base.validate.InvalidInput: Column not found: 'income', given as target (did you mean 'Income'?)
     """
+    remedy = f"the columns are {listed(names)}"
+    if any(map(_is_fraction, names)):  # it may be a person's: its entries are not repeated
+        remedy = "the first line looks like a row: put a line with the names of the columns before it"
     for where, name in [("target", target), *(("columns", name) for name in declared.names)]:
         if name is not None and name not in names:
             near = difflib.get_close_matches(name, names, 1) if len(names) > 1 else []
-            hint = f"did you mean {near[0]!r}?" if near else f"the columns are {listed(names)}"
+            hint = f"did you mean {near[0]!r}?" if near else remedy
             validate.require(False, f"Column not found: {name!r}, given as {where} ({hint})")
+
+
+def _is_fraction(name: str) -> bool:
+    """Whether a name is a number such as 29738.65 or -1; columns may well be called 0, 1, 2.
+
+    >>> [_is_fraction(name) for name in ("29738.65", "-1", "2019", "age", "nan")]
+    [True, True, False, False, False]
+    """
+    return re.fullmatch(r"-\d+|-?\d*[.,]\d+", name) is not None
 
 
 def listed(names: list[str]) -> str:

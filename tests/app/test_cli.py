@@ -98,12 +98,17 @@ def test_errors_are_one_line_and_json_where_asked() -> None:
     assert plain.stderr.count("\n") == 1 and plain.stdout == ""
     data = json.loads(invoke("train", "nowhere.csv", "--target", "y", "--json", code=2).stdout)
     assert data["exit_code"] == 2 and "File not found" in data["error"]
+    rows = ("plan", "-n", "100", "-d", "3", "--epsilon", "1", "--public", "nowhere.npz")
+    for command in (("report", "runs/nowhere"), rows):
+        assert invoke(*command, code=2).stderr.startswith(f"error: File not found: {command[-1]} (")
+        assert "File not found" in json.loads(invoke(*command, "--json", code=2).stdout)["error"]
 
 
 def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("patients.csv").write_text("a,Readmitted\n1,yes\n")
     assert "(did you mean patients.csv?)" in invoke("schema", "patient.csv", code=2).output
+    assert "(check the name and the folder" in invoke("schema", "nofile.csv", code=2).output  # only ".csv" is alike
     assert "there is no folder nowhere" in invoke("schema", "nowhere/patients.csv", code=2).output
     near = "Column not found: 'readmitted', given as target (did you mean 'Readmitted'?)"
     for command in ("schema", "train"):
@@ -112,6 +117,16 @@ def test_a_file_of_a_similar_name_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert "the columns are 'a,Readmitted' (if it has more, give its --separator or --encoding)" in whole
     assert "Cannot read .: give a folder of Parquet files" in invoke("train", ".", code=2).output
     assert "schema=None is not allowed: declare" in invoke("describe", "patients.csv", "-e", "1", code=2).output
+
+
+def test_a_first_line_that_looks_like_a_row_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bare.csv").write_text("35,29738.65,no\n41,30001.5,yes\n")
+    for command in ("schema", "train"):
+        said = invoke(command, "bare.csv", "--target", "result", code=2).output
+        assert (
+            "the first line looks like a row: put a line with the names of the columns" in said and "29738" not in said
+        )
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.npz", "both.npz"])

@@ -81,13 +81,24 @@ def as_dict(records: list[dict[str, Any]]) -> dict[str, Any]:
     return {"x": padded, "y": torch.tensor([r["y"] for r in records]), "words": [r["text"] for r in records]}
 
 
-COLLATE = {
-    "dict": as_dict,
-    "tuple": lambda records: tuple(as_dict(records).values()),
-    "list": lambda records: list(as_dict(records).values()),
-    "named": lambda records: Batch(**as_dict(records)),
-    "nested": lambda records: {"in": (as_dict(records)["x"], [r["x"] for r in records]), "out": as_dict(records)},
-}
+# Functions with names: from Python 3.14 on workers are started anew, and what they are given is pickled.
+def as_tuple(records: list[dict[str, Any]]) -> tuple[Any, ...]:
+    return tuple(as_dict(records).values())
+
+
+def as_list(records: list[dict[str, Any]]) -> list[Any]:
+    return list(as_dict(records).values())
+
+
+def as_named(records: list[dict[str, Any]]) -> Batch:
+    return Batch(**as_dict(records))
+
+
+def as_nested(records: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"in": (as_dict(records)["x"], [r["x"] for r in records]), "out": as_dict(records)}
+
+
+COLLATE = {"dict": as_dict, "tuple": as_tuple, "list": as_list, "named": as_named, "nested": as_nested}
 
 
 def parts(batch: Any) -> tuple[Tensor, Tensor, list[str]]:

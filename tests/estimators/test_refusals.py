@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from estimator_tables import classifier, labelled, numbered, regressor, sparse_rows
+from sklearn.model_selection import cross_val_predict
 
-from isthmus import InvalidInput, L1Ball, PrivateClassifier, PrivateRegressor, PrivateSearch
+from isthmus import InvalidInput, L1Ball, PrivacyBudgetWarning, PrivateClassifier, PrivateRegressor, PrivateSearch
 from isthmus.privacy import Ledger
 
 BOTH: list[tuple[dict[str, Any], str]] = [
@@ -133,9 +134,43 @@ def test_gaps_and_text_are_refused_with_a_remedy_and_no_entry_is_repeated(made: 
             made().fit(rows, y)
         assert "TableEncoder" in str(refused.value) and "Jane" not in str(refused.value)
         assert refused.value.__context__ is None, "nor does the traceback repeat it"
+    with pytest.raises(InvalidInput, match="^Expected 2D array, got another: Reshape your data, X.reshape") as refused:
+        made().fit(X[:, 0], y)
+    assert str(X[0, 0])[:6] not in str(refused.value) and refused.value.__context__ is None
+    with pytest.raises(InvalidInput, match="X contains infinity or numbers too large: give finite numbers"):
+        made().fit(np.where(np.eye(*X.shape) > 0, math.inf, X), y)
     targets = np.where(np.arange(len(y)) == 3, math.nan, y)
     with pytest.raises(InvalidInput, match="y contains NaN: leave out the rows"):
         made().fit(X, targets)
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_words_are_no_targets_of_a_regressor(kind: Any) -> None:
+    X, _ = labelled()
+    with pytest.raises(InvalidInput, match="^y holds entries that are no numbers: .* PrivateClassifier") as refused:
+        regressor().fit(X, np.where(X[:, 0] > 0, "Jane Doe", "2.5").astype(kind))
+    assert "Jane" not in str(refused.value) and refused.value.__context__ is None
+    assert regressor().fit(X, (X[:, 0] > 0).astype(int).astype(kind)).predict(X).shape == (len(X),)
+
+
+def test_labels_that_a_tool_has_numbered_are_told_from_labels_that_nobody_declared() -> None:
+    """`cross_val_predict` for probabilities gives an estimator 0, 1, ... for the labels it was given."""
+    X, y = labelled()
+    words = np.where(y == y[0], "no", "yes")
+    wanted = "y has numbers where the classes are words. .* declare classes=\\[0, ..., 1\\]"
+    with pytest.warns(PrivacyBudgetWarning), pytest.raises(InvalidInput, match=wanted):
+        cross_val_predict(classifier(classes=["no", "yes"]), X, words, cv=2, method="predict_proba")
+    with pytest.warns(PrivacyBudgetWarning):
+        shares = cross_val_predict(classifier(classes=[0, 1]), X, words, cv=2, method="predict_proba")
+    assert shares.shape == (len(X), 2)
+    with pytest.raises(InvalidInput, match="declare all labels, or leave those rows out"):
+        classifier(classes=["no", "perhaps"]).fit(X, words)
+
+
+@pytest.mark.parametrize("bounds", [{"a": (0, 1)}, [(0, 1)] * 4, 3])
+def test_bounds_are_two_numbers_or_two_lists(bounds: Any) -> None:
+    with pytest.raises(InvalidInput, match="give .low, high.: two numbers, or two lists with a number for each column"):
+        classifier(bounds=bounds).fit(*labelled())
 
 
 def test_labels_outside_the_declared_ones_are_refused_and_not_repeated() -> None:

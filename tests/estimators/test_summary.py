@@ -64,7 +64,7 @@ def test_it_is_right_on_average_and_its_noise_is_what_it_says() -> None:
     assert np.abs(np.array(list(first["age"].quantiles.values())) - true).max() < 5  # a cell is 5 years
     assert abs(first["age"].sd - np.nanstd(table["age"])) < 2
     assert abs(first["income"].mean / np.mean(table["income"]) - 1) < 0.1 and first["income"].bounds is not None
-    middle = (np.datetime64("2010-01-01") + 1825).astype(int)
+    middle = (np.datetime64("2010-01-01") + np.timedelta64(1825, "D")).astype(int)
     assert abs(first["joined"].mean - middle) < 120 and "joined: date from 2010-01-01 to 2019-12-31" in first.table()
 
 

@@ -42,7 +42,7 @@ COUNT = click.IntRange(min=1)
 @click.option("--loss", default="logistic", show_default=True, help="logistic, softmax, squared, huber, hinge ...")
 @click.option("--classes", type=int, default=2, show_default=True, help="The number of classes.")
 @click.option("--constraint", help="l1:50, l2:2, linf:1, box:-1,1 or simplex.")
-@click.option("--public", type=click.Path(exists=True, dir_okay=False), help="Public rows (npz, libsvm) to learn from.")
+@click.option("--public", type=click.Path(dir_okay=False), help="Public rows (npz, libsvm) to learn from.")
 @click.option("--sparse", is_flag=True, help="The data is sparse (CSR).")
 @click.option("--density", type=float, help="The share of entries that are not 0.")
 @click.option("--adjacency", type=click.Choice(["add-remove", "replace-one"]), default="add-remove", show_default=True)
@@ -120,9 +120,9 @@ def budget(
     }
     lines = [
         f"budget   epsilon {limit[0]:g} at delta {limit[1]:g}, {ledger.adjacency.describe()}",
-        f"spent    {spent:.4f}",
-        f"left     {data['left']:.4f}",
-        *(f"  {run.label:24} epsilon {run.epsilon:.4f} alone, {run.began[:19]}" for run in runs),
+        f"spent    {parts.record.rounded_up(spent)}",
+        f"left     {parts.record.rounded_down(data['left'])}",
+        *(f"  {run.label:24} epsilon {parts.record.rounded_up(run.epsilon)} alone, {run.began[:19]}" for run in runs),
     ]
     lines += (
         ["NOT PRIVATE: some of the noise came from a seed, and whoever knows it can subtract that noise"]
@@ -146,7 +146,7 @@ def audit(draws: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(exists=True))
+@click.argument("run", type=click.Path())
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="The HTML file; default: report.html in the run.")
 @output_options
 def report(run: str, output: str | None, as_json: bool, quiet: bool) -> None:

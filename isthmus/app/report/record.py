@@ -320,6 +320,18 @@ def rounded_up(value: float) -> str:
     return f"{math.ceil(value / unit) * unit:.4g}"
 
 
+def rounded_down(value: float) -> str:
+    """Four digits, never above the value: what is left of a budget.
+
+    >>> rounded_down(1.11029), rounded_down(0.0)
+    ('1.11', '0')
+    """
+    if value <= 0 or math.isinf(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(max(value, 1e-300))) - 3)
+    return f"{math.floor(value / unit) * unit:.4g}"
+
+
 def _parsed(where: str, content: str) -> Any:
     try:
         return json.loads(content)

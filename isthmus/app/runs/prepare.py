@@ -246,7 +246,8 @@ def _notes_of(schema: Schema) -> list[str]:
         notes.append(
             f"the words of {_listed(hashed)} were not declared, and are never read from private rows: they go into "
             f"fixed buckets by a fixed hash, {BUCKETS} for a column even where it has two words, and two words may "
-            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"'
+            f'share one. Name the words to tell them apart: --categories "{hashed[0]}=a,b,c"; where a column holds '
+            f'numbers with a word among them, give its range: --bounds "{hashed[0]}=LOW,HIGH"'
         )
     ids = [column.name for column in schema.columns if column.type == "id"]
     if ids:
@@ -330,7 +331,8 @@ def _settle_target(
     if task is None:
         task = _guess_task(name, source, settings.decimal, origin.separator)
         guess = f"the task, {task}, was guessed from the target column {name!r}"
-        leaks += [] if free else [f"{guess}: give --task {task}"]
+        other = "regression" if task == "classification" else "classification"
+        leaks += [] if free else [f"{guess}: give --task {task}, or --task {other} where that is meant"]
     classes = settings.classes
     if task == "classification" and classes is None:
         words, absent = as_words(source)
