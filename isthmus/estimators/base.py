@@ -485,8 +485,7 @@ class PrivateLinear(ShowsGuarantee, Parameters):
         else:
             if is_frame(X):
                 check_numbers_only(X)
-            options: dict[str, Any] = {"accept_sparse": "csr", "ensure_min_samples": 0 if several else 1}
-            options["dtype"] = [np.float64, np.float32]
+            options = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "ensure_min_samples": 1 - several}
             X, y = checked(self, X, y, y_numeric=not self._LABELS, reset=reset, **options)
         X = as_rows(X)
         if several:

@@ -70,7 +70,7 @@ def test_other_encodings_are_named(tmp_path: Path) -> None:
     assert columns_of(path, Reading(encoding="latin-1")) == ["Größe", "y"]
     wide = tmp_path / "wide.csv"  # as spreadsheets write "Unicode text"; a letter may hold the byte of a line's end
     wide.write_bytes("Ċ,y\r\n1,ਊ\r\n".encode("utf-16"))
-    with pytest.raises(InvalidInput, match="it is not utf-8 text: give its encoding, --encoding utf-16$"):
+    with pytest.raises(InvalidInput, match="it is not utf-8 text; give its encoding, --encoding utf-16$"):
         columns_of(wide)
     for coded in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         wide.write_bytes("Ċ,y\r\n1,ਊ\r\n".encode(coded))

@@ -237,7 +237,6 @@ def test_a_tab_may_be_written_as_one_types_it() -> None:
         ["nonsense"],
         ["predict", "run"],
         ["plan", "--rows", "few"],
-        ["report", "nowhere"],
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
@@ -247,6 +246,14 @@ def test_wrong_options_are_answered_in_json(arguments: list[str], first: bool) -
     data = json.loads(result.stdout)
     assert data["exit_code"] == 2 and data["error"] and "Usage:" in result.stderr
     assert invoke(*arguments, code=2).stdout == ""
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_missing_run_is_answered_in_json(first: bool) -> None:
+    result = invoke("report", *(["--json", "nowhere"] if first else ["nowhere", "--json"]), code=2)
+    data = json.loads(result.stdout)
+    assert data["exit_code"] == 2 and data["error"].startswith("File not found: nowhere")
+    assert invoke("report", "nowhere", code=2).stdout == ""
 
 
 def test_an_accident_is_answered_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
