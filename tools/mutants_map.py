@@ -82,6 +82,9 @@ _ANYWHERE = "only where the search starts, which ends at the same threshold from
 
 SAME: dict[str, str] = {
     "privacy/noise:_sfc64: * in return *": "more bits of a key, or a larger pool for them, are as good",
+    "privacy/noise:FastSource.normal: place.type == *": "both ways draw the same law",
+    "privacy/clips:_weights: 51 -> 52 *": "two roundings of 2^-53 are covered by a reserve of 2^-52 too",
+    "privacy/bounded:_shortened: heavy > RATIO * -> heavy >= *": _ROUNDING,
     "privacy/noise:SecretSource.bytes: count >= _BUFFER -> *": _PIECES,
     "privacy/clips:_weights: near.to(torch.float64) > exact -> * >= *": "a weight one digit smaller is as good",
     "privacy/bounded:weighted_sum: True -> False in def *": _GPU,

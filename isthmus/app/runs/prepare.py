@@ -299,9 +299,10 @@ def _inferred(name: str, settings: Settings, table: Table, public: Table | None)
 def _refuse_all(refused: dict[str, validate.InvalidInput]) -> NoReturn:
     """One error for all columns; the decimal sign is that of the file, and is asked for once."""
     words = {("decimal" if str(error).startswith("decimal=") else name): str(error) for name, error in refused.items()}
-    if len(refused) > 1:
-        validate.refuse("columns", list(refused), "; ".join(words.values()))
-    raise next(iter(refused.values()))
+    if len(refused) == 1:
+        raise next(iter(refused.values()))
+    lines = [f"\n  {word.replace(' is not allowed: ', ': ', 1)}" for word in words.values()]
+    raise validate.InvalidInput(f"The columns {_listed(list(refused))} are not allowed as they are:{''.join(lines)}")
 
 
 def _outcome(column: Column) -> str:
