@@ -340,8 +340,8 @@ class Logistic(LinearModel):
         return -F.logsigmoid(y * z)
 
     def slopes(self, z: Tensor, y: Tensor) -> Tensor:
-        """-y / (1 + exp(y z))."""
-        return -y * torch.sigmoid(-y * z)
+        """-y / (1 + exp(y z)): torch's sigmoid would round the last rows of a vector in another way than the rest."""
+        return -y / (1 + torch.exp(y * z))
 
 
 class Hinge(LinearModel):

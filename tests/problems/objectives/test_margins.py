@@ -10,7 +10,7 @@ import torch
 
 from isthmus.base.matrix import margins
 from isthmus.base.streamed import DerivedRows
-from isthmus.problems.objectives import Hinge
+from isthmus.problems.objectives import Hinge, Huber, LeastSquares, Logistic, Poisson, SmoothHinge, Softmax
 from isthmus.problems.scaling import RowMap, Scaled
 
 
@@ -59,3 +59,28 @@ def test_records_on_the_kink_of_a_hinge_stay_where_they_are() -> None:
         before, after = objective.rows(w).b, objective.on((x[1:], torch.ones(n - 1))).rows(w).b
         flips += int((before[1:] != after).sum())
     assert flips == 0
+
+
+LOSSES = [Logistic, Hinge, SmoothHinge, LeastSquares, Huber, Poisson, Softmax]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_slopes_do_not_depend_on_the_other_rows(loss: Any, dtype: torch.dtype) -> None:
+    """A vectorised function may take the last entries of a vector, or of a thread's share, one by one."""
+    g = torch.Generator().manual_seed(2)
+    columns = (3,) if loss is Softmax else ()
+    for n in (5, 17, 33, 100, 1001, 40_001, 100_003):
+        z, y = 5 * torch.randn(n, *columns, dtype=dtype, generator=g), torch.randint(0, 2, (n,), generator=g)
+        y = y if loss is Softmax else (2 * y - 1 if loss in (Logistic, Hinge, SmoothHinge) else y).to(dtype)
+        options = {"classes": [0, 1, 2]} if loss is Softmax else {}
+        objective = loss(torch.zeros(2, 1), [0, 1], **options)
+        whole = objective.slopes(z, y)
+        for k in (1, 2, 3, 7):
+            assert torch.equal(whole[k:], objective.slopes(z[k:].clone(), y[k:].clone())), (n, k)
+
+
+def test_a_logistic_slope_is_exact_for_every_margin() -> None:
+    z = torch.tensor([-1e308, -800.0, -40.0, -1.0, 0.0, 1.0, 40.0, 700.0, 800.0, 1e308], dtype=torch.float64)
+    slopes = Logistic(torch.zeros(2, 1), [0, 1]).slopes(z, torch.ones_like(z))
+    assert torch.allclose(slopes, -torch.special.expit(-z), rtol=1e-14, atol=0.0)
