@@ -95,6 +95,7 @@ SAME: dict[str, str] = {
     "privacy/composition:_Total.delta: 0.0 -> 1.0 *": "`_one_way` takes the least of it and 1",
     "privacy/composition:_Tilted.epsilon: float(root) * *": "a reserve: a millionth of the interval is far more",
     "privacy/composition:_Tilted.epsilon: high *": "Chernoff's bound is above: the loop begins for rounding only",
+    "privacy/composition:_Total._best: break -> (nothing)": "more tilts are tried: each is a bound",
     "privacy/curves:renyi: * in orders = *": "decides how tight a cost is, never whether it is an upper bound",
     "privacy/curves:_with_less_noise: 1e-15 -> 2e-15 *": "a reserve that is twice as large is as good",
     "privacy/calibrate:solve: 60 -> 61 in def *": "one more step before it gives up",

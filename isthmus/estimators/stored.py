@@ -135,6 +135,17 @@ def _usable(estimator: Any) -> Any:
         columns,
         "give a file as it was written: the coefficients belong to another number",
     )
+    classes = getattr(estimator, "classes_", None)
+    if classes is not None:  # one row of coefficients for two labels, else one for each
+        several = (
+            isinstance(classes, np.ndarray) and classes.ndim == 1 and len(set(classes.tolist())) == len(classes) > 1
+        )
+        validate.check(
+            several and shape[:-1] == (1 if len(classes) == 2 else len(classes),),
+            "path: classes_",
+            np.shape(classes),
+            "give a file as it was written: the coefficients belong to other labels",
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this row has no names

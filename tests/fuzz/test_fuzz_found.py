@@ -51,6 +51,7 @@ from isthmus.tables.schema import Schema
         ("event", b"\xff\xa3\x02A\x83"),  # an interval below all numbers
         ("stored tree", b"\x00\xff\x00\x00\x0b\x16!,7BMX"),  # a state without an iterate
         ("stored tree", b'\x02\xff\x02JU`"v\x81R\x97\xa2'),  # a model of parts that do not fit
+        ("stored tree", b"\x02\xff\x02\x0c~#U*k\x81\x8c"),  # one label, and coefficients of two
     ],
 )
 def test_it_is_read_or_refused(name: str, data: bytes) -> None:

@@ -195,3 +195,29 @@ def test_a_law_with_too_many_multiples_is_refused_and_not_computed() -> None:
     total.parts = [(np.array([-1.0, 1.0]) * 2.0**27, np.log([0.5, 0.5]), 1)]
     with pytest.raises(OverflowError, match="multiples"):
         total._law(1.0)
+
+
+def test_the_masses_of_a_polygon_are_never_rounded_down() -> None:
+    rng, interval = np.random.default_rng(0), 1e-3
+    with mpmath.workdps(50):
+        grow = mpmath.exp(mpmath.mpf(interval))
+        for _ in range(50):
+            falls = np.sort(rng.uniform(0.9, 1.0, 60) ** rng.choice([1e-9, 1e-3, 1.0]))[::-1] / 1000
+            deltas = np.concatenate([[0.0], np.cumsum(falls[::-1])])[::-1]
+            exact = [-mpmath.mpf(float(b)) + mpmath.mpf(float(a)) for a, b in zip(deltas, deltas[1:], strict=False)]
+            masses = composition._chords(deltas, interval)
+            inner = [(a * grow - b) / (grow - 1) for a, b in zip(exact, exact[1:], strict=False)]
+            assert all(mpmath.mpf(float(m)) >= x for m, x in zip(masses[1:-1], inner, strict=True))
+            assert mpmath.mpf(float(masses[-1])) >= exact[-1] * grow / (grow - 1)
+            assert mpmath.mpf(float(masses[0])) >= 1 - mpmath.mpf(float(deltas[0])) - exact[0] / (grow - 1)
+
+
+def test_what_was_cut_off_counts() -> None:
+    law = composition._Tilted(1.0, 0.0, 1.0, 0, np.zeros(5), 0.0, 0.0)
+    assert law._inner(1.0)[1] >= math.exp(-composition.DEEP) + 2 * math.exp(-composition.FAR)
+
+
+@pytest.mark.parametrize(("asked", "cost"), [("epsilon", math.inf), ("delta", 1.0)])
+def test_a_round_whose_loss_is_infinite_for_certain_costs_everything(asked: str, cost: float) -> None:
+    certain = composition.RoundLoss(0, np.array([0.0]), 1.0)
+    assert composition._one_way([(certain, 1)], 1e-4, asked, 0.5) == cost
