@@ -47,6 +47,7 @@ FORMS = (
 OPEN = "?"
 """What stands where a declaration is still to be written."""
 TASKS = ("classification", "regression")
+SOURCES = ("declared", "public", "name", "data")
 BUCKETS = 16
 _ALLOWED = {
     "number": {"bounds", "missing", "absent", "fill", "thousands", "decimal"},
@@ -322,6 +323,7 @@ def _long_form(name: str, where: str, value: Mapping[str, Any]) -> Column:
     kind = value.get("type", guess)
     validate.one_of(TYPES, **{f"{where}.type": kind})
     known_keys(where, value, {"type", "source", *_ALLOWED[kind]})
+    validate.one_of(SOURCES, **{f"{where}.source": value.get("source", "declared")})
     fields_given: dict[str, Any] = {"name": name, "type": kind, "source": value.get("source", "declared")}
     if "bounds" in value:
         fields_given["bounds"] = read_bounds(f"{where}.bounds", value["bounds"], days=kind == "date")
@@ -395,6 +397,8 @@ def _number(where: str, value: Any) -> float:
 
 def _days(where: str, value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        there = date.min.toordinal() - EPOCH <= value <= date.max.toordinal() - EPOCH
+        validate.check(there, where, value, "give days since 1970 that are dates, or dates such as 2024-12-31")
         return float(value)
     try:
         day = value if isinstance(value, date) else date.fromisoformat(str(value)[:10])
@@ -414,7 +418,7 @@ def _pairs(item: Any) -> list[str]:
         plain = value == member.default and member.name != "type"
         if value is None or plain or (member.name == "name" and isinstance(item, Column)):
             continue
-        if member.name == "bounds" and getattr(item, "type", "") == "date":
+        if member.name == "bounds" and getattr(item, "type", "") == "date" and all(day == int(day) for day in value):
             value = tuple(from_days(day).isoformat() for day in value)
         lines.append(f"{member.name} = {toml_value(value)}")
     return lines

@@ -51,6 +51,9 @@ from isthmus.tables.schema import Schema
         ("event", b"\xff\xa3\x02A\x83"),  # an interval below all numbers
         ("stored tree", b"\x00\xff\x00\x00\x0b\x16!,7BMX"),  # a state without an iterate
         ("stored tree", b'\x02\xff\x02JU`"v\x81R\x97\xa2'),  # a model of parts that do not fit
+        ("schema", b'[columns."a.b"]\ntype = "date"\nbounds =[9, 20.211]\n'),  # a part of a day
+        ("schema", b'[columns."a"]\nsource=[2520-01-01,]'),  # a source that is none
+        ("schema", b"[columns.a]\ntype = 'date'\nbounds = [0, 1e300]"),  # days beyond all dates
         ("stored tree", b"\x02\xff\x02\x0c~#U*k\x81\x8c"),  # one label, and coefficients of two
     ],
 )

@@ -219,5 +219,13 @@ def test_what_was_cut_off_counts() -> None:
 
 @pytest.mark.parametrize(("asked", "cost"), [("epsilon", math.inf), ("delta", 1.0)])
 def test_a_round_whose_loss_is_infinite_for_certain_costs_everything(asked: str, cost: float) -> None:
-    certain = composition.RoundLoss(0, np.array([0.0]), 1.0)
-    assert composition._one_way([(certain, 1)], 1e-4, asked, 0.5) == cost
+    certain, harmless = composition.RoundLoss(0, np.array([0.0]), 1.0), composition.RoundLoss(0, np.array([1.0]), 0.0)
+    for rounds in ([(certain, 1)], [(harmless, 2), (certain, 1)]):
+        assert composition._one_way(rounds, 1e-4, asked, 0.5) == cost
+
+
+def test_every_round_is_charged_its_shift(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [(composition.RoundLoss(0, np.array([0.5, 0.5]), 0.0), 7)]
+    before = composition._one_way(rounds, 0.1, "epsilon", 1e-5)
+    monkeypatch.setattr(composition, "SHIFT", 0.01)
+    assert composition._one_way(rounds, 0.1, "epsilon", 1e-5) == pytest.approx(before + 0.07, rel=1e-9)
