@@ -32,8 +32,8 @@ style: $(VENV)/.installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=benchmarks/results/cpu.json keeps the figures that
-# `isthmus bench --pages` writes into README and docs.
+# Ours beside peers, one table (BENCH="step lift-cosamp" for some); JSON=lab/bench/results/cpu.json keeps the figures that
+# `python -m lab bench --pages` writes into README and docs.
 JSON ?= bench.json
 bench: $(VENV)/.installed-dev
 	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
@@ -49,7 +49,7 @@ reproduce: $(VENV)/.installed
 # Our own studies, which belong to no paper.
 studies: $(VENV)/.installed
 	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
-	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) experiments/$$name.py; done
+	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) lab/studies/$$name.py; done
 
 audit: $(VENV)/.installed
 	$(PY) -m isthmus.app.cli audit

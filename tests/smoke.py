@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from isthmus.app import datasets
-from isthmus.app.reproduce.experiment import Experiment, Judgement, Results, RunSetting
+from lab.reproduce.experiment import Experiment, Judgement, Results, RunSetting
 
 
 def smoke(experiment: Experiment, tiny: Mapping[str, Any]) -> Results:

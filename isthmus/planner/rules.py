@@ -100,7 +100,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: facts.narrow and _narrow_set(facts),
         _sketch,
         "the set has few dimensions: a sketch that keeps them loses nothing",
-        "Theorem 2.3 (001); isthmus reproduce 001-figure-5ab: a seventh of the numbers, twice the epochs of SGD",
+        "Theorem 2.3 (001); python -m lab reproduce 001-figure-5ab: a seventh of the numbers, twice the epochs of SGD",
     ),
     Ranking(
         "public directions",
@@ -116,7 +116,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: facts.narrow and facts.component_smoothness is not None and _many_blocks(facts),
         lambda facts: ("dp_skgd", *_sketch(facts)),
         "many numbers or records, and public facts say which columns matter",
-        "experiments/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
+        "lab/studies/private_tables.py: IMDB .833 with word ranks, sketches .759; lending R2 .464 against .417",
     ),
     Ranking(
         "few numbers",
@@ -124,7 +124,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: facts.narrow,
         _sketch,
         "only a few numbers may be released: a new sketch in every round sees all columns in the end",
-        "experiments/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
+        "lab/studies/private_tables.py: a9a .839 with m = 50, blocks .828, codes .825",
     ),
     Ranking(
         "small polytope",
@@ -164,7 +164,7 @@ PRIVATE_RULES: tuple[Ranking, ...] = (
         lambda facts: True,
         _default,
         "scale and step of the columns, not noise, hold plain descent back, and a small share of the budget buys them",
-        "experiments/private_tables.py and docs/planner.md, prepared descent",
+        "lab/studies/private_tables.py and docs/planner.md, prepared descent",
     ),
 )
 
@@ -175,7 +175,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         lambda facts: facts.narrow,
         lambda facts: ("comp_sgd", "comp_gd") if facts.max_passes is not None else ("comp_gd", "comp_sgd"),
         "only a few numbers may be sent, and what a sketch loses is sent later",
-        "isthmus reproduce 001-figure-1d-3c-3d: .873 with a twentieth of the numbers, SGD .874, memoryless .857",
+        "python -m lab reproduce 001-figure-1d-3c-3d: .873 with a twentieth of the numbers, SGD .874, memoryless .857",
     ),
     Ranking(
         "few passes",
@@ -191,7 +191,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         lambda facts: (reach(facts) or float("inf")) <= CONSTANTS.tight,
         _always("comp_fw", "gd"),
         "vertices of a small polytope are exact and sparse",
-        "isthmus reproduce 001-compfw-convex: away steps end 10^6 times below plain ones after 200 rounds",
+        "python -m lab reproduce 001-compfw-convex: away steps end 10^6 times below plain ones after 200 rounds",
     ),
     Ranking(
         "plain descent",
@@ -199,7 +199,7 @@ FREE_RULES: tuple[Ranking, ...] = (
         lambda facts: True,
         _always("gd", "sgd", "comp_sgd"),
         "no privacy was asked for, so the plain method is best",
-        "isthmus reproduce 001-figure-1a",
+        "python -m lab reproduce 001-figure-1a",
     ),
 )
 

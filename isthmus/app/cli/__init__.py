@@ -5,7 +5,7 @@ Nothing heavy is imported before a command runs: `isthmus --help` answers at onc
 | code | meaning |
 |---|---|
 | 0 | done |
-| 1 | a promise was broken (`audit`), a benchmark or experiment failed, or something unforeseen happened |
+| 1 | a promise was broken (`audit`) or something unforeseen happened |
 | 2 | wrong usage or input; nothing was spent |
 | 3 | the budget does not allow it; nothing beyond it was released |
 | 4 | interrupted; `isthmus train --resume RUN` goes on |
@@ -25,7 +25,7 @@ from typing import Any
 import click
 
 import isthmus
-from isthmus.app.cli import describing, evidence, tools, training
+from isthmus.app.cli import describing, tools, training
 
 FAILED, WRONG, OVER_BUDGET, INTERRUPTED, DAMAGED = 1, 2, 3, 4, 5
 _CODES = {
@@ -107,5 +107,5 @@ def main() -> None:
     """Private models from tables, with low-dimensional gradients: train, predict, plan, audit, report."""
 
 
-for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS, *evidence.COMMANDS):
+for _command in (*training.COMMANDS, *describing.COMMANDS, *tools.COMMANDS):
     main.add_command(_command)

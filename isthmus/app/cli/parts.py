@@ -10,8 +10,6 @@ from typing import Any
 
 _PARTS = {
     "audit": "isthmus.audit.suite",
-    "bench": "isthmus.bench.carry",
-    "bench_page": "isthmus.bench.page",
     "budget": "isthmus.app.runs.budget",
     "config": "isthmus.app.runs.config",
     "demo": "isthmus.app.demo",
@@ -23,9 +21,6 @@ _PARTS = {
     "privacy": "isthmus.privacy",
     "record": "isthmus.app.report.record",
     "report": "isthmus.app.report",
-    "reproduce": "isthmus.app.reproduce",
-    "reproduction": "isthmus.app.reproduce.command",
-    "reproduction_page": "isthmus.app.reproduce.page",
     "tables": "isthmus.tables.files",
     "template": "isthmus.tables.template",
     "train": "isthmus.app.runs.train",

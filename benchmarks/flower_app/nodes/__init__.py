@@ -1,1 +1,0 @@
-"""The app of benchmarks/flower_nodes.py."""

@@ -1,0 +1,1 @@
+"""How we know that Isthmus works: benchmarks, the papers run again, theorems that no recipe needs, studies."""

@@ -1,0 +1,1 @@
+"""The app of lab/measurements/flower_nodes.py."""
