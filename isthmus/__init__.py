@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from isthmus import codecs as codecs
     from isthmus import diagnostics as diagnostics
     from isthmus import estimators as estimators
-    from isthmus import papers as papers
     from isthmus import planner as planner
     from isthmus import privacy as privacy
+    from isthmus import theory as theory
     from isthmus.app import datasets as datasets
     from isthmus.app import report as report
     from isthmus.engine import modules as modules
 
-    theory = papers
 
 __version__ = "0.1.0.dev0"
 
@@ -109,7 +108,7 @@ _MODULES = {
     "planner": "planner",
     "privacy": "privacy",
     "report": "app.report",
-    "theory": "papers",
+    "theory": "theory",
 }
 _ALIASES = {
     **_MODULES,
@@ -125,7 +124,7 @@ _ALIASES = {
     "sketches": "geometry.sketches",
     "tensorboard": "diagnostics.tensorboard",
 }
-"""Modules under the names that users import: `isthmus.theory` is `isthmus.papers`, one and the same module."""
+"""Modules under the names that users import: `isthmus.sets` is `isthmus.geometry.sets`, one and the same module."""
 
 __all__ = sorted([*_HOME_OF, *_MODULES])
 

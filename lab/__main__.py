@@ -107,7 +107,9 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
         out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
         return
     if everything == bool(names):
-        raise click.UsageError("Name the experiments to run, or give --all. `python -m lab reproduce --list` shows them.")
+        raise click.UsageError(
+            "Name the experiments to run, or give --all; `reproduce --list` shows them."
+        )
     wanted = list(experiments.values()) if everything else experiments_of_papers.chosen(names)
     _refuse_without_data(wanted, everything)
     _run(out, wanted, **how)

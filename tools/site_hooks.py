@@ -21,7 +21,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = "tests|experiments|examples|benchmarks|isthmus|tools"
+FOLDERS = "tests|lab|examples|isthmus|tools"
 MENTION = re.compile(rf"(?<![\[`\w/])`((?:{FOLDERS})/[\w./-]+\.\w+)`(?!\])")
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[\w-]+)?\)")
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown", ".jsonl": "json", ".json": "json"}

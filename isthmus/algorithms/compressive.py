@@ -23,14 +23,14 @@ from isthmus.base import validate
 from isthmus.geometry.lifts import CoSaMP, discard, pinv
 from isthmus.geometry.sketches import Context, Encoder, GaussianSketch, RademacherSketch, Sketch
 from isthmus.geometry.sketches.selection import SelectionMap
-from isthmus.papers import Rule, Schedule
-from isthmus.papers.paper_002 import compressive_scale, dense_scale, laplace_noise
-from isthmus.papers.printed import Inside, LargestEntries, Printed
 from isthmus.privacy import Charge, Clip, Laplace
 from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
+from isthmus.theory import Rule, Schedule
+from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
+from isthmus.theory.printed import Inside, LargestEntries, Printed
 
 VARIANTS = ("gaussian", "laplace", "selection", "dense")
 
@@ -64,7 +64,7 @@ def compressive_dp_sgd(
              "laplace": the paper's noise with a scale that holds;
              "selection": kappa coordinates chosen by the exponential mechanism, then their values (all records only);
              "dense": Laplace noise on the whole gradient, the baseline that the paper compares with
-    schedule      a schedule of `isthmus.papers` in place of step and number of rounds
+    schedule      a schedule of `isthmus.theory` in place of step and number of rounds
     as_published  the paper's mechanism (top-kappa of the average, signs / sqrt(p), Laplace; "dense": Laplace on the
                   average) with epsilon as the TOTAL budget of pure differential privacy, replace-one; the paper prints
                   epsilon per iteration

@@ -24,16 +24,21 @@ from isthmus.algorithms.private import Relation
 from isthmus.base import validate
 from isthmus.geometry.lifts import unbiased
 from isthmus.geometry.sketches import Blocks, Encoder, Nice
-from isthmus.papers.paper_003_blocks import cover, importance_probabilities, sampling_probabilities
-from isthmus.papers.paper_003_matrix import expected_smoothness, smoothness_matrix
-from isthmus.papers.paper_003_rates import Loops
-from isthmus.papers.printed import Printed
-from isthmus.papers.published import skgd_sigma
 from isthmus.privacy import Charge, Clip, Gaussian
 from isthmus.problems.penalties import Penalty
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Restart, Step
 from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.theory.paper_003 import (
+    Loops,
+    cover,
+    expected_smoothness,
+    importance_probabilities,
+    sampling_probabilities,
+    smoothness_matrix,
+)
+from isthmus.theory.printed import Printed
+from isthmus.theory.published import skgd_sigma
 
 SAMPLINGS = ("full", "single", "block", "nice")
 
@@ -60,7 +65,7 @@ def dp_skgd(
     """DP-SkGD (003): noisy steps on random blocks of coordinates, each with its own step 1 / M_j.
 
     smoothness     M_j, the component smoothness: a number or one for each coordinate; or a matrix M with Hessian <= M,
-                   from which come the steps 1 / v_j that the law allows (`isthmus.papers.expected_smoothness`).
+                   from which come the steps 1 / v_j that the law allows (`isthmus.theory.expected_smoothness`).
                    Public, never from the data
     clip           c_j, a bound of each coordinate of a record's gradient: a number or one for each; the bound of a
                    block is the l2 norm of its coordinates' bounds
@@ -70,7 +75,7 @@ def dp_skgd(
     probabilities  "uniform", "importance" (largest M_j of a block, normalised), or numbers
     inner          K, the rounds of an inner loop; the iterate restarts at its average.  None: one loop (convex rule)
     step           multiplies every step 1 / M_j
-    schedule       the loops of Theorem 4.2 (`papers.convex_block_loops`, `papers.strongly_convex_block_loops`): K, and
+    schedule       the loops of Theorem 4.2 (`theory.convex_block_loops`, `theory.strongly_convex_block_loops`): K, and
                    K T rounds unless the run says how many
     as_published   the paper's noise, sigma_U^2 = 12 L_U^2 K T ln(1/delta) / (n^2 epsilon^2) for replace-one, on all
                    records: sound where the bounds hold (they are clipped to), and about 1.6 times what is needed

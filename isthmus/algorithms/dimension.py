@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from isthmus.base import validate
 from isthmus.geometry.sets import ConvexSet
 from isthmus.geometry.sketches.base import Size, resolve
-from isthmus.papers import Rule, Schedule, narrow_dimension
 from isthmus.round.minimize import Binding
+from isthmus.theory import Rule, Schedule, narrow_dimension
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from isthmus.geometry.lifts import HeavyHitters, Lift, ProjectAndLift, pinv, unb
 from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity, SparseJL
 from isthmus.geometry.sketches.base import Random, Size, resolve
-from isthmus.papers import Schedule
 from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import FirstOrderStationary, Full, Shifted, Shuffle, Step, Uniform, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.samplers import Sampler
 from isthmus.round.wire import Wire
+from isthmus.theory import Schedule
 
 StepRule = float | Callable[[int], float]
 Family = Callable[[Size], Encoder]
@@ -44,7 +44,7 @@ def sgd(
 ) -> Recipe:
     """Projected SGD: w+ = P_C(w - eta g).
 
-    step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.papers`
+    step      eta, or a rule t -> eta (t from 0); or give a `schedule` of `isthmus.theory`
     momentum  beta of the heavy ball: v = beta v + g, w+ = P_C(w - eta v)
     output    "last", "average" (sum eta_t w_t / sum eta_t), "random" (one of w_1, ..., w_T, uniformly), or the mean of
               the last K points: "last 10"
@@ -89,7 +89,7 @@ def comp_sgd(
     m               narrow dimension: a number, a fraction of d, a rule t -> m, or a `WidthRule`
     error_feedback  the sender keeps what the sketch lost and adds it next time; the server then lifts by the
                     pseudo-inverse and projects.  Without it every round is memoryless: project and lift.
-    schedule        a schedule of `isthmus.papers`: fills the step, m (by the constraint's width), the number of
+    schedule        a schedule of `isthmus.theory`: fills the step, m (by the constraint's width), the number of
                     rounds and the alpha-FOSP stop rule where they are not given
     sketch          the family, as a function of m
     refresh         how many rounds one map serves; more saves time, but with error feedback a coordinate then waits

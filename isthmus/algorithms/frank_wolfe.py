@@ -14,11 +14,11 @@ from isthmus.base import validate
 from isthmus.geometry.lifts import adjoint
 from isthmus.geometry.sketches import CountSketch, Encoder, Identity
 from isthmus.geometry.sketches.base import Size
-from isthmus.papers import Rule, Schedule
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import FrankWolfe, Full, GapBelow, Uniform, WithoutReplacement
 from isthmus.round.pipeline import Pipeline, Release, Stage
 from isthmus.round.samplers import Sampler
+from isthmus.theory import Rule, Schedule
 
 
 @algorithm(needs=("lmo",))
@@ -49,7 +49,7 @@ def comp_fw(
                  `result.x` is None when there was none, `result.certificate` has the true gap.  None: that of the
                  schedule, where it has one: the first w_tau of compressed gap at most alpha (Theorem E.1), or none
     lmo_error    e: s may be e gamma_t short of the minimum, which the stop rule adds to the gap.  For sets that save
-                 work by it (`NuclearBall`: Lanczos in place of a decomposition); `isthmus.papers.oracle_error` says
+                 work by it (`NuclearBall`: Lanczos in place of a decomposition); `lab.theory.oracle_error` says
                  how large Theorem E.2 allows it
 
     >>> comp_fw(m=20, away=True).name

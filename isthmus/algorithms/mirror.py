@@ -19,13 +19,13 @@ from isthmus.geometry.lifts import pinv, unbiased
 from isthmus.geometry.sets import Simplex
 from isthmus.geometry.sketches import CountSketch, Identity
 from isthmus.geometry.sketches.base import Size
-from isthmus.papers import Schedule
 from isthmus.privacy import AdaptiveClip
 from isthmus.problems.penalties import NoPenalty
 from isthmus.round.averages import average_of
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Full, Mirror, Shuffle
 from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.theory import Schedule
 
 ASKED = "for a simplex only: planned where it is asked for by name"
 

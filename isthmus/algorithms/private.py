@@ -25,8 +25,6 @@ from isthmus.geometry.lifts import ProjectAndLift, discard, pinv
 from isthmus.geometry.sets import Whole
 from isthmus.geometry.sketches import CountSketch, Encoder, GaussianSketch, Identity
 from isthmus.geometry.sketches.base import Size
-from isthmus.papers import Rule, Schedule
-from isthmus.papers.printed import Printed, own_length
 from isthmus.privacy import AdaptiveClip, Charge, Clip, FixedSize, FullBatch, GroupClip, Poisson, PrivacyPlan
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.problems.penalties import NoPenalty
@@ -35,6 +33,8 @@ from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import Step, Tail
 from isthmus.round.pipeline import Pipeline, Release, Stage, StepSize
 from isthmus.round.updates import Update
+from isthmus.theory import Rule, Schedule
+from isthmus.theory.printed import Printed, own_length
 
 Relation = Adjacency | str
 PrivateSampler = FullBatch | Poisson | FixedSize
@@ -71,7 +71,7 @@ def dp_sgd(
     n               "exact" declares the number of records public; a number is a public estimate of it
     adjacency       "add-remove" or "replace-one"
     output          as for `algorithms.sgd`
-    schedule        a schedule of `isthmus.papers`: fills the step, the number of rounds, m where there is one, and the
+    schedule        a schedule of `isthmus.theory`: fills the step, the number of rounds, m where there is one, and the
                     stop rule, where they are not given
     stop            a stop rule, such as `FirstOrderStationary`; the run returns the point it fired at, or x = None (as
                     Corollary C.2 of paper 001).  It reads what was released and costs nothing, and the statement counts

@@ -21,11 +21,11 @@ from isthmus.geometry.lifts import Lifted
 from isthmus.geometry.sets import ConvexSet, VertexForm
 from isthmus.geometry.sketches import Context, Encoder, Sketch
 from isthmus.geometry.sketches.identity import IdentityMap
-from isthmus.papers import Rule
 from isthmus.privacy import Charge, Clip, NoisyMax
 from isthmus.round.minimize import Binding, Recipe
 from isthmus.round.parts import FrankWolfe
 from isthmus.round.pipeline import Pipeline, Release, Stage
+from isthmus.theory import Rule
 
 
 @algorithm(

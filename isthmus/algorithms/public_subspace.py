@@ -18,9 +18,9 @@ from isthmus.algorithms.first_order import StepRule
 from isthmus.algorithms.private import Relation, _Private
 from isthmus.base import validate
 from isthmus.geometry.sketches import Encoder, GaussianSketch, Identity, Progressive, PublicSubspace
-from isthmus.papers import Schedule
 from isthmus.privacy import AdaptiveClip
 from isthmus.round.minimize import Recipe
+from isthmus.theory import Schedule
 
 _PUBLISHED = (
     "as claimed, by this accountant: gradients are clipped before the projection, which public directions allow "
@@ -57,7 +57,7 @@ def pdp_sgd(
     method        "gram": all eigenvectors of the n x n Gram matrix of the public gradients; "lanczos": its top k only,
                   for many public examples (the paper's choice); never a d x d matrix
     micro_batch   as for `dp_sgd` (the paper has 5 on Fashion-MNIST, and counts C where a record moves the sum by 2C)
-    output        "last" iterate; "random" with `schedule=papers.subspace_schedule(n, epsilon)` is Theorem 4, "average"
+    output        "last" iterate; "random" with `schedule=theory.subspace_schedule(n, epsilon)` is Theorem 4, "average"
                   over a ball as `constraint` Theorem 6
     as_published  clip before the projection, as the paper does: sound, and its noise is the same
 

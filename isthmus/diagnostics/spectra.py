@@ -51,7 +51,7 @@ class Spectrum:
         return self.total / float(self.values[0]) if self.total > 0 else 0.0
 
     def gap(self, k: int) -> float:
-        """lambda_k - lambda_{k+1}, the eigen-gap alpha of `isthmus.papers.subspace_error`."""
+        """lambda_k - lambda_{k+1}, the eigen-gap alpha of `lab.theory.subspace_error`."""
         validate.positive_int(k=k)
         validate.at_most(self.d, "the dimension d", k=k)
         padded = [*self.values[k - 1 : k + 1].tolist(), 0.0, 0.0]
@@ -92,7 +92,7 @@ class Spectra:
         return Spectra((*self.steps, step), (*self.spectra, spectrum))
 
     def gaps(self, k: int) -> list[float]:
-        """The eigen-gap at k of every step: the `gaps` of `isthmus.papers.gap_moment`."""
+        """The eigen-gap at k of every step: the `gaps` of `lab.theory.gap_moment`."""
         return [spectrum.gap(k) for spectrum in self.spectra]
 
     def table(self) -> dict[str, list[float]]:
@@ -128,7 +128,7 @@ class Components:
 
     @property
     def envelope(self) -> float:
-        """The least c with |m_(j)| <= c / sqrt(j) for every j: the half-axes of `isthmus.papers.ellipsoid_gamma2`."""
+        """The least c with |m_(j)| <= c / sqrt(j) for every j: the half-axes of `lab.theory.ellipsoid_gamma2`."""
         order = torch.arange(1, len(self.values) + 1, dtype=self.values.dtype, device=self.values.device)
         return float((self.values * order.sqrt()).max())
 

@@ -168,7 +168,7 @@ def principal_residual_ratio(public: Rows | Tensor, V: Tensor) -> float:
     """||V V' g||^2 / ||g - V V' g||^2 of the mean public gradient g, or of a vector that is public or was released.
 
     Infinite when nothing is left outside.  Theorem 4 of Zhou, Wu and Banerjee asks for a c of at least 1 / this,
-    averaged over training: the `residual` of `isthmus.papers.subspace_stationary_bound`.  Use examples that V was not
+    averaged over training: the `residual` of `lab.theory.subspace_stationary_bound`.  Use examples that V was not
     learned from.
 
     >>> principal_residual_ratio(torch.tensor([3.0, 4.0]), torch.tensor([[0.0], [1.0]])) == 16 / 9

@@ -50,8 +50,8 @@ INTRO = """# Benchmarks
 
 This page is written by `python -m lab bench --pages` from the files in `lab/bench/results`; no figure in it is typed.
 
-`make bench` (or `python -m lab bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark take
-turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
+`make bench` (or `python -m lab bench [NAME...]`) measures ours and every peer in the same run. The ways of a benchmark
+take turns, so that a busy moment hits all of them. Times are medians in milliseconds with quartiles, and a ratio is the
 median of the ratios of neighbouring measurements: ours over the peer, below 1 where ours is faster. Each benchmark has
 processes of its own. On a GPU, where nothing else runs, the ways are measured one after the other: times are those of a
 loop that does not wait after every step, and memory is the peak of the allocator.
@@ -62,7 +62,7 @@ BEGIN, END = re.compile(r"<!-- bench:begin ([\w-]+) -->\n"), "<!-- bench:end -->
 
 def sources(root: Path) -> list[KeptRun]:
     """The kept results of a checkout: those of processors first."""
-    runs = [load(path) for path in sorted((root / "benchmarks" / "results").glob("*.json"))]
+    runs = [load(path) for path in sorted((root / "lab" / "bench" / "results").glob("*.json"))]
     remedy = "run python -m lab bench --json lab/bench/results/cpu.json first: there is no lab/bench/results/*.json"
     validate.check(bool(runs), "root", str(root), remedy)
     return runs

@@ -23,8 +23,8 @@ from lab.bench.registry import BENCHMARKS
 from lab.reproduce.experiment import fingerprint
 from lab.reproduce.sources import code_of, code_of_files
 
-NOT_TIMED = ("app", "audit", "bench", "diagnostics", "distributed", "opacus_compat")
-"""Folders of the package that no benchmark times; of `bench` a benchmark's own code counts."""
+NOT_TIMED = ("app", "audit", "diagnostics", "distributed", "opacus_compat")
+"""Folders of the package that no benchmark times; a benchmark's own code counts apart."""
 EARLIER = "of an earlier run"
 
 
@@ -71,7 +71,9 @@ class BenchResults:
         data = {"form": FORM, "rows": data, "quick": False} if isinstance(data, list) else data
         same = data.get("form") == FORM and bool(data.get("quick")) == self.quick
         kind = "a quick run" if self.quick else "a whole run"
-        validate.check(same, "--json", str(path), f"give another name: this is no file of {kind} of `python -m lab bench`")
+        validate.check(
+            same, "--json", str(path), f"give another name: this is no file of {kind} of the benchmarks"
+        )
         older = _told(data) if (data.get("when"), data.get("machine")) != (_today(), machine()) else ""
         for row in data["rows"]:
             self.rows[_key(row)] = row if not older or "before" in row else row | {"before": older}

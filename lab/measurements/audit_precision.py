@@ -11,8 +11,8 @@ number of right guesses follows, at 95 % confidence, an epsilon that the trainin
 Jagielski 2023): a sound one stays below what is stated.  The last row is a control that must fail: noise ten times
 too small for what it states.
 
-Rows go to the file as they come; a row of the same code and machine is not done again.  `python -m lab bench --pages` writes
-the table of docs/privacy.md from it.
+Rows go to the file as they come; a row of the same code and machine is not done again.  `python -m lab bench --pages`
+writes the table of docs/privacy.md from it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from lab.bench.results import library
 from lab.reproduce.experiment import fingerprint
 from lab.reproduce.sources import code_of_files
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from _text import Encoder, pooled
 
 WORDS, LENGTH, DELTA = 200, 8, 1e-5

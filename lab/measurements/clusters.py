@@ -4,7 +4,8 @@ The rows are placed once; seconds of a round are those of a fit with many rounds
 engine, placing rows and planning do not count.  Beside them the difference of the coefficients to those of one
 process, relative (asked: at most 1e-9), and what a round takes more (asked: at most 10 ms).
 
-    python lab/measurements/clusters.py [local gloo dask ray spark] [--rows 100000] [--columns 50] [--ranks 2] [--json FILE]
+    python lab/measurements/clusters.py [local gloo dask ray spark] [--rows 100000] [--columns 50] [--ranks 2]
+        [--json FILE]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Test accuracy after a short private training through the engine: no speed without it.
 
-Noise multiplier 1, clip 1, the ranks of `python -m lab bench step`.  Steps were set once for each way, not tuned: it shows
+Noise multiplier 1, clip 1, the ranks of the benchmark `step`.  Steps were set once for each way, not tuned: it shows
 that a way learns, not which is best.  The images are those of MNIST in ISTHMUS_DATA.
 
     python lab/measurements/engine_accuracy.py [--models mlp cnn transformer] [--steps 300]

@@ -5,7 +5,8 @@ PowerSGD's ranks 1, 4 and 32 (k = 32 sends a fifth of rank 1).  "drawn" maps are
 public images, on rank 0, every 20 rounds.  Ours is clipped and noised, PowerSGD's is not; noise 0: what
 codes alone cost.  Rank 0 also sends what was released, and learned maps.
 
-    ISTHMUS_DATA=... python lab/measurements/ranks_loss.py [--steps 20] [--ours drawn:32:1 learned:70:0 ...] [--json FILE]
+    ISTHMUS_DATA=... python lab/measurements/ranks_loss.py [--steps 20] [--ours drawn:32:1 learned:70:0 ...]
+        [--json FILE]
 """
 
 from __future__ import annotations

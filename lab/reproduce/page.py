@@ -23,10 +23,10 @@ HEAD = """# The papers, reproduced
 
 Every figure and table of the five papers that reports a measurement or a rate is an experiment here, with the
 paper's claim, what we measured, and a verdict on **the paper's claim**, not on our implementation. The numbers come
-from `python -m lab reproduce --all --scale small --seeds 5` (sizes that two cores manage in minutes; what was made smaller
-stands with each experiment) and, where it says "full scale", from the paper's own sizes. Run one yourself with
-`python -m lab reproduce NAME`: it is checked against the mean of five seeds (ten for the noisiest experiments) plus or minus
-three standard deviations.
+from `python -m lab reproduce --all --scale small --seeds 5` (sizes that two cores manage in minutes; what was made
+smaller stands with each experiment) and, where it says "full scale", from the paper's own sizes. Run one yourself with
+`python -m lab reproduce NAME`: it is checked against the mean of five seeds (ten for the noisiest experiments) plus or
+minus three standard deviations.
 """
 
 
@@ -69,7 +69,7 @@ def measured(experiment: Experiment, scale: str, stored: dict[str, Any]) -> list
     size = "full scale" if scale == "full" else "small scale"
     words = f"{size}, {seeds} seed{'s' if seeds > 1 else ''}, {stored['cpu_seconds'] / seeds:.0f} CPU-seconds each"
     parts = [f"**Verdict: {verdict['kind']}** ({words}). {verdict['why']}\n"]
-    if (Path(__file__).parents[3] / "docs" / "reproduction" / f"{experiment.name}-{scale}.svg").exists():
+    if (Path(__file__).parents[2] / "docs" / "reproduction" / f"{experiment.name}-{scale}.svg").exists():
         parts.append(f"![{experiment.item}, {size}](reproduction/{experiment.name}-{scale}.svg)\n")
     return [*parts, table(stored)]
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from _text import Encoder, WordPiece, pretrained, reviews
 
 LENGTH, TRAIN, VALIDATION = 128, 20000, 2000

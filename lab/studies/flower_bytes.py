@@ -51,7 +51,7 @@ def main() -> None:
     """Run, print, save."""
     args = arguments(__doc__, rounds=500, backend="ray", only="", ways="012")
     torch.set_num_threads(1)
-    here, root = Path(__file__).parent, Path(__file__).parents[1]
+    here, root = Path(__file__).parent, Path(__file__).parents[2]
     os.environ["PYTHONPATH"] = os.pathsep.join([str(here), str(root), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
     rounds, rows, summary = 5 if args.quick else args.rounds, [], {}

@@ -13,18 +13,11 @@ import torch
 import isthmus
 from isthmus import LeastSquares, algorithms, minimize
 from isthmus.base.space import Space
-from isthmus.papers import (
-    convex_block_bound,
-    diagonal_majorant,
-    expected_smoothness,
-    matrix_block_bound,
-    sampling_noise,
-    sampling_probabilities,
-    weighted_radius,
-)
 from isthmus.privacy.mechanisms import Exact
 from isthmus.problems.penalties import ElasticNet, GroupPenalty, L1Penalty, NoPenalty, Penalty, ProxPenalty
 from isthmus.round.minimize import Binding
+from isthmus.theory import expected_smoothness, sampling_probabilities
+from lab.theory import convex_block_bound, diagonal_majorant, matrix_block_bound, sampling_noise, weighted_radius
 
 N, D = 60, 8
 OVERLAPPING = [[0, 1, 2], [2, 3], [4, 5, 6, 7], [0, 7]]

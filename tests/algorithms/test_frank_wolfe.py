@@ -13,6 +13,7 @@ import isthmus
 from isthmus import L1Ball, LeastSquares, NuclearBall, Simplex, algorithms, minimize, theory
 from isthmus.geometry.sketches import CountSketch
 from isthmus.round.parts import FrankWolfe
+from lab import theory as theorems
 
 
 def problem(kind: str) -> tuple[LeastSquares, Any]:
@@ -58,7 +59,7 @@ def test_the_bound_of_theorem_e2(kind: str, compressed: bool) -> None:
     recipe = algorithms.comp_fw(schedule=schedule, batch_size=objective.n) if compressed else algorithms.comp_fw()
     for rounds in (20, 100, 300):
         result = minimize(objective, recipe, constraint, steps=rounds, record=None)
-        bound = theory.convex_fw_rate(rounds, smoothness=known["smoothness"], diameter=known["diameter"])
+        bound = theorems.convex_fw_rate(rounds, smoothness=known["smoothness"], diameter=known["diameter"])
         assert objective.loss(result.x) - optimum <= bound
         assert constraint.contains(result.x)
 

@@ -12,7 +12,7 @@ import torch
 from private_cases import COMMON, build, problem
 
 import isthmus
-from isthmus import L1Ball, L2Ball, algorithms, minimize, papers
+from isthmus import L1Ball, L2Ball, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import PublicSubspace
 from isthmus.geometry.sketches.principal import learned, top_directions
@@ -29,6 +29,7 @@ from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.round.state import State
 from isthmus.round.step import bind_stage, no_public, open_round
 from isthmus.round.wire import Keys
+from lab import theory as theorems
 
 
 def noiseless(pipe: Any) -> Any:
@@ -222,7 +223,7 @@ def test_gamma_2_of_a_minkowski_sum_is_that_of_its_parts() -> None:
     g = torch.randn(20_000, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     sampled = float((2.0 * g.abs().amax(1) + 0.5 * g.norm(dim=1)).mean())
     widths = [ball.gaussian_width(12).value for ball in (L1Ball(2.0), L2Ball(0.5))]
-    assert papers.minkowski_gamma2(*widths) == pytest.approx(sampled, rel=0.01)
-    assert papers.minkowski_gamma2(1.0, 2.0, constant=3.0) == 9.0
+    assert theorems.minkowski_gamma2(*widths) == pytest.approx(sampled, rel=0.01)
+    assert theorems.minkowski_gamma2(1.0, 2.0, constant=3.0) == 9.0
     with pytest.raises(isthmus.InvalidInput, match="parts"):
-        papers.minkowski_gamma2()
+        theorems.minkowski_gamma2()

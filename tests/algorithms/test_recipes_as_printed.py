@@ -22,6 +22,7 @@ from isthmus.round.pipeline import Pipeline, Release, Stage
 from isthmus.round.samplers import Uniform
 from isthmus.round.stops import GapBelow
 from isthmus.round.wire import Keys
+from lab import theory as theorems
 
 
 def problem(n: int = 60, d: int = 10, seed: int = 0) -> LeastSquares:
@@ -135,7 +136,7 @@ def test_outputs_are_those_of_section_2_2() -> None:
     """w_bar = sum eta_t w_t / sum eta_t over the points that steps were taken from; or the last K; or one at random."""
     rule = theory.Rule(2.0, power=1.0)
     points, found = path_of(algorithms.gd(step=rule, output="average"), steps=12)
-    expected = theory.weighted_average(points[:-1], [rule(t) for t in range(12)])
+    expected = theorems.weighted_average(points[:-1], [rule(t) for t in range(12)])
     np.testing.assert_allclose(found.x.numpy(), expected, atol=1e-12)
     _, last = path_of(algorithms.gd(step=rule, output="last 5"), steps=12)
     np.testing.assert_allclose(last.x.numpy(), points[-5:].mean(0), atol=1e-12)
@@ -304,11 +305,11 @@ def test_stability_of_private_runs_needs_shared_noise_and_meets_theorem_13() -> 
     objective, steps, eta = problem(), 20, 0.05
     recipe = algorithms.priv_sgd(epsilon=1.0, m=10, clip=1.0, step=eta, n="exact", adjacency="replace-one")
     with pytest.raises(InvalidInput, match="noise_seed=None"):
-        theory.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps)
-    measured = theory.uniform_stability(
+        theorems.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps)
+    measured = theorems.uniform_stability(
         objective, recipe, L2Ball(5.0), steps=steps, replaced=range(3), seeds=range(3), noise_seed=1
     )
-    limit = theory.nonsmooth_divergence(steps, n=objective.n, lipschitz=1.0, step=lambda t: eta)
+    limit = theorems.nonsmooth_divergence(steps, n=objective.n, lipschitz=1.0, step=lambda t: eta)
     assert 0 < measured.worst[-1] <= limit
-    apart = theory.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps, seeds=[0], noise_seed=2)
+    apart = theorems.uniform_stability(objective, recipe, L2Ball(5.0), steps=steps, seeds=[0], noise_seed=2)
     assert apart.worst[-1] < 0.2  # noise of this size, not shared, moves the points by more than 1

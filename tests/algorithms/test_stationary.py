@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import L1Ball, LeastSquares, NuclearBall, algorithms, minimize, papers
+from isthmus import L1Ball, LeastSquares, NuclearBall, algorithms, minimize, theory
 from isthmus.geometry.lifts import compressed_gradient_mapping
 from isthmus.geometry.sketches import GaussianSketch, Identity
 from isthmus.round.parts import GapBelow, MappingBelow
 from isthmus.round.samplers import Uniform
 from isthmus.round.wire import Keys
+from lab import theory as theorems
 
 N, D = 60, 24
 
@@ -55,7 +56,7 @@ def papers_loop(objective: LeastSquares, plan: Any, m: int, rounds: int) -> tupl
 @pytest.mark.parametrize(("accuracy", "found"), [(0.05, True), (0.005, False)])
 def test_the_schedule_of_theorem_e1_ends_at_w_tau_or_without_a_point(accuracy: float, found: bool) -> None:
     objective, ball = problem(), L1Ball(1.5)
-    plan = papers.stationary_fw_schedule(accuracy, **constants(objective, ball), noise=0.02 if found else 0.0)
+    plan = theory.stationary_fw_schedule(accuracy, **constants(objective, ball), noise=0.02 if found else 0.0)
     rounds = min(plan.rounds, 20)
     recipe = algorithms.comp_fw(schedule=plan, m=18, sketch=GaussianSketch)
     result = minimize(objective, recipe, ball, steps=rounds, record=None)
@@ -103,7 +104,7 @@ def test_theorem_e2_with_an_approximate_oracle() -> None:
     objective = LeastSquares(torch.tensor(X), torch.tensor(X @ truth.ravel()))
     ball = NuclearBall(float(np.linalg.norm(truth, "nuc")), shape=shape)
     mu, diameter = objective.smoothness(), ball.diameter()
-    allowed = papers.oracle_error(1.0, smoothness=mu, diameter=diameter)
+    allowed = theorems.oracle_error(1.0, smoothness=mu, diameter=diameter)
     seen = []
 
     class Watched(NuclearBall):
@@ -113,10 +114,10 @@ def test_theorem_e2_with_an_approximate_oracle() -> None:
 
     loose = Watched(ball.radius, shape=shape)
     result = minimize(objective, algorithms.comp_fw(lmo_error=allowed), loose, steps=25, record=None)
-    bound = papers.convex_fw_rate(25, smoothness=mu, diameter=diameter, oracle=1.0)
+    bound = theorems.convex_fw_rate(25, smoothness=mu, diameter=diameter, oracle=1.0)
     assert objective.loss(result.x) <= bound and any(short > 0 for _, short in seen)
     rest = {"smoothness": 1e-9, "diameter": 1.0, "gradient_bound": 1.0, "noise": 1e-9, "oracle_error": 0.5}
-    told = papers.stationary_fw_step_bound(1.0, step=0.5, beta=0.0, batch=1, **rest)
+    told = theorems.stationary_fw_step_bound(1.0, step=0.5, beta=0.0, batch=1, **rest)
     assert told == pytest.approx(-0.25, abs=1e-6)
     step = minimize(objective, algorithms.comp_fw(lmo_error=allowed), loose, steps=1, record=None)
     start = torch.zeros(objective.d, dtype=torch.float64)

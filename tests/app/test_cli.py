@@ -20,11 +20,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from isthmus import Identity
-from isthmus.app.cli import code_of, evidence, main
+from isthmus.app.cli import code_of, main
 from isthmus.audit import known_bad, suite
 from isthmus.base.validate import InvalidInput
 
-COMMANDS = "schema train predict describe plan budget audit report demo completion bench reproduce".split()
+COMMANDS = "schema train predict describe plan budget audit report demo completion".split()
 
 
 def invoke(*arguments: str, code: int = 0) -> Result:
@@ -232,21 +232,7 @@ def test_a_report_needs_a_run(tmp_path: Path) -> None:
     assert (tmp_path / "other.html").stat().st_size == data["bytes"]
 
 
-# ---------------------------------------------------------------- bench, completion
-
-
-def test_bench_lists_and_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "project-l1 " in invoke("bench", "--list").output
-    assert (
-        "name='worse' is not allowed: choose a benchmark or a family: step-mlp"
-        in invoke("bench", "worse", code=2).output
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        evidence, "__file__", str(tmp_path / "site-packages" / "isthmus" / "app" / "cli" / "evidence.py")
-    )
-    text = re.sub(r"\s+", " ", invoke("bench", "--pages", code=2).output)
-    assert "this needs a checkout of the project" in text
+# ---------------------------------------------------------------- completion
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -262,7 +248,7 @@ def test_completion_completes() -> None:
         found = ShellComplete(main, {}, "isthmus", "_ISTHMUS_COMPLETE").get_completions(arguments, word)
         return [item.value for item in found]
 
-    assert offered([], "re") == ["report", "reproduce"]
+    assert offered([], "re") == ["report"]
     assert offered(["train"], "--test-") == ["--test-fraction", "--test-epsilon"]
     assert offered(["train", "--task"], "c") == ["classification"]
 

@@ -28,9 +28,9 @@ from isthmus.geometry.sketches import (
 )
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
-from isthmus.papers.printed import OfTheSum
 from isthmus.privacy import Adjacency, Clip, FullBatch, Gaussian, Laplace, NoisyMax, PerLeafClip, TopK
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.theory.printed import OfTheSum
 
 ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 REACHED = 1 / (1 + KAPPA)  # the bound holds what rounding may add

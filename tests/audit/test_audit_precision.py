@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "lab" / "measurements"))
 
 import audit_precision as benchmark
 

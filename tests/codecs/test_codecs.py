@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import isthmus
-from isthmus import codecs, theory
+from isthmus import codecs
 from isthmus.codecs import (
     QSGD,
     VQSGD,
@@ -28,6 +28,7 @@ from isthmus.codecs import (
     elias,
 )
 from isthmus.codecs.bits import Reader, Writer
+from lab import theory as theorems
 
 ALL: list[Codec] = [
     QSGD(),
@@ -156,12 +157,12 @@ def test_chi_is_reached(codec: Codec, v: Tensor) -> None:
 
 def test_chi_is_that_of_the_paper() -> None:
     for m in (1, 7, 100, 4096):
-        assert QSGD().chi(m) == theory.qsgd(m).chi == 1.0
+        assert QSGD().chi(m) == theorems.qsgd(m).chi == 1.0
         for s in (1, 3, 64):
-            assert QSGD(levels=s).chi(m) == theory.qsgd(m, s).chi == theory.qsgd_chi(m, s)
-        assert TernGrad().chi(m) == theory.terngrad(m).chi
-        assert VQSGD(3).chi(m) == theory.vqsgd(m, 3).chi
-        assert RandomK(min(5, m)).chi(m) == theory.random_sparsification(m, min(5, m)).chi
+            assert QSGD(levels=s).chi(m) == theorems.qsgd(m, s).chi == theorems.qsgd_chi(m, s)
+        assert TernGrad().chi(m) == theorems.terngrad(m).chi
+        assert VQSGD(3).chi(m) == theorems.vqsgd(m, 3).chi
+        assert RandomK(min(5, m)).chi(m) == theorems.random_sparsification(m, min(5, m)).chi
         assert TernGrad().chi(m) == pytest.approx(PackedBits(2).chi(m))
 
 
@@ -193,16 +194,16 @@ def test_sparse_levels_are_sent_sparsely(coding: str) -> None:
     m = 10**6
     v = torch.randn(m, generator=torch.Generator().manual_seed(2))
     size = 8 * len(QSGD(levels=1, coding=coding).encode(v, seed=0))
-    assert size < theory.qsgd(m, 1).bits and size < 0.02 * m
+    assert size < theorems.qsgd(m, 1).bits and size < 0.02 * m
 
 
 def test_places_cost_no_more_than_in_the_paper() -> None:
     v = torch.randn(10_000, generator=torch.Generator().manual_seed(2))
     for k in (10, 100, 1000, 5000, 10_000):
         size = 8 * len(RandomK(k, "sent").encode(v, seed=0))
-        assert size <= theory.random_sparsification(10_000, k).bits + HEADER + 8
+        assert size <= theorems.random_sparsification(10_000, k).bits + HEADER + 8
         shared = 8 * len(RandomK(k).encode(v, seed=0))
-        assert shared <= theory.random_sparsification(10_000, k, shared_seed=True).bits + 72 + HEADER
+        assert shared <= theorems.random_sparsification(10_000, k, shared_seed=True).bits + 72 + HEADER
 
 
 def one_by_one(number: int, code: str) -> int:

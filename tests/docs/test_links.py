@@ -34,7 +34,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_files_that_are_named_exist() -> None:
     """`tests/...`, `lab/studies/...` and the like in backticks: the site shows these files."""
-    named = re.compile(r"`((?:tests|experiments|examples|benchmarks|isthmus|tools)/[\w./-]+\.\w+)`")
+    named = re.compile(r"`((?:tests|lab|examples|isthmus|tools)/[\w./-]+\.\w+)`")
     gone = {
         (str(page.relative_to(ROOT)), name)
         for page, text in TEXTS.items()

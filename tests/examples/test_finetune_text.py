@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[2] / "lab" / "studies"
 sys.path.insert(0, str(EXPERIMENTS))
 
 import finetune_data  # noqa: E402

@@ -19,7 +19,6 @@ from isthmus.geometry.sketches import Coordinates, CountSketch, GaussianSketch, 
 from isthmus.geometry.sketches.identity import IdentityMap
 from isthmus.gradients import Dense
 from isthmus.gradients.adding import KAPPA
-from isthmus.papers.printed import OfTheSum
 from isthmus.privacy import Adjacency, Clip, Gaussian, Ledger, SeededSource
 from isthmus.privacy.bounded import Bounded
 from isthmus.round.parts import (
@@ -36,6 +35,7 @@ from isthmus.round.parts import (
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
 from isthmus.round.step import bind_stage, close_stage, contribute, measure, open_round, start
 from isthmus.round.wire import Keys, Message, Wire
+from isthmus.theory.printed import OfTheSum
 
 LR = 0.2
 
@@ -298,7 +298,7 @@ def test_a_map_of_the_sum_acts_when_the_whole_sum_is_there(physical: int | None)
     bounded = message.values["gradient"]
     assert bounded.value.shape == (12,)
     sketch = round.sketches["main/gradient"].inner
-    with pytest.raises(TypeError):  # it is lifted by the sketch itself: see `isthmus.papers.printed.Inside`
+    with pytest.raises(TypeError):  # it is lifted by the sketch itself: see `isthmus.theory.printed.Inside`
         close_stage(round, pipe.stages[0], message, Keys(0))
     value, ord, bound = round.sketches["main/gradient"].settle(bounded.value, 2, bounded.bound)
     kept = release.encode.change(bounded.value, 2, 1.0, sketch)[0]

@@ -11,11 +11,11 @@ from isthmus import LeastSquares, minimize
 from isthmus.geometry.lifts import discard, pinv
 from isthmus.geometry.sketches import Encoder, GaussianSketch
 from isthmus.geometry.sketches.identity import IdentityMap
-from isthmus.papers.printed import Inside, OwnLength, Printed
 from isthmus.privacy import BudgetExceeded, Clip, FullBatch, Gaussian, Ledger, Mechanism
 from isthmus.problems.queries import TopEigenvalue
 from isthmus.round.parts import Step
 from isthmus.round.pipeline import Pipeline, Promise, Release, Stage
+from isthmus.theory.printed import Inside, OwnLength, Printed
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,7 @@ class Sketch(ABC):
     def settle(self, value: Tensor, ord: float, bound: float) -> tuple[Tensor, float, float]:
         """The whole sum before its noise, the norm it is bounded in and that bound: as they are.
 
-        Only maps that a paper applies to the sum, and not to the records, change it (`isthmus.papers.printed`).
+        Only maps that a paper applies to the sum, and not to the records, change it (`isthmus.theory.printed`).
         """
         return value, ord, bound
 

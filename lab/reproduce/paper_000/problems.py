@@ -12,9 +12,9 @@ from torch import Tensor
 
 from isthmus.algorithms import comp_gd, comp_minibatch, comp_sgd, dp_comp_gd, dp_comp_minibatch, sgd
 from isthmus.geometry.sets import L1Ball
-from isthmus.papers import Schedule
 from isthmus.problems.objectives import LeastSquares, LinearModel
 from isthmus.round.minimize import Recipe, minimize
+from isthmus.theory import Schedule
 from lab.reproduce.losses import AbsoluteLoss
 
 RADIUS, LIPSCHITZ = 12.0, 1.5

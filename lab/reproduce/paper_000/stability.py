@@ -10,21 +10,13 @@ import numpy as np
 import torch
 
 from isthmus.geometry.sets import L1Ball
-from isthmus.papers import (
-    Schedule,
-    goal_schedule,
-    nonsmooth_divergence,
-    private_generalisation_schedule,
-    replace_record,
-    sgd_divergence,
-    smooth_divergence,
-    uniform_stability,
-)
 from isthmus.problems.objectives import Hinge, LinearModel, Logistic
+from isthmus.theory import Schedule, goal_schedule, private_generalisation_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line
 from lab.reproduce.measures import log10, slope, thinned
 from lab.reproduce.paper_000.problems import NAMES, recipe_of
+from lab.theory import nonsmooth_divergence, replace_record, sgd_divergence, smooth_divergence, uniform_stability
 
 RADIUS, DELTA = 5.0, 1e-5
 Bound = Callable[..., float]

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isthmus.papers import (
-    Schedule,
-    goal_schedule,
-    optimisation_rate,
-    private_optimisation_rate,
-    private_optimisation_schedule,
-)
 from isthmus.privacy import noise_multiplier
+from isthmus.theory import Schedule, goal_schedule, private_optimisation_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.measures import log10, slope
 from lab.reproduce.paper_000.problems import LIPSCHITZ, RADIUS, Regression, averages, least_on, recipe_of
 from lab.reproduce.paper_000.slopes import curves_of, judged, plot_slopes
+from lab.theory import optimisation_rate, private_optimisation_rate
 
 DELTA = 1e-5
 

@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isthmus.papers import (
-    Schedule,
-    generalisation_rate,
-    goal_schedule,
-    private_generalisation_rate,
-    private_generalisation_schedule,
-)
+from isthmus.theory import Schedule, goal_schedule, private_generalisation_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.measures import slope
 from lab.reproduce.paper_000.problems import Regression, averages, recipe_of
 from lab.reproduce.paper_000.slopes import curves_of, judged, plot_slopes
+from lab.theory import generalisation_rate, private_generalisation_rate
 
 DELTA, NOISE = 1e-5, 0.5
 

@@ -11,13 +11,14 @@ import torch
 
 from isthmus.algorithms import comp_fw
 from isthmus.geometry.sets import ConvexSet, L1Ball, NuclearBall, Simplex
-from isthmus.papers import convex_fw_rate, convex_fw_schedule, stationary_fw_schedule
 from isthmus.problems.objectives import LeastSquares
 from isthmus.round.minimize import minimize
+from isthmus.theory import convex_fw_schedule, stationary_fw_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish, line
 from lab.reproduce.measures import log10, thinned
 from lab.reproduce.paper_001.nonconvex import robust_regression, stationarity
+from lab.theory import convex_fw_rate
 
 WIDE, THEOREM, THIRD, TENTH = "FW", "CompFW, the theorem's m_t", "CompFW, m = d/3", "CompFW, m = d/10"
 AWAY = "FW, line search, away steps"

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from isthmus.algorithms import dp_gd, priv_sgd
 from isthmus.geometry.sets import ConvexSet
-from isthmus.papers import mapping_samples, private_mapping_schedule, private_stationary_schedule, stationary_samples
 from isthmus.problems.objectives import LinearModel
 from isthmus.round.minimize import Recipe, minimize
+from isthmus.theory import private_mapping_schedule, private_stationary_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.figures import finish
 from lab.reproduce.losses import Welsch
 from lab.reproduce.measures import first_below, log10
 from lab.reproduce.paper_001.nonconvex import robust_regression, stationarity
+from lab.theory import mapping_samples, stationary_samples
 
 WIDE, NARROW = "DP-SGD", "PrivSGD"
 EPSILON, DELTA = 1.0, 1e-5

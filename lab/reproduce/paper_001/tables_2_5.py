@@ -14,26 +14,23 @@ from isthmus.algorithms import comp_dist_sgd
 from isthmus.codecs import QSGD
 from isthmus.geometry.sets import ConvexSet, L1Ball
 from isthmus.geometry.sketches import Identity
-from isthmus.papers import (
-    Communication,
-    Rule,
-    Schedule,
-    convex_communication,
-    distributed_convex_schedule,
-    mapping_communication,
-    qsgd,
-    stationary_communication,
-    strongly_convex_communication,
-    strongly_convex_schedule,
-    strongly_convex_smooth_communication,
-)
 from isthmus.problems.objectives import Hinge, LeastSquares, LinearModel
 from isthmus.round.minimize import Recipe, minimize
+from isthmus.theory import Rule, Schedule, distributed_convex_schedule, strongly_convex_schedule
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.losses import AbsoluteLoss
 from lab.reproduce.measures import first_below, log10, thinned
 from lab.reproduce.paper_001.nonconvex import robust_regression, stationarity
 from lab.reproduce.paper_001.tables_1_4 import mapping_norm, unit_width
+from lab.theory import (
+    Communication,
+    convex_communication,
+    mapping_communication,
+    qsgd,
+    stationary_communication,
+    strongly_convex_communication,
+    strongly_convex_smooth_communication,
+)
 
 SGD, QUANTISED, RULE, TENTH = "SGD", "SGD + QSGD", "CompDistSGD + QSGD, m_t", "CompDistSGD + QSGD, d/10"
 METHODS = (SGD, QUANTISED, RULE, TENTH)

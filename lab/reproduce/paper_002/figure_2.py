@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from isthmus.papers.paper_002 import compressive_dimension
 from lab.reproduce import figures
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
 from lab.reproduce.paper_002 import common
 from lab.reproduce.paper_002.common import DENSE, SPARSE, STRAW
+from lab.theory import compressive_dimension
 
 WIDE = 1.39  # p = 1.39 kappa log(d / kappa) is the paper's 20 at kappa = 5, d = 89
 COLUMNS = 89

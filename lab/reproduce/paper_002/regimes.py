@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import compressive_dp_sgd
-from isthmus.papers.paper_002 import compressive_dimension, compressive_scale, dense_scale, laplace_noise
 from isthmus.problems.objectives import LeastSquares
 from isthmus.round.minimize import minimize
+from isthmus.theory.paper_002 import compressive_scale, dense_scale, laplace_noise
 from lab.reproduce import figures
 from lab.reproduce.experiment import Cell, Experiment, Judgement, Observed, Results, RunSetting
+from lab.theory import compressive_dimension
 
 KAPPA = 5
 WIDE = 1.39  # as the paper's p = 20 at kappa = 5

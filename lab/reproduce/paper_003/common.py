@@ -16,26 +16,28 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import dp_skgd, dp_svrg
-from isthmus.papers import (
-    block_convex_utility,
-    block_lipschitz,
-    block_strongly_convex_utility,
-    convex_block_bound,
-    convex_block_loops,
-    importance_probabilities,
-    nice_noise,
-    sampling_noise,
-    sampling_probabilities,
-    strongly_convex_block_bound,
-    strongly_convex_block_loops,
-    weighted_radius,
-)
-from isthmus.papers.paper_003_rates import Loops
 from isthmus.privacy.accounting import epsilon_of
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.library import dpa
 from isthmus.problems.objectives import Logistic
 from isthmus.round.minimize import Recipe, minimize
+from isthmus.theory import (
+    convex_block_loops,
+    importance_probabilities,
+    sampling_probabilities,
+    strongly_convex_block_loops,
+)
+from isthmus.theory.paper_003 import Loops
+from lab.theory import (
+    block_convex_utility,
+    block_lipschitz,
+    block_strongly_convex_utility,
+    convex_block_bound,
+    nice_noise,
+    sampling_noise,
+    strongly_convex_block_bound,
+    weighted_radius,
+)
 
 DELTA = 1e-5
 ROOM = 1.2  # of the second moments: what a sample's correlations add

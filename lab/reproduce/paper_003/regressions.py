@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from isthmus.algorithms import dp_gd, dp_skgd, dp_svrg
-from isthmus.papers import component_smoothness
 from isthmus.problems.objectives import LeastSquares
 from isthmus.round.minimize import Recipe, minimize
 from lab.reproduce import figures, scaled
@@ -27,6 +26,7 @@ from lab.reproduce.paper_003.common import (
     SGD,
     SVRG,
 )  # fmt: skip
+from lab.theory import component_smoothness
 
 EPSILON = 1.0
 FLOOR = 0.01  # of a second moment, as a part of the largest

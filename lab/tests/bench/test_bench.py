@@ -9,13 +9,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from isthmus.app.cli import main
+from lab.__main__ import main
 from lab.bench import carry, kept, measure, page
 from lab.bench.cases import EXPONENT, Contest, Growth, Skipped, Work
 from lab.bench.registry import BENCHMARKS
 from lab.bench.worker import Works
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
@@ -99,3 +99,10 @@ def test_goals_name_ways_that_are_there() -> None:
                 assert goal.ours in ("", *case.ours)
                 assert goal.against in case.peers or (goal.against == "bits a number" and not goal.fact)
     assert all(own in BENCHMARKS[name].ways(False) for name, own in page.HEADLINES)
+
+
+def test_bench_lists_and_names_what_is_missing() -> None:
+    assert "project-l1 " in CliRunner().invoke(main, ["bench", "--list"]).output
+    result = CliRunner().invoke(main, ["bench", "worse"])
+    assert result.exit_code == 2
+    assert "name='worse' is not allowed: choose a benchmark or a family: step-mlp" in result.output

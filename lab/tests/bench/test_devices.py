@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from isthmus.app.cli import main
+from lab.__main__ import main
 from lab.bench import carry, columns, kept, measure, networks, page, results
 from lab.bench.cases import Contest, Work
 from lab.bench.models import Gpt
@@ -58,7 +58,7 @@ def test_all_that_is_measured_of_a_device(tmp_path: Path) -> None:
 
 def test_a_killed_run_keeps_what_it_had_and_another_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "killed.json"
-    command = [sys.executable, "-m", "isthmus.app.cli", "bench", "device-noise", "--quick", "--json", str(file)]
+    command = [sys.executable, "-m", "lab", "bench", "device-noise", "--quick", "--json", str(file)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while not file.exists() and process.poll() is None:
             time.sleep(0.01)
@@ -123,7 +123,7 @@ BENCHMARKS = (Contest("made-up", "", build, ("alone", "never", "last"), ("first"
 def test_a_way_that_fails_beside_others_is_tried_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "made_up_home.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
     monkeypatch.setitem(HOMES, "made-up", "made_up_home")
     import made_up_home
 

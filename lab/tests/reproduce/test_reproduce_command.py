@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from isthmus.app.cli import main
+from lab.__main__ import main
 from lab.reproduce import (
     Cell,
     Experiment,

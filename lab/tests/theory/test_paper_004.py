@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from isthmus import Ellipsoid, InvalidInput
-from isthmus.papers import (
+from isthmus.theory import subspace_schedule
+from lab.theory import (
     concentration_scale,
     eigen_gap_condition,
     ellipsoid_gamma2,
@@ -27,7 +28,6 @@ from isthmus.papers import (
     subspace_error,
     subspace_noise,
     subspace_perturbation,
-    subspace_schedule,
     subspace_stationary_bound,
     subspace_stationary_noise,
     subspace_stationary_projection,

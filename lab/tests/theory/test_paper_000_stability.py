@@ -7,14 +7,8 @@ import pytest
 import torch
 
 from isthmus import InvalidInput, L1Ball, L2Ball, LeastSquares, Logistic, algorithms
-from isthmus.papers import (
-    Stability,
-    dimension_at,
-    goal_schedule,
-    replace_record,
-    smooth_divergence_path,
-    uniform_stability,
-)
+from isthmus.theory import goal_schedule
+from lab.theory import Stability, dimension_at, replace_record, smooth_divergence_path, uniform_stability
 
 N, D = 40, 24
 

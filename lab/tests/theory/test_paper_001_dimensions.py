@@ -10,13 +10,14 @@ import pytest
 from isthmus import InvalidInput
 from isthmus.geometry.sets import L1Ball, LowRank, LpBall, NuclearBall, Simplex
 from isthmus.geometry.sketches import SparseJL
-from isthmus.papers import (
+from isthmus.theory import narrow_dimension
+from isthmus.theory.schedules import round_up
+from lab.theory import (
     dimension_at,
     direction_width,
     gordon_dimension,
     gordon_range,
     jl_dimension,
-    narrow_dimension,
     rounds_until_full,
     sparse_cone_width,
     sparse_cone_width_bound,
@@ -25,7 +26,6 @@ from isthmus.papers import (
     sparse_jl_dimension,
     table_width,
 )
-from isthmus.papers.schedules import round_up
 
 
 def test_round_up_forgives_rounding_only() -> None:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.papers.arguments import check_arguments, check_sparsity
-from isthmus.papers.schedules import Rule, Schedule, round_up
+from isthmus.theory.arguments import check_arguments, check_sparsity
+from isthmus.theory.paper_002 import compressive_scale, dense_scale
+from isthmus.theory.schedules import round_up
 
 # ---------------------------------------------------------------- the mechanism
 
@@ -70,44 +71,6 @@ def cosamp_rounds(k: int) -> int:
     return 6 * (k + 1)
 
 
-def compressive_scale(p: int, epsilon: float, *, k: int, bound: float) -> float:
-    """The Laplace scale b of Algorithm 2, paper 002, in the units of the gradient: 2 Xi kappa sqrt(p) / epsilon.
-
-    It does not fall with n: taking the largest entries of the mean can change all of them with one record.
-
-    >>> compressive_scale(16, 2.0, k=5, bound=0.5)
-    10.0
-    """
-    check_arguments(locals())
-    return 2 * bound * k * math.sqrt(p) / epsilon
-
-
-def dense_scale(d: int, epsilon: float, *, bound: float, n: int = 1) -> float:
-    """The Laplace scale without sparsification, 2 Xi d / (n epsilon), what Algorithm 2 (paper 002) is compared with.
-
-    The mean of n gradients moves by at most 2 Xi d / n in l1 when a record is replaced.  n = 1 leaves out, as the
-    paper's comparison does, that it falls with n.
-
-    >>> dense_scale(100, 2.0, bound=0.5), dense_scale(100, 2.0, bound=0.5, n=10)
-    (50.0, 5.0)
-    """
-    check_arguments(locals())
-    return 2 * bound * d / (n * epsilon)
-
-
-def laplace_noise(p: int, scale: float) -> float:
-    """E ||e||^2 = 2 p b^2 for p independent Laplace numbers of scale b: what Proposition 2 of paper 002 bounds.
-
-    At its b = sqrt(p) / epsilon this is 2 p^2 / epsilon^2, the next to last line of the proof, without the false
-    p exp(-x) = exp(-x log p) on the way there.
-
-    >>> laplace_noise(20, 0.5)
-    10.0
-    """
-    check_arguments(locals(), scale=validate.non_negative)
-    return 2 * p * scale**2
-
-
 # ---------------------------------------------------------------- Proposition 2 and Theorem 1
 
 
@@ -137,19 +100,6 @@ def compressive_gradient_bound(d: int, k: int, *, epsilon: float, bound: float, 
     """
     error = compressive_error(d, k, epsilon=epsilon, bound=bound, constant=constant)
     return math.sqrt(bound**2 * k + error)
-
-
-def sparse_schedule(diameter: float, gradient_bound: float, *, rounds: int | None = None) -> Schedule:
-    """rho_k = c / sqrt(k) with c = D / (sqrt(2) G): Theorem 1, paper 002.
-
-    Its footnote prints D / (2 G); the c that minimises D^2 / (2 c) + c G^2, and that the proof takes, is this one.
-    The experiments take rho_k = 0.1 / sqrt(k).
-
-    >>> round(sparse_schedule(2.0, 2**0.5).step(3), 12)
-    0.5
-    """
-    validate.positive(diameter=diameter, gradient_bound=gradient_bound)
-    return Schedule(Rule(diameter / (math.sqrt(2) * gradient_bound), power=0.5), None, rounds=rounds)
 
 
 def last_iterate_bound(

@@ -1,4 +1,17 @@
-"""CompSGD: the steps, distortions, batches, rounds and convergence bounds of Section 2 and Appendix B of paper 001."""
+"""CompSGD: the steps, distortions, batches, rounds and convergence bounds of Section 2 and Appendix B of paper 001.
+
+How many records PrivSGD needs: Corollaries C.2 and C.3 and Tables 1 and 4 of paper 001.
+
+Utility only: the corollaries take sigma^2 = 32 L^2 T log(1/delta) / (n^2 epsilon^2), whose claim of privacy has a gap
+(the proof bounds the sensitivity by 2 L and uses 2 L / n); another sigma with the same 1/n changes the constant.
+
+CompFW, Frank-Wolfe on compressed gradients: Appendix E of paper 001.
+
+CompDistSGD: contractions, Lemma D.1, Corollary D.2 and the communication costs of Tables 2 and 5 (paper 001).
+
+A contraction C of a numbers has E C(v) = v and E ||C(v) - v||^2 <= chi ||v||^2 ((16)) and sends gamma bits.  Parts 1
+and 2 of Corollary D.2 keep `strongly_convex_schedule`; parts 1-3 are the rates of CompSGD with G' for G.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +19,8 @@ import math
 from collections.abc import Mapping
 
 from isthmus.base import validate
-from isthmus.papers.arguments import check_arguments, log_over_root
-from isthmus.papers.schedules import Rule, Schedule, round_up
+from isthmus.theory.arguments import check_arguments
+from isthmus.theory.schedules import Rule, Schedule, round_up
 
 # ---------------------------------------------------------------- convex
 
@@ -46,20 +59,6 @@ def stationary_threshold(accuracy: float, *, smoothness: float, diameter: float,
     """
     validate.positive(accuracy=accuracy)
     return accuracy / _speed(smoothness, diameter, gradient_bound)
-
-
-def compressed_threshold(threshold: float, d: int, m: int) -> float:
-    """The threshold for the move of a compressed round, sqrt(m / d) times that of Theorem 2.4 (paper 001).
-
-    A round lifted nearest to w_t moves it by about sqrt(m / d) of what the gradient would, so the rule as printed
-    fires early unless m meets the theorem.  Equivalently, multiply the move by sqrt(d / m_t).
-
-    >>> compressed_threshold(0.25, d=400, m=100)
-    0.125
-    """
-    check_arguments(locals())
-    validate.at_most(d, "d", m=m)
-    return threshold * math.sqrt(m / d)
 
 
 def stationary_beta(
@@ -244,140 +243,188 @@ def _speed(smoothness: float, diameter: float, gradient_bound: float) -> float:
     return gradient_bound + smoothness * diameter
 
 
-# ---------------------------------------------------------------- bounds
-
-
-def expansion(beta: float) -> float:
-    """How much a compressed step may stretch a squared distance, 1 / (1 - beta): Lemma 2.2 (B.2), paper 001.
-
-    (1 - beta_t) ||w_{t+1} - w||^2 <= ||w_t - eta_t g - w||^2 for w in C; `narrow_dimension` says when that holds.
-
-    >>> expansion(0.5)
-    2.0
-    """
-    validate.check(0 <= beta < 1, "beta", beta, "give a number of at least 0 and below 1")
-    return 1 / (1 - beta)
-
-
-def distance_bound(rounds: int, *, gradient_bound: float, strong_convexity: float) -> float:
-    """E ||w_T - w*||^2 <= 4 G^2 / (lambda^2 T) under `strongly_convex_schedule`: Lemma B.6, paper 001.
-
-    >>> distance_bound(4, gradient_bound=3.0, strong_convexity=1.0)
-    9.0
-    """
-    check_arguments(locals())
-    return 4 * (gradient_bound / strong_convexity) ** 2 / rounds
-
-
-def strongly_convex_smooth_rate(
-    rounds: int, *, gradient_bound: float, strong_convexity: float, smoothness: float, constant: float = 1.0
-) -> float:
-    """E F(w_T) - F* = O(mu G^2 / (lambda^2 T)), up to a constant: Theorem 2.3, part 1 (B.7), paper 001.
-
-    It is Lemma B.6 and F(w) - F* <= (mu/2) ||w - w*||^2, which gives the constant 2 and needs grad F(w*) = 0:
-    the paper's smoothness (Definition 5) implies it only when w* is not held at the boundary of C.
-
-    >>> strongly_convex_smooth_rate(10, gradient_bound=2.0, strong_convexity=1.0, smoothness=5.0)
-    2.0
-    """
-    validate.positive(smoothness=smoothness, constant=constant)
-    distance = distance_bound(rounds, gradient_bound=gradient_bound, strong_convexity=strong_convexity)
-    return constant * smoothness * distance / 4
-
-
-def strongly_convex_rate(
-    rounds: int, *, gradient_bound: float, strong_convexity: float, constant: float = 1.0
-) -> float:
-    """E F(w_T) - F* = O(G^2 (1 + log T) / (lambda T)), up to a constant: Theorem 2.3, part 2 (B.8), paper 001.
-
-    >>> strongly_convex_rate(1, gradient_bound=3.0, strong_convexity=2.0)
-    4.5
-    """
-    check_arguments(locals())
-    return constant * gradient_bound**2 * (1 + math.log(rounds)) / (strong_convexity * rounds)
-
-
-def convex_rate(
-    rounds: int, *, diameter: float, gradient_bound: float, phi: float | None = None, constant: float = 1.0
-) -> float:
-    """E F(w_T) - F* = O((||C||^2 / phi + phi G^2) log T / sqrt(T)), up to a constant: Theorem 2.3, part 3 (B.9).
-
-    phi  the scale of eta_t = phi / sqrt(t); by default ||C|| / G, which gives 2 ||C|| G log T / sqrt(T)
-
-    >>> convex_rate(4, diameter=1.0, gradient_bound=1.0) == math.log(4)
-    True
-    """
-    validate.positive(diameter=diameter, gradient_bound=gradient_bound, constant=constant)
-    scale = diameter / gradient_bound if phi is None else phi
-    validate.positive(phi=scale)
-    return constant * (diameter**2 / scale + scale * gradient_bound**2) * log_over_root(rounds)
-
-
-def stationary_decrease(accuracy: float, *, smoothness: float, diameter: float, gradient_bound: float) -> float:
-    """What a round that does not stop gains, mu alpha^2 / (8 (G + mu ||C||)^2): inequality (10), Theorem 2.4.
-
-    >>> stationary_decrease(4.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0)
-    0.5
-    """
-    validate.positive(accuracy=accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return smoothness * accuracy**2 / (8 * (gradient_bound + smoothness * diameter) ** 2)
-
-
-def stationary_step_bound(
+def private_stationary_schedule(
     accuracy: float,
     *,
     smoothness: float,
     diameter: float,
-    gradient_bound: float,
-    beta: float,
-    noise: float,
-    batch: float,
-) -> float:
-    """E F(w_{t+1}) - F(w_t) of a round that does not stop, at any beta <= 1/4 and batch: the line before (10).
+    lipschitz: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+) -> Schedule:
+    """eta = 1/mu, beta, T and the threshold of Corollary C.2, paper 001; T up to a constant.
 
-        -mu alpha^2 / (4 (G + mu ||C||)^2) + beta ||C|| G + zeta ||C|| / sqrt(b),    Theorem 2.4 (B.4), paper 001
+    Theorem 2.4 with G = L, on full batches (`batch` has no meaning here).
 
-    >>> stationary_step_bound(4.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, beta=0.25, noise=1.0, batch=4)
-    -0.25
+    >>> plan = private_stationary_schedule(1.0, smoothness=1.0, diameter=1.0, lipschitz=1.0, gap=0.5)
+    >>> plan.step(5), plan.beta(5), plan.rounds, plan.threshold
+    (1.0, 0.00390625, 20, 0.5)
     """
-    check_arguments(locals(), beta=None)
-    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number from 0 to 1/4")
-    gain = 2 * stationary_decrease(accuracy, smoothness=smoothness, diameter=diameter, gradient_bound=gradient_bound)
-    return -gain + beta * diameter * gradient_bound + noise * diameter / math.sqrt(batch)
+    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": lipschitz}
+    return stationary_plan(accuracy, problem, gap, failure, constant)
 
 
-def success_probability(failure: float) -> float:
-    """The chance (1 - rho)^2 that an alpha-FOSP is found: Theorems 2.4 and E.1, Corollary D.2 part 4, paper 001.
+def private_mapping_schedule(
+    accuracy: float, *, smoothness: float, diameter: float, lipschitz: float, gap: float, constant: float = 1.0
+) -> Schedule:
+    """eta = 1/(2 mu), beta and T of Corollary C.3, paper 001; T up to a constant.
 
-    >>> success_probability(0.5)
-    0.25
+    Theorem B.5 with G = L, on full batches (`batch` has no meaning here).
+
+    >>> plan = private_mapping_schedule(1.0, smoothness=2.0, diameter=5.0, lipschitz=1.0, gap=4.0)
+    >>> plan.step(0), plan.beta(0), plan.rounds
+    (0.25, 0.1, 8)
     """
-    validate.open_unit(failure=failure)
-    return (1 - failure) ** 2
+    return mapping_plan(accuracy, smoothness, diameter, lipschitz, gap, constant)
 
 
-def mapping_rate(
-    rounds: int,
+def convex_fw_schedule(*, smoothness: float, diameter: float, gradient_bound: float, noise: float) -> Schedule:
+    """The rules of Theorem E.2 (paper 001), its t counted from 1; the batch up to a constant.
+
+        eta_t = 2 / (t + 1),  beta_t = min(1/4, mu eta_t ||C|| / G),  b_t = max(1, (zeta / (||C|| mu eta_t))^2)
+
+    >>> plan = convex_fw_schedule(smoothness=1.0, diameter=1.0, gradient_bound=4.0, noise=1.0)
+    >>> plan.step(0), plan.step(2), plan.beta(0), plan.beta(3), plan.batch_size(0), plan.batch_size(8)
+    (1.0, 0.5, 0.25, 0.1, 1, 25)
+    """
+    check_arguments(locals())
+    return Schedule(
+        step=Rule(2.0, power=1.0, offset=2),
+        beta=Rule(2 * smoothness * diameter / gradient_bound, power=1.0, offset=2, high=0.25),
+        batch=Rule((noise / (2 * diameter * smoothness)) ** 2, power=-2.0, offset=2, low=1.0),
+    )
+
+
+def stationary_fw_schedule(
+    accuracy: float,
     *,
     smoothness: float,
     diameter: float,
     gradient_bound: float,
     noise: float,
     gap: float,
-    batch: float,
-    beta: float,
+    failure: float = 0.1,
     constant: float = 1.0,
-) -> float:
-    """E ||(w_k - w_k^+) / eta||^2 of a random iterate, up to a constant: (12) and Theorem B.5, paper 001.
+    margin: float = 1.0,
+) -> Schedule:
+    """The rules of Theorem E.1 (paper 001); batch and T up to a constant.  It ends at w_tau, or without a point.
 
-        mu (F(w_1) - F*) / T + mu zeta ||C|| / sqrt(b) + zeta^2 / b + mu beta G ||C||
+        eta = alpha / (16 ||C||^2 mu)                      beta = alpha / (G ||C||)
+        b = (1/rho) max(1, zeta^2 ||C||^2 / alpha^2)       T = (F(w_1) - F*) ||C||^2 mu / (alpha^2 rho)
 
-    Under `mapping_schedule` no term is more than alpha^2.
+    margin  multiplies beta.  At the printed beta the compression may cost all that a round gains
+            (`stationary_fw_step_bound` is not negative); margin=0.25 with constant=16 gives a gain.
 
-    >>> mapping_rate(8, smoothness=2.0, diameter=5.0, gradient_bound=1.0, noise=0.0, gap=4.0, batch=1, beta=0.1)
+    >>> plan = stationary_fw_schedule(0.5, smoothness=1.0, diameter=2.0, gradient_bound=1.0, noise=0.0, gap=1.0)
+    >>> plan.step(0), plan.beta(0), plan.batch_size(), plan.rounds, plan.gap
+    (0.0078125, 0.25, 10, 160, 0.5)
+    """
+    check_arguments(locals())
+    rounds = constant * gap * smoothness * (diameter / accuracy) ** 2 / failure
+    return Schedule(
+        step=Rule(accuracy / (16 * diameter**2 * smoothness)),
+        beta=Rule(margin * accuracy / (gradient_bound * diameter)),
+        batch=Rule(constant * max(1.0, (noise * diameter / accuracy) ** 2) / failure),
+        rounds=max(1, round_up(rounds)),
+        gap=accuracy,
+    )
+
+
+def aggregate_second_moment(gradient_bound: float, chi: float, clients: int = 1) -> float:
+    """G'^2 = 2 (chi G^2 / kappa + G^2) bounds E ||mean of kappa codes||^2: Lemma D.1 (b), Corollary D.2, paper 001.
+
+    The factor 2 stands for 1 + beta_t; the proof asks for beta_t <= 1/4, but beta_t <= 1 is enough and is what
+    parts 1-3 use (beta_t = 1/t).
+
+    >>> aggregate_second_moment(1.0, 1.0), aggregate_second_moment(1.0, 1.0, clients=4)
+    (4.0, 2.5)
+    """
+    check_arguments(locals())
+    return 2 * gradient_bound**2 * (chi / clients + 1)
+
+
+def aggregate_variance(gradient_bound: float, chi: float, noise: float, between: float, clients: int = 1) -> float:
+    """zeta'^2 / kappa with zeta'^2 = 2 (chi G^2 + zeta^2 + vartheta^2): Lemma D.1 (c), Corollary D.2, paper 001.
+
+    It bounds E ||mean of codes - Phi grad F||^2.  The lemma prints no 1/kappa; clients drawn with replacement are
+    independent, so it belongs there, and the kappa rules of parts 4 and 5 need it.  `clients=1` is zeta'^2.
+
+    between  vartheta, the root of the variance of the clients' gradients about their mean (Assumption C)
+
+    >>> aggregate_variance(1.0, 1.0, 2.0, 3.0), aggregate_variance(1.0, 1.0, 2.0, 3.0, clients=4)
+    (28.0, 7.0)
+    """
+    check_arguments(locals())
+    return 2 * (chi * gradient_bound**2 + noise**2 + between**2) / clients
+
+
+def distributed_convex_schedule(diameter: float, gradient_bound: float, chi: float, clients: int = 1) -> Schedule:
+    """eta_t = ||C|| / (G' sqrt(t)), beta_t = 1/t, kappa clients a round: Corollary D.2, part 3, paper 001.
+
+    >>> distributed_convex_schedule(4.0, 1.0, 1.0).step(0)
     2.0
     """
-    check_arguments(locals(), beta=None)
-    validate.check(0 <= beta <= 0.25, "beta", beta, "give a number from 0 to 1/4")
-    noisy = smoothness * noise * diameter / math.sqrt(batch) + noise**2 / batch
-    return constant * (smoothness * gap / rounds + noisy + smoothness * beta * gradient_bound * diameter)
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, clients))
+    plain = convex_schedule(diameter, bound)
+    return Schedule(plain.step, plain.beta, batch=Rule(float(clients)))
+
+
+def distributed_stationary_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    between: float,
+    chi: float,
+    gap: float,
+    failure: float = 0.1,
+    constant: float = 1.0,
+) -> Schedule:
+    """The rules of Corollary D.2, part 4 (paper 001); kappa (the batch) and T up to a constant.
+
+        kappa = (1/rho) max(1, (||C|| zeta' (G + mu ||C||)^2 / (alpha^2 mu))^2)
+        beta = min(1/4, mu alpha^2 / (64 G' ||C|| (G + mu ||C||)^2)),  G' at that kappa
+
+    and eta = 1/mu, T and threshold of Theorem 2.4.
+
+    >>> plan = distributed_stationary_schedule(2.0, smoothness=1.0, diameter=1.0, gradient_bound=1.0, noise=0.0,
+    ...                                        between=0.0, chi=0.5, gap=1.0, failure=0.5)
+    >>> plan.batch_size(), plan.rounds, round(plan.beta(0) ** -2)
+    (2, 2, 10240)
+    """
+    problem = {"smoothness": smoothness, "diameter": diameter, "gradient_bound": gradient_bound}
+    spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
+    clients = stationary_batch(accuracy, **problem, noise=spread, failure=failure, constant=constant)
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
+    return stationary_plan(accuracy, problem, gap, failure, constant, batch=clients, code_bound=bound)
+
+
+def distributed_mapping_schedule(
+    accuracy: float,
+    *,
+    smoothness: float,
+    diameter: float,
+    gradient_bound: float,
+    noise: float,
+    between: float,
+    chi: float,
+    gap: float,
+    constant: float = 1.0,
+) -> Schedule:
+    """The rules of Corollary D.2, part 5 (paper 001); kappa (the batch) and T up to a constant.
+
+    eta = 1/(2 mu), T as in Theorem B.5; kappa = max(1, zeta'^2 / alpha^2, zeta'^2 ||C||^2 mu^2 / alpha^4) and
+    beta = min(1/4, alpha^2 / (mu G' ||C||)) with G' at that kappa.
+
+    >>> plan = distributed_mapping_schedule(1.0, smoothness=1.0, diameter=1.0, gradient_bound=8.0, noise=0.0,
+    ...                                     between=0.0, chi=0.5, gap=3.0)
+    >>> plan.batch_size(), plan.rounds, round(plan.beta(0) ** -2)
+    (64, 3, 129)
+    """
+    spread = math.sqrt(aggregate_variance(gradient_bound, chi, noise, between))
+    clients = mapping_batch(accuracy, smoothness=smoothness, diameter=diameter, noise=spread, constant=constant)
+    bound = math.sqrt(aggregate_second_moment(gradient_bound, chi, round_up(clients)))
+    return mapping_plan(accuracy, smoothness, diameter, bound, gap, constant, batch=clients)

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import compressive_scale, dense_scale, laplace_noise, sparse_schedule
+from lab.theory import (
     Comparison,
     compression_helps,
     compressive_dimension,
     compressive_error,
     compressive_gradient_bound,
-    compressive_scale,
     cosamp_rounds,
-    dense_scale,
-    laplace_noise,
     largest_entries,
     last_iterate_bound,
     sparse_bound,
-    sparse_schedule,
     sparsification_helps,
     sparsification_loss,
 )

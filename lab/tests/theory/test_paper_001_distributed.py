@@ -9,27 +9,29 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import (
     aggregate_second_moment,
     aggregate_variance,
-    convex_communication,
-    convex_rate,
     convex_schedule,
-    distributed_convex_rate,
     distributed_convex_schedule,
     distributed_mapping_schedule,
     distributed_stationary_schedule,
+    mapping_schedule,
+    stationary_schedule,
+)
+from lab.theory import (
+    convex_communication,
+    convex_rate,
+    distributed_convex_rate,
     distributed_strongly_convex_rate,
     distributed_strongly_convex_smooth_rate,
     floats,
     mapping_communication,
-    mapping_schedule,
     qsgd,
     qsgd_chi,
     qsgd_nonzeros,
     random_sparsification,
     stationary_communication,
-    stationary_schedule,
     strongly_convex_communication,
     strongly_convex_rate,
     strongly_convex_smooth_communication,

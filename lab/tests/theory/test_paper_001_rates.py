@@ -10,31 +10,33 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import (
     Rule,
-    compressed_gap,
-    compressed_threshold,
-    convex_fw_rate,
     convex_fw_schedule,
-    convex_rate,
     convex_schedule,
-    distance_bound,
-    expansion,
     mapping_batch,
     mapping_beta,
-    mapping_rate,
     mapping_schedule,
     stationary_batch,
     stationary_beta,
-    stationary_decrease,
     stationary_fw_schedule,
-    stationary_fw_step_bound,
     stationary_rounds,
     stationary_schedule,
-    stationary_step_bound,
     stationary_threshold,
-    strongly_convex_rate,
     strongly_convex_schedule,
+)
+from lab.theory import (
+    compressed_gap,
+    compressed_threshold,
+    convex_fw_rate,
+    convex_rate,
+    distance_bound,
+    expansion,
+    mapping_rate,
+    stationary_decrease,
+    stationary_fw_step_bound,
+    stationary_step_bound,
+    strongly_convex_rate,
     strongly_convex_smooth_rate,
     success_probability,
 )

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import (
     Loops,
+    convex_block_loops,
+    importance_probabilities,
+    sampling_probabilities,
+    smoothness_ratios,
+    strongly_convex_block_loops,
+)
+from lab.theory import (
     block_convex_utility,
     block_gain,
     block_lipschitz,
@@ -20,14 +27,9 @@ from isthmus.papers import (
     component_noise,
     component_smoothness,
     convex_block_bound,
-    convex_block_loops,
-    importance_probabilities,
     nice_noise,
     sampling_noise,
-    sampling_probabilities,
-    smoothness_ratios,
     strongly_convex_block_bound,
-    strongly_convex_block_loops,
     weighted_radius,
 )
 

@@ -9,29 +9,31 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import (
+    mapping_schedule,
+    private_generalisation_schedule,
+    private_mapping_schedule,
+    private_optimisation_schedule,
+    private_stationary_schedule,
+    stationary_batch,
+    stationary_beta,
+    stationary_schedule,
+)
+from lab.theory import (
     dimension_at,
     generalisation_rate,
     mapping_samples,
-    mapping_schedule,
     nonsmooth_divergence,
     optimisation_bound,
     private_generalisation_rate,
-    private_generalisation_schedule,
-    private_mapping_schedule,
     private_optimisation_bound,
     private_optimisation_rate,
-    private_optimisation_schedule,
     private_smooth_optimisation_bound,
     private_stability_rate,
-    private_stationary_schedule,
     rounds_until_full,
     shrinkage,
     smooth_optimisation_bound,
-    stationary_batch,
-    stationary_beta,
     stationary_samples,
-    stationary_schedule,
     total_dimension,
 )
 

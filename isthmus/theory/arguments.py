@@ -9,6 +9,7 @@ from typing import Any
 from isthmus.base import validate
 
 Check = Callable[..., None]
+
 _RANGES: dict[Check, str] = {
     validate.positive: "accuracy batch beta bound code_bound constant curvature diameter epsilon gap gradient_bound "
     "lipschitz margin radius scale slope smoothness step strong_convexity threshold total width",
@@ -17,6 +18,7 @@ _RANGES: dict[Check, str] = {
     validate.positive_int: "a clients d dimension every inner k m n offset p points rank rounds steps vertices",
     validate.open_unit: "delta failure",
 }
+
 _OF: dict[str, Check] = {name: check for check, names in _RANGES.items() for name in names.split()}
 
 

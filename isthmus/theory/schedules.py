@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from isthmus.base import validate
-from isthmus.papers.arguments import check_arguments
+from isthmus.theory.arguments import check_arguments
 
 
 def round_up(x: float) -> int:
@@ -37,38 +37,6 @@ def narrow_dimension(d: int, width: float, beta: float, constant: float = 1.0) -
     check_arguments(locals())
     narrow = constant * (width / beta) ** 2
     return d if narrow >= d else max(1, round_up(narrow))
-
-
-def dimension_at(t: int, d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
-    """m_t of round t = 0, 1, ...: `narrow_dimension` at beta_t = 1 / (floor(t / every) + offset).
-
-    every   rounds between two dimensions: 1 counts steps, the rounds of an epoch count epochs (section 2.2 of
-            paper 001: m = t^2 log d with t the epoch)
-    offset  1 for beta_t = 1/t of paper 001 (Theorem 2.3), 2 for beta_t = 1/(t + 1) of paper 000
-
-    >>> [dimension_at(t, 100, 2.0) for t in range(6)]
-    [4, 16, 36, 64, 100, 100]
-    >>> [dimension_at(t, 100, 2.0, every=2) for t in range(6)]
-    [4, 4, 16, 16, 36, 36]
-    """
-    validate.non_negative_int(t=t)
-    validate.positive_int(every=every, offset=offset)
-    return narrow_dimension(d, width, 1 / (t // every + offset), constant)
-
-
-def rounds_until_full(d: int, width: float, *, every: int = 1, offset: int = 1, constant: float = 1.0) -> int:
-    """How many rounds are narrower than d: the first t with m_t = d, about every * sqrt(d / c) / w(C).
-
-    With t the step and w(C)^2 = log d this is 32 rounds at d = 10^4: m_33 = d in the papers' count.
-
-    >>> rounds_until_full(10_000, math.log(10_000) ** 0.5)
-    32
-    """
-    check_arguments(locals())
-    epoch = max(0, math.floor(math.sqrt((d - 1) / constant) / width) - offset - 1)
-    while dimension_at(epoch * every, d, width, every=every, offset=offset, constant=constant) < d:
-        epoch += 1
-    return epoch * every
 
 
 @dataclass(frozen=True)

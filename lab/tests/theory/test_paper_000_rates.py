@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from isthmus import InvalidInput
-from isthmus.papers import (
+from isthmus.theory import goal_rounds, goal_schedule
+from lab.theory import (
     boundedness,
     excess_risk,
     expansion,
     expansiveness,
     generalisation_rate,
-    goal_rounds,
-    goal_schedule,
     nonsmooth_divergence,
     nonsmooth_divergence_path,
     optimisation_bound,

@@ -17,13 +17,13 @@ from torch import Tensor
 from isthmus.base.matrix import Stored
 from isthmus.geometry.lifts import Lift, Lifted
 from isthmus.geometry.sketches import Context, Encoder, Sketch
-from isthmus.papers.published import comp_minibatch_sigma, privsgd_sigma
 from isthmus.privacy import Clip, Gaussian, Mechanism
 from isthmus.privacy.adjacency import Adjacency
 from isthmus.privacy.bounded import Bounded
 from isthmus.privacy.library import DpEvent, dpa
 from isthmus.privacy.noise import Noise
 from isthmus.round.pipeline import Release
+from isthmus.theory.published import comp_minibatch_sigma, privsgd_sigma
 
 Sum = tuple[Tensor, float, float]
 """A sum, the norm it is bounded in, and that bound."""

@@ -20,8 +20,8 @@ import numpy as np
 
 from isthmus.base import validate
 from isthmus.geometry.sets import Ellipsoid
-from isthmus.papers.arguments import check_arguments, check_sparsity
-from isthmus.papers.schedules import Rule, Schedule, round_up
+from isthmus.theory.arguments import check_arguments, check_sparsity
+from isthmus.theory.schedules import round_up
 
 Gaps = float | Sequence[float] | np.ndarray
 
@@ -197,23 +197,6 @@ def gap_moment(gaps: Gaps, power: int = 2) -> float:
     """
     validate.one_of((1, 2), power=power)
     return float((1 / _gaps(gaps) ** power).mean())
-
-
-# ---------------------------------------------------------------- the noise
-
-
-def subspace_schedule(n: int, epsilon: float) -> Schedule:
-    """T = n^2 epsilon^2 and eta_t = 1 / sqrt(T): Theorems 4 and 6, paper 004.  T is rounded up, at least 1.
-
-    The theorems say nothing of the batch.  Output: a uniformly random iterate (Theorem 4), the average (Theorem 6).
-
-    >>> plan = subspace_schedule(100, 0.5)
-    >>> plan.rounds, plan.step(0)
-    (2500, 0.02)
-    """
-    check_arguments(locals())
-    rounds = max(1, round_up((n * epsilon) ** 2))
-    return Schedule(step=Rule(1 / math.sqrt(rounds)), beta=None, rounds=rounds)
 
 
 def subspace_noise(
