@@ -107,9 +107,7 @@ def reproduce(names: tuple[str, ...], everything: bool, listed: bool, page: Path
         out.result(rows, "\n".join(f"{row['name']:28} {row['item']:18} {row['title']}" for row in rows))
         return
     if everything == bool(names):
-        raise click.UsageError(
-            "Name the experiments to run, or give --all; `reproduce --list` shows them."
-        )
+        raise click.UsageError("Name the experiments to run, or give --all; `reproduce --list` shows them.")
     wanted = list(experiments.values()) if everything else experiments_of_papers.chosen(names)
     _refuse_without_data(wanted, everything)
     _run(out, wanted, **how)
@@ -132,7 +130,7 @@ def _run(screen: Out, experiments: list[Any], **how: Any) -> None:
     plan = command.Request(experiments, seeds=range(first, first + seeds), workers=workers, **how)
     finished = command.carry_out(plan, screen.say, progress=not screen.quiet)
     for outcome in finished if expect else ():
-        command.expect(outcome, plan, ROOT / "docs")
+        command.expect(outcome, plan, Path("docs"))
     outside = [(outcome.experiment.name, figure) for outcome in finished for figure in outcome.outside]
     words = [f"{len(finished)} experiments; results are in {plan.out / plan.scale}."]
     words += [f"{outcome.experiment.name}: {outcome.judgement.kind}. {outcome.judgement.why}" for outcome in finished]

@@ -71,9 +71,7 @@ class BenchResults:
         data = {"form": FORM, "rows": data, "quick": False} if isinstance(data, list) else data
         same = data.get("form") == FORM and bool(data.get("quick")) == self.quick
         kind = "a quick run" if self.quick else "a whole run"
-        validate.check(
-            same, "--json", str(path), f"give another name: this is no file of {kind} of the benchmarks"
-        )
+        validate.check(same, "--json", str(path), f"give another name: this is no file of {kind} of the benchmarks")
         older = _told(data) if (data.get("when"), data.get("machine")) != (_today(), machine()) else ""
         for row in data["rows"]:
             self.rows[_key(row)] = row if not older or "before" in row else row | {"before": older}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import subprocess
 import sys
 import tomllib
