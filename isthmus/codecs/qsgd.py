@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from isthmus.base import validate
-from isthmus.codecs import elias
+from isthmus.codecs import bits
 from isthmus.codecs.base import TOP, Array, Codec, from_levels, norm, rounded_up, to_levels
 from isthmus.codecs.bits import Reader, Writer
 
-CODINGS = (*elias.CODES, "fixed")
+CODINGS = (*bits.CODES, "fixed")
 DENSE, SPARSE, NARROW = 0, 1, 2
 """All levels; those that are not 0, with their places; all levels of -1, 0, 1 with two bits each."""
 MOST = 2**20
@@ -90,20 +90,20 @@ class QSGD(Codec):
         if self.coding == "fixed":
             out.byte(CODINGS.index("fixed"))
             return out.fixed(symbols - 1, self._width(m))
-        if int(symbols.max()) <= 3 and elias.length(symbols, self.coding) > 2 * m:
+        if int(symbols.max()) <= 3 and bits.length(symbols, self.coding) > 2 * m:
             out.byte(CODINGS.index(self.coding) | NARROW << 4)
             return out.fixed(symbols, 2)
         few = 4 * np.count_nonzero(levels) < m  # places cost three bits and more, and zeros in a dense code one
         places = np.flatnonzero(levels) if few else None
         if places is None or not self._shorter(places, levels, symbols):
             out.byte(CODINGS.index(self.coding))
-            return elias.write(out, symbols, self.coding)
+            return bits.write(out, symbols, self.coding)
         own = levels[places]
         out.byte(CODINGS.index(self.coding) | SPARSE << 4)
         out.number(len(places))
-        elias.write_increasing(out, places, m, self.coding)
+        bits.write_increasing(out, places, m, self.coding)
         out.bits([own < 0])
-        elias.write(out, np.abs(own), self.coding)
+        bits.write(out, np.abs(own), self.coding)
 
     def read(self, reader: Reader, m: int) -> tuple[float, Array]:
         """The norm and the levels."""
@@ -126,7 +126,7 @@ class QSGD(Codec):
             symbols = reader.fixed(m, self._width(m), "the levels") + 1
             reader.check(int(symbols.max()) <= top, f"a level is above {top // 2}")
         else:
-            symbols = elias.read(reader, m, self.coding, top, "the levels")
+            symbols = bits.read(reader, m, self.coding, top, "the levels")
         return scale, _signed(symbols)
 
     def value(self, drawn: tuple[float, Array], m: int, dtype: Any) -> Array:
@@ -136,18 +136,18 @@ class QSGD(Codec):
 
     def _sparse(self, reader: Reader, m: int, top: int) -> Array:
         count = reader.number("the number of entries that are not 0", m)
-        places = elias.read_increasing(reader, count, m, self.coding, "the places")
+        places = bits.read_increasing(reader, count, m, self.coding, "the places")
         signs = 1 - 2 * reader.bits(count, "the signs").view(np.int8)
-        sizes = elias.read(reader, count, self.coding, top // 2, "the levels")
+        sizes = bits.read(reader, count, self.coding, top // 2, "the levels")
         levels = np.zeros(m, np.int16 if top < 1 << 15 else np.int32)
         levels[places] = signs * sizes
         return levels
 
     def _shorter(self, places: Array, levels: Array, symbols: Array) -> bool:
         """Whether places, signs and levels have fewer bits than all levels, the number of places included."""
-        lengths = elias.increasing_length(places, len(levels), self.coding)
-        lengths += len(places) + elias.length(np.abs(levels[places]), self.coding)
-        return lengths + 40 < elias.length(symbols, self.coding)
+        lengths = bits.increasing_length(places, len(levels), self.coding)
+        lengths += len(places) + bits.length(np.abs(levels[places]), self.coding)
+        return lengths + 40 < bits.length(symbols, self.coding)
 
     def _levels(self, m: int) -> float:
         return math.sqrt(m) if self.levels is None else float(self.levels)

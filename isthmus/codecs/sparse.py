@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from isthmus.base import validate
 from isthmus.base.randomness import key
-from isthmus.codecs import elias
+from isthmus.codecs import bits
 from isthmus.codecs.base import TOP, Array, Codec, Dither, largest, norm, rounded_up
 from isthmus.codecs.bits import Reader, Writer
 
@@ -90,7 +90,7 @@ class RandomK(Codec):
             out.array(np.array([own], "<u8"))
         out.array(values)
         if self.places == "sent":
-            elias.write_increasing(out, places, m, "gamma")
+            bits.write_increasing(out, places, m, "gamma")
 
     def read(self, reader: Reader, m: int) -> tuple[int, NDArray[np.int64], Array]:
         """The entries, finite, and their places."""
@@ -104,7 +104,7 @@ class RandomK(Codec):
         reader.check(bool((np.abs(values) <= top).all()), f"an entry is NaN or above {top:.4g}")
         if self.places == "seed":
             return own, subset(m, k, own), values
-        return own, elias.read_increasing(reader, k, m, "gamma", "the places"), values
+        return own, bits.read_increasing(reader, k, m, "gamma", "the places"), values
 
     def value(self, drawn: tuple[int, NDArray[np.int64], Array], m: int, dtype: Any) -> Array:
         """The entries times m/k."""

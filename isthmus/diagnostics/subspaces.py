@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.diagnostics._draw import axes
-from isthmus.diagnostics._products import check_public, products, squares
+from isthmus.diagnostics.spectra import axes, check_public, products, squares
 from isthmus.geometry.sketches.public import NEGLIGIBLE
 from isthmus.gradients import Rows
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.diagnostics._draw import axes
+from isthmus.diagnostics.spectra import axes
 
 
 class Sink(Protocol):

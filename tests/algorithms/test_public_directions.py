@@ -15,7 +15,7 @@ import isthmus
 from isthmus import L1Ball, L2Ball, algorithms, minimize
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import PublicSubspace
-from isthmus.geometry.sketches.principal import learned, top_directions
+from isthmus.geometry.sketches.public import learned, top_directions
 from isthmus.geometry.sketches.subspace import SubspaceMap, map_of
 from isthmus.gradients import Dense, Outer
 from isthmus.privacy import AdaptiveClip, Clip, FullBatch, Gaussian, GroupClip, Poisson, SeededSource
@@ -75,7 +75,7 @@ def rows_of(kind: str) -> Any:
 @pytest.mark.parametrize("built", [4096, 0])
 def test_lanczos_finds_the_same_directions(kind: str, built: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """V V' of both methods against numpy's eigenvectors of the d x d second moment, which neither ever builds."""
-    monkeypatch.setattr("isthmus.geometry.sketches.principal.BUILT", built)
+    monkeypatch.setattr("isthmus.geometry.sketches.public.BUILT", built)
     rows = rows_of(kind)
     G = rows.dense().numpy()
     V = np.linalg.eigh(G.T @ G)[1][:, -(3 if kind == "rank 3" else 6) :]

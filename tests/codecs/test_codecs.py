@@ -14,19 +14,7 @@ from torch import Tensor
 
 import isthmus
 from isthmus import codecs
-from isthmus.codecs import (
-    QSGD,
-    VQSGD,
-    BFloat16,
-    Codec,
-    Float16,
-    Int8,
-    Natural,
-    PackedBits,
-    RandomK,
-    TernGrad,
-    elias,
-)
+from isthmus.codecs import QSGD, VQSGD, BFloat16, Codec, Float16, Int8, Natural, PackedBits, RandomK, TernGrad, bits
 from isthmus.codecs.bits import Reader, Writer
 from lab import theory as theorems
 
@@ -221,11 +209,11 @@ def one_by_one(number: int, code: str) -> int:
 def test_elias_codes_have_elias_lengths(code: str, rng: np.random.Generator) -> None:
     values = np.concatenate([np.arange(1, 70), 2 ** rng.integers(0, 39, 100) + rng.integers(0, 2, 100)])
     out = Writer()
-    elias.write(out, values, code)
+    bits.write(out, values, code)
     data, expected = out.done(), sum(one_by_one(int(value), code) for value in values)
-    assert len(data) == -(-expected // 8) and elias.length(values, code) == expected
+    assert len(data) == -(-expected // 8) and bits.length(values, code) == expected
     reader = Reader(data)
-    np.testing.assert_array_equal(elias.read(reader, len(values), code, 1 << 40, "numbers"), values)
+    np.testing.assert_array_equal(bits.read(reader, len(values), code, 1 << 40, "numbers"), values)
     reader.end()
 
 

@@ -5,11 +5,11 @@
 """
 
 from isthmus.geometry.lifts.cosamp import cosamp
-from isthmus.geometry.lifts.heavy import HeavyHitters
 from isthmus.geometry.lifts.parts import (
     Adjoint,
     CoSaMP,
     Discard,
+    HeavyHitters,
     Lift,
     Lifted,
     Pinv,

@@ -1,4 +1,30 @@
-"""The path eps -> 0 of the regularised problem, whose end is the minimiser nearest to the start.
+"""The sketch as the lift solvers see it: NumPy float64, scaled to unit norm, with a cheap solve where it has one.
+
+Every operator applies `Phi / scale` and solves `(Phi_S Phi_S' + eps I) X = B` for a set S of columns:
+
+* `BucketOperator`: each column has at most one non-zero (count-sketches, coordinates, blocks): the matrix is diagonal;
+* `DenseOperator`: the m x d matrix itself, by Cholesky;
+* `MatrixFree`: only `forward` and `adjoint`, by conjugate gradients.
+
+The inner solver for any convex set with a projection: a semismooth Newton method on the dual in R^m.
+
+    max_mu <v, mu> - eps/2 ||mu||^2 - psi(w0 + Phi' mu),   grad psi = P_C
+
+has gradient F(mu) = v - Phi P_C(w0 + Phi' mu) - eps mu and generalised Hessian -(Phi J Phi' + eps I).  Newton steps
+come from conjugate gradients; a line search on the directional derivative (monotone, the dual being concave) makes
+them global.  The primal point w = P_C(w0 + Phi' mu) is in C at every step.
+
+The inner solver for l1 balls, simplices and hulls: a primal-dual active-set method on the regularised problem.
+
+    min_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
+
+The projection onto these sets is affine on pieces.  A piece names the free coordinates and their signs; on it the
+problem is a linear system with at most one multiplier tau (the threshold), whose solution names the next piece.
+This is a semismooth Newton method in which tau is an unknown of its own rather than projected out, so that
+coordinates cross their dead zone in one step: a handful of pieces is enough.  Where the number of changes stops
+falling it gives up, and the path takes a shorter step in eps.
+
+The path eps -> 0 of the regularised problem, whose end is the minimiser nearest to the start.
 
     w(eps) = argmin_{w in C} 1/2 ||Phi w - v||^2 + eps/2 ||w - w0||^2
 
@@ -10,22 +36,458 @@ unit.  The path ends when the certificate and the last move are small enough.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import nnls
+from threadpoolctl import ThreadpoolController
 
-from isthmus.geometry.lifts._active import CoordinatePieces, Piece, Shape, Weights, active_set
-from isthmus.geometry.lifts._newton import Dual, DualPoint, newton
-from isthmus.geometry.lifts._operators import Array, BucketOperator, Operator
 from isthmus.geometry.sets import ConvexSet, VertexForm
+from isthmus.geometry.sets.derivatives import Derivative, threshold
+from isthmus.geometry.sketches.base import Sketch
+from isthmus.geometry.sketches.dense import DenseMap
+
+Array = NDArray[np.float64]
+
+Mask = NDArray[np.bool_]
+
+DENSE_BYTES = 1 << 28
+"""A working copy of the matrix is made only below this size."""
+
+
+class Operator(Protocol):
+    """Phi / scale with its transpose and its restricted Gram solve."""
+
+    m: int
+    d: int
+    scale: float
+
+    def forward(self, w: Array) -> Array: ...
+    def adjoint(self, y: Array) -> Array: ...
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]: ...
+
+
+class BucketOperator:
+    """Columns with one non-zero `value[j]` in row `index[j]`."""
+
+    def __init__(self, index: NDArray[np.intp], value: Array, m: int, scale: float) -> None:
+        self.index, self.value, self.m, self.d, self.scale = index, value / scale, m, len(index), scale
+        self._square = self.value * self.value
+
+    def forward(self, w: Array) -> Array:
+        return bincount(self.index, self.value * w, self.m)
+
+    def adjoint(self, y: Array) -> Array:
+        return self.value * y[self.index]
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        diagonal = bincount(self.index, self._square * mask, self.m) + eps
+        return [b / diagonal for b in right]
+
+
+class DenseOperator:
+    """An explicit m x d matrix."""
+
+    def __init__(self, matrix: Array) -> None:
+        self.m, self.d = matrix.shape
+        self.scale = float(np.linalg.norm(matrix)) / math.sqrt(self.m) or 1.0
+        self.matrix = matrix / self.scale
+
+    def forward(self, w: Array) -> Array:
+        return self.matrix @ w
+
+    def adjoint(self, y: Array) -> Array:
+        return y @ self.matrix
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        part = self.matrix if mask.all() else np.compress(mask, self.matrix, axis=1)
+        narrow = part.shape[1] < self.m
+        gram = part.T @ part if narrow else part @ part.T
+        gram.flat[:: len(gram) + 1] += eps
+        columns = np.stack(right, axis=1)
+        if narrow:
+            return list(((columns - part @ spd_solve(gram, part.T @ columns)) / eps).T)
+        return list(spd_solve(gram, columns).T)
+
+
+class MatrixFree:
+    """A sketch known by its two products."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self._sketch, self.m, self.d, self.scale = sketch, sketch.m, sketch.d, float(sketch.norm)
+
+    def forward(self, w: Array) -> Array:
+        return self._sketch.forward(torch.from_numpy(w)).numpy() / self.scale
+
+    def adjoint(self, y: Array) -> Array:
+        return self._sketch.adjoint(torch.from_numpy(y)).numpy() / self.scale
+
+    def solve(self, mask: Mask, eps: float, right: tuple[Array, ...]) -> list[Array]:
+        return [conjugate_gradient(lambda y: self.forward(mask * self.adjoint(y)) + eps * y, b, 1e-10) for b in right]
+
+
+def one_thread(phi: Operator) -> AbstractContextManager[object]:
+    """BLAS on one thread meanwhile, for small dense systems.
+
+    NumPy and SciPy bring a BLAS each; their thread pools, both waiting busily, slow such solves down tenfold.
+    """
+    return (
+        _pools().limit(limits=1, user_api="blas") if isinstance(phi, DenseOperator) and phi.m <= 1000 else nullcontext()
+    )
+
+
+@lru_cache(maxsize=1)
+def _pools() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def bincount(index: NDArray[np.intp], weights: Array, count: int) -> Array:
+    """The sum of the weights at each index."""
+    return np.bincount(index, weights, count).astype(np.float64, copy=False)
+
+
+def operator(sketch: Sketch | Array) -> Operator:
+    """The cheapest operator that represents `sketch` (a Sketch or an m x d matrix) exactly."""
+    if not isinstance(sketch, Sketch):
+        return DenseOperator(np.ascontiguousarray(sketch, dtype=np.float64))
+    by_column = _one_per_column(sketch)
+    if by_column is not None:
+        return by_column
+    if 8 * sketch.m * sketch.d <= DENSE_BYTES:
+        matrix = sketch.block(0, sketch.d) if isinstance(sketch, DenseMap) else sketch.dense(torch.float64)
+        return DenseOperator(np.ascontiguousarray(matrix.cpu().numpy()))
+    return MatrixFree(sketch)
+
+
+def _one_per_column(sketch: Sketch) -> BucketOperator | None:
+    """The bucket form, found by two adjoints; None unless every column has at most one non-zero.
+
+    With codes c_i = i + u_i, u_i random in (1/4, 3/4), a column with one non-zero has ratio Phi'c / Phi'1 = c_i with
+    i the row; a column with several has a mixture of codes there, which is no code except on a null set.
+    """
+    m = sketch.m
+    codes = _codes(m)
+    total = sketch.adjoint(torch.ones(m, dtype=torch.float64)).numpy()
+    coded = sketch.adjoint(torch.from_numpy(codes)).numpy()
+    empty = total == 0
+    if empty.any():
+        if np.any(coded[empty]):
+            return None
+        ratio = np.where(empty, codes[0], coded) / np.where(empty, 1.0, total)
+    else:
+        ratio = coded / total
+    if not (ratio.min() >= 0 and ratio.max() < m):
+        return None
+    index = ratio.astype(np.intp)
+    if np.abs(ratio - codes[index]).max() > 1e-12 * m:
+        return None
+    return BucketOperator(index, total, m, float(sketch.norm))
+
+
+@lru_cache(maxsize=16)
+def _codes(m: int) -> Array:
+    return np.arange(m) + np.random.default_rng(m).uniform(0.25, 0.75, m)
+
+
+def spd_solve(matrix: Array, right: Array) -> Array:
+    """Solve with a positive semidefinite matrix: Cholesky, or least squares where rounding has made it singular."""
+    try:
+        solved: Array = cho_solve(cho_factor(matrix, lower=True, check_finite=False), right, check_finite=False)
+    except LinAlgError:
+        solved = np.linalg.lstsq(matrix, right, rcond=None)[0].astype(np.float64, copy=False)
+    return solved
+
+
+def conjugate_gradient(apply: Callable[[Array], Array], b: Array, tol: float, max_iter: int = 500) -> Array:
+    """x with ||A x - b|| <= tol ||b|| for a positive definite A, or the last of `max_iter` iterates."""
+    x, r = np.zeros_like(b), b.copy()
+    p, rho = r, float(r @ r)
+    stop = tol * tol * rho
+    for _ in range(max_iter):
+        if rho <= stop:
+            break
+        q = apply(p)
+        curvature = float(p @ q)
+        if curvature <= 0:
+            break
+        x = x + (rho / curvature) * p
+        r = r - (rho / curvature) * q
+        rho, old = float(r @ r), rho
+        p = r + (rho / old) * p
+    return x
+
+
+@dataclass(frozen=True)
+class DualPoint:
+    """mu, the point w = P_C(w0 + Phi' mu), its image, and the derivative of the projection there."""
+
+    mu: Array
+    w: Array
+    image: Array
+    derivative: Derivative
+
+
+class Dual:
+    """The dual of one project-and-lift problem."""
+
+    def __init__(self, constraint: ConvexSet, phi: Operator, v: Array, w0: Array) -> None:
+        self.phi, self.v, self.w0, self._constraint = phi, v, w0, constraint
+        self._bound: float | None = None
+
+    def at(self, mu: Array) -> DualPoint:
+        w, derivative = self._constraint.linearised(self.w0 + self.phi.adjoint(mu))
+        return DualPoint(mu, w, self.phi.forward(w), derivative)
+
+    def gradient(self, point: DualPoint, eps: float) -> Array:
+        return self.v - point.image - eps * point.mu
+
+    def direction(self, point: DualPoint, eps: float, gradient: Array) -> Array:
+        """An approximate Newton direction; the gradient where curvature information is useless."""
+        phi = self.phi
+
+        def apply(x: Array) -> Array:
+            return phi.forward(point.derivative(phi.adjoint(x))) + eps * x
+
+        step = conjugate_gradient(apply, gradient, 1e-3, 200)
+        useful = np.isfinite(step).all() and float(step @ gradient) > 0
+        return step if useful else gradient / (1.0 + eps)
+
+    def descend(self, point: DualPoint, eps: float, steps: int) -> tuple[DualPoint, int]:
+        """Accelerated projected gradient on the regularised problem: a better start where Newton's was too far."""
+        phi, size = self.phi, 1 / (self._squared_norm() + eps)
+        ratio = (eps * size) ** 0.5
+        momentum = (1 - ratio) / (1 + ratio)
+        w = ahead = point.w
+        used = 0
+        while used < steps:
+            used += 1
+            pull = phi.adjoint(self.v - phi.forward(ahead)) + eps * (self.w0 - ahead)
+            new, _ = self._constraint.linearised(ahead + size * pull)
+            change, w = new - w, new
+            if float(np.linalg.norm(change)) <= 1e-12 * float(np.linalg.norm(w)):
+                break
+            ahead = w + momentum * change
+        return self.at((self.v - phi.forward(w)) / eps), used
+
+    def _squared_norm(self) -> float:
+        """A little above ||Phi||^2, by power iteration."""
+        if self._bound is None:
+            y = np.random.default_rng(0).standard_normal(self.phi.m)
+            for _ in range(50):
+                y = y / float(np.linalg.norm(y))
+                y = self.phi.forward(self.phi.adjoint(y))
+            self._bound = 1.1 * float(np.linalg.norm(y))
+        return self._bound
+
+
+def newton(dual: Dual, point: DualPoint, eps: float, tol: float, max_iter: int) -> tuple[DualPoint, int, bool]:
+    """(point, evaluations, converged): ||F|| <= tol at the point, or the best within `max_iter` evaluations."""
+    used = 0
+    gradient = dual.gradient(point, eps)
+    while float(np.linalg.norm(gradient)) > tol:
+        if used >= max_iter:
+            return point, used, False
+        step = dual.direction(point, eps, gradient)
+        stepped, count = _line_search(dual, point, eps, step, float(gradient @ step))
+        used += count
+        if stepped is point:
+            return point, used, False
+        point, gradient = stepped, dual.gradient(stepped, eps)
+    return point, used, True
+
+
+def _line_search(dual: Dual, point: DualPoint, eps: float, step: Array, slope: float) -> tuple[DualPoint, int]:
+    """The first trial whose slope along `step` is at most half the first one in size."""
+    lo, slope_lo, hi, slope_hi, t = 0.0, slope, 0.0, 0.0, 1.0
+    best = point
+    for count in range(1, 13):
+        trial = dual.at(point.mu + t * step)
+        here = float(dual.gradient(trial, eps) @ step)
+        if abs(here) <= 0.5 * slope:
+            return trial, count
+        if here > 0:
+            lo, slope_lo, best = t, here, trial
+            if hi == 0.0:
+                t *= 4.0
+                continue
+        else:
+            hi, slope_hi = t, here
+        fraction = slope_lo / (slope_lo - slope_hi)
+        t = lo + (hi - lo) * min(max(fraction, 0.1), 0.9)
+    return best, 12
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An affine piece: the `free` coordinates with their `signs`; `bound` when the threshold is active."""
+
+    free: Mask
+    signs: Array | None = None
+    bound: bool = True
+
+    def changes(self, other: Piece) -> Mask:
+        """The coordinates on which two pieces differ."""
+        if self.bound != other.bound:
+            return np.ones(len(self.free), dtype=bool)
+        differ: Mask = self.free != other.free
+        if self.bound and self.signs is not None and other.signs is not None:
+            differ |= self.free & (self.signs != other.signs)
+        return differ
+
+
+@dataclass(frozen=True)
+class Shape:
+    """{sum |a| <= radius} (signed) or {a >= 0, sum a = radius}, by thresholds."""
+
+    radius: float
+    signed: bool
+
+    def start(self, z: Array) -> Piece:
+        """The piece of the projection of z."""
+        size = np.abs(z) if self.signed else z
+        inside = self.signed and size.sum() <= self.radius
+        return self.classify(z, 0.0 if inside else threshold(size, self.radius))
+
+    def classify(self, z: Array, tau: float) -> Piece:
+        """The piece on which z - tau falls."""
+        if self.signed and tau <= 0:
+            return Piece(np.ones(len(z), dtype=bool), bound=False)
+        size = np.abs(z) if self.signed else z
+        free = size > tau
+        if not free.any():
+            free[int(size.argmax())] = True
+        return Piece(free, np.where(z < 0, -1.0, 1.0) if self.signed else None)
+
+    def margin(self, z: Array, tau: float) -> Array:
+        """How far each coordinate is from changing its piece."""
+        return np.abs((np.abs(z) if self.signed else z) - tau)
+
+    def point(self, z: Array, tau: float) -> Array:
+        """The thresholded point, scaled so that rounding leaves it in the set."""
+        w = np.sign(z) * np.maximum(np.abs(z) - max(tau, 0.0), 0.0) if self.signed else np.maximum(z - tau, 0.0)
+        total = float(np.abs(w).sum())
+        if total > self.radius or (not self.signed and total > 0):
+            w *= self.radius / total
+        return w
+
+
+class Pieces(Protocol):
+    """The linear system of a piece: `solve` gives (z, tau)."""
+
+    shape: Shape
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]: ...
+    def resolution(self, z: Array, tau: float) -> float: ...
+
+
+class CoordinatePieces:
+    """Pieces of a set in R^d itself: z = w0 + Phi' mu, from a system in R^m or in the free coordinates."""
+
+    def __init__(self, shape: Shape, phi: Operator, v: Array, w0: Array) -> None:
+        self.shape, self._phi, self._v, self._w0 = shape, phi, v, w0
+        self.mu = np.zeros(phi.m)
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
+        """Solve on a piece and keep the multiplier mu = (v - Phi w) / eps."""
+        phi, w0, free = self._phi, self._w0, piece.free
+        count = int(np.count_nonzero(free))
+        if isinstance(phi, DenseOperator) and count < phi.m:
+            return self._narrow(phi, piece, eps)
+        right = self._v - phi.forward(w0 * free)
+        if not piece.bound:
+            (self.mu,) = phi.solve(free, eps, (right,))
+            return w0 + phi.adjoint(self.mu), 0.0
+        signs = free.astype(np.float64) if piece.signs is None else piece.signs * free
+        image = phi.forward(signs)
+        x, y = phi.solve(free, eps, (right, image))
+        tau = float((signs @ w0 + image @ x - self.shape.radius) / (count - image @ y))
+        self.mu = x + tau * y
+        return w0 + phi.adjoint(self.mu), tau
+
+    def _narrow(self, phi: DenseOperator, piece: Piece, eps: float) -> tuple[Array, float]:
+        """The same with fewer free coordinates than rows: no digit is lost to 1/eps."""
+        free = piece.free
+        part, near = np.compress(free, phi.matrix, axis=1), self._w0[free]
+        signs = np.ones(len(near)) if piece.signs is None else piece.signs[free]
+        gram = part.T @ part
+        gram.flat[:: len(near) + 1] += eps
+        x, y = spd_solve(gram, np.stack([part.T @ self._v + eps * near, signs], axis=1)).T
+        level = float((signs @ x - self.shape.radius) / (signs @ y)) if piece.bound else 0.0
+        a, tau = x - level * y, level / eps
+        self.mu = (self._v - part @ a) / eps
+        z = self._w0 + phi.adjoint(self.mu)
+        z[free] = a + tau * signs
+        return z, tau
+
+    def resolution(self, z: Array, tau: float) -> float:
+        """Margins below this are rounding."""
+        return 1e-13 * (abs(tau) + float(np.abs(z).max()))
+
+
+class Weights:
+    """Pieces of a hull in the weights of its vertices; z - tau is the weight or, where it is 0, its gradient."""
+
+    def __init__(self, images: Array, gram: Array, v: Array, inner: Array) -> None:
+        self.shape = Shape(1.0, signed=False)
+        self._image_gram, self._gram = images @ images.T, gram
+        self._right, self._inner = images @ v, inner
+        self._ridge = 1e-13 * float(np.trace(self._image_gram)) / len(gram)
+        self._metric_ridge = 1e-6 * float(np.trace(gram)) / len(gram)
+
+    def solve(self, piece: Piece, eps: float) -> tuple[Array, float]:
+        """Solve on a piece, in as many unknowns as are free."""
+        free = np.flatnonzero(piece.free)
+        whole = self._image_gram + eps * self._gram
+        matrix = whole[np.ix_(free, free)]
+        matrix.flat[:: len(free) + 1] += self._ridge + eps * self._metric_ridge + np.finfo(float).tiny
+        right = self._right + eps * self._inner
+        x, y = spd_solve(matrix, np.stack([right[free], np.ones(len(free))], axis=1)).T
+        level = float((x.sum() - 1.0) / y.sum())
+        a = x - level * y
+        z = right - level - whole[:, free] @ a
+        z[free] = a
+        self._noise = 1e-13 * (abs(level) + float(np.abs(right).max()))
+        return z, 0.0
+
+    def resolution(self, z: Array, tau: float) -> float:
+        """Margins below this are rounding."""
+        return min(self._noise, 1e-10)
+
+
+def active_set(pieces: Pieces, piece: Piece, eps: float, max_iter: int) -> tuple[Piece, Array, float, int, bool]:
+    """(piece, z, tau, iterations, converged) of the regularised problem from a first guess of the piece."""
+    fewest, patience = len(piece.free) + 1, 5
+    z, tau = pieces.solve(piece, eps)
+    for iteration in range(1, max_iter + 1):
+        following = pieces.shape.classify(z, tau)
+        changed = piece.changes(following)
+        count = int(np.count_nonzero(changed))
+        if count == 0:
+            return piece, z, tau, iteration, True
+        if piece.bound == following.bound and count <= 64:
+            changed &= pieces.shape.margin(z, tau) > pieces.resolution(z, tau)
+            if not changed.any():
+                return piece, z, tau, iteration, True
+        if count < fewest:
+            fewest, patience = count, 5
+        elif patience > 0:
+            patience -= 1
+        else:
+            return piece, z, tau, iteration, False
+        piece = following
+        z, tau = pieces.solve(piece, eps)
+    return piece, z, tau, max_iter, False
+
 
 SMALLEST, LARGEST = 1e-9, 1e6
 """The path stays between these: below, rounding would win; above, w(eps) is the projection of w0 itself."""
-
 
 DESCENT = 1000
 """Gradient steps that help a Newton solve which did not converge on its own."""

@@ -1,4 +1,7 @@
-"""Project and lift in one solve: the point of C whose sketch is nearest to a target, nearest to where one stands."""
+"""Loose solves for the optimisation loop: projected gradient with momentum, from the start, in torch.
+
+Project and lift in one solve: the point of C whose sketch is nearest to a target, nearest to where one stands.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,47 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.lifts._fista import fista
-from isthmus.geometry.lifts._gauge import least_gauge
-from isthmus.geometry.lifts._operators import Array, MatrixFree, Operator, one_thread, operator
-from isthmus.geometry.lifts._path import LiftProblem, PathEnd, nearest
-from isthmus.geometry.lifts.pursuit import pursue
+from isthmus.geometry.lifts._path import (
+    Array,
+    LiftProblem,
+    MatrixFree,
+    Operator,
+    PathEnd,
+    nearest,
+    one_thread,
+    operator,
+)
+from isthmus.geometry.lifts.pursuit import least_gauge, pursue
 from isthmus.geometry.sets import ConvexSet, Whole
 from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
+
+__all__ = ["LiftResult", "project_and_lift", "solve_lift"]
+
+
+def fista(
+    constraint: ConvexSet, sketch: Sketch, target: Tensor, start: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, int, bool]:
+    """(w, iterations, settled) with the step 1/norm^2 and a restart where momentum points uphill.
+
+    It stops when ||w_{k+1} - w_k|| <= tol ||target - Phi start|| / norm: tol times the unconstrained move.
+    """
+    norm, warm = float(sketch.norm), None
+    enough = tol * float(torch.linalg.vector_norm(target - sketch.forward(start))) / norm
+    w, ahead, momentum = start, start, 1.0
+    for iteration in range(1, max_iter + 1):
+        pull = sketch.adjoint((target - sketch.forward(ahead)) / norm) / norm
+        new, warm = constraint.project_with_threshold(ahead + pull, warm)
+        step = new - w
+        if float(torch.linalg.vector_norm(step)) <= enough:
+            return new, iteration, True
+        if float((ahead - new) @ step) > 0:
+            momentum = 1.0
+        following = (1 + (1 + 4 * momentum * momentum) ** 0.5) / 2
+        ahead = new + ((momentum - 1) / following) * step
+        w, momentum = new, following
+    return w, max_iter, False
+
 
 LOOSE = 1e-3
 """`method="auto"` takes FISTA at this tolerance and above, the path below it."""
@@ -283,6 +319,3 @@ def _like(w: Array | Tensor, start: Point) -> Point:
     dtype = np.asarray(start).dtype
     array: np.ndarray = tensor.numpy().astype(dtype if dtype.kind == "f" else np.float64)
     return array
-
-
-__all__ = ["LiftResult", "project_and_lift", "solve_lift"]

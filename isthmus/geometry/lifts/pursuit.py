@@ -1,8 +1,12 @@
-"""Basis pursuit: the vector of least l1 norm with a given sketch."""
+"""The least t with a target in t Phi C, by Newton's method on the value function (van den Berg, Friedlander 2008).
+
+Basis pursuit: the vector of least l1 norm with a given sketch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Generic, NoReturn
 
 import numpy as np
@@ -11,20 +15,65 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from isthmus.base import validate
-from isthmus.geometry.lifts._gauge import value_root
-from isthmus.geometry.lifts._operators import (
+from isthmus.geometry.lifts._path import (
     Array,
     BucketOperator,
     DenseOperator,
+    LiftProblem,
     MatrixFree,
     Operator,
+    PathEnd,
+    nearest,
     operator,
     spd_solve,
 )
-from isthmus.geometry.lifts._path import LiftProblem
 from isthmus.geometry.sets import L1Ball
 from isthmus.geometry.sets.base import Point
 from isthmus.geometry.sketches.base import Sketch
+
+__all__ = ["BasisPursuit", "basis_pursuit"]
+
+
+def value_root(problem: LiftProblem, tol: float, max_iter: int, limit: float = math.inf) -> PathEnd | None:
+    """w in t C with ||Phi w - v|| <= tol ||v|| for the least such t; None when that t is `limit` or more.
+
+    phi(t) = min_{w in tC} ||Phi w - v|| is convex and decreasing with slope -h_C(Phi' r)/||r||, so the steps
+    t + ||r||^2 / h_C(Phi' r) approach the root from below.  w in tC with target v is t u, u in C with target v/t.
+    """
+    constraint, phi, v = problem.constraint, problem.phi, problem.v
+    constraint.require("support")
+    enough = tol * float(np.linalg.norm(v))
+    t, used, residual = 0.0, 0, v
+    while True:
+        pull = constraint.support(torch.from_numpy(phi.adjoint(residual)))
+        step = float(residual @ residual) / pull if pull > 0 else math.inf
+        t += step
+        if t >= limit or not math.isfinite(t):
+            return None
+        end = nearest(LiftProblem(constraint, phi, v / t, problem.w0 / t), min(1e-8, tol**2), max_iter)
+        used += end.iterations
+        w = t * end.w
+        residual = v - phi.forward(w)
+        size = float(np.linalg.norm(residual))
+        if size <= enough or used >= max_iter or step <= 1e-14 * t:
+            return PathEnd(w, end.mu, end.eps, residual, size * size, used, size <= enough)
+
+
+def least_gauge(problem: LiftProblem, end: PathEnd, tol: float, max_iter: int) -> PathEnd:
+    """Of the minimisers one of least gauge, from one minimiser `end`.
+
+    A target outside Phi C has minimisers of gauge 1 only, and so has every target over a simplex.
+    """
+    constraint, phi, v, form = problem.constraint, problem.phi, problem.v, problem.form
+    simplex = form is not None and form.rows is None and not form.signed
+    if simplex or float(end.residual @ end.residual) > tol * problem.reference(end.w):
+        return end
+    if not constraint.contains(torch.zeros(phi.d, dtype=torch.float64)):
+        validate.refuse("constraint", constraint, "give a set that contains the origin: pick='min_gauge' needs one")
+    if not np.any(v):
+        return replace(end, w=np.zeros(phi.d), residual=v, certificate=0.0, converged=True)
+    path_end = value_root(problem, 0.1 * tol**0.5, max_iter, limit=1.0)
+    return end if path_end is None else replace(path_end, iterations=path_end.iterations + end.iterations)
 
 
 @dataclass(frozen=True)
@@ -213,6 +262,3 @@ def _out_of_range() -> NoReturn:
     raise validate.InvalidInput(
         "y is not in the range of Phi, so that no w has Phi w = y: project y onto the range first"
     )
-
-
-__all__ = ["BasisPursuit", "basis_pursuit"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from isthmus.base.validate import non_negative, positive, positive_int, refuse
 from isthmus.base.validate import shape as check_shape
 from isthmus.geometry.sets.base import ConvexSet, norm, own
-from isthmus.geometry.sets.minnorm import nearest
+from isthmus.geometry.sets.threshold import nearest
 
 Oracle = Callable[[Any], Any]
 

@@ -14,8 +14,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, VertexForm, inside, norm, of_length, own
 from isthmus.geometry.sets.derivatives import Linearised, clamped, shortened, smooth, thresholded
-from isthmus.geometry.sets.lp import pnorm, project_unit_lp
-from isthmus.geometry.sets.threshold import shrink, threshold
+from isthmus.geometry.sets.threshold import pnorm, project_unit_lp, shrink, threshold
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, max_abs_normal
 
 

@@ -13,7 +13,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, inside, norm, of_length, own, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, shortened, smooth
-from isthmus.geometry.sets.lp import pnorm
+from isthmus.geometry.sets.threshold import pnorm
 from isthmus.geometry.sets.widths import Width, chi_mean, exactly, weighted_norm
 
 

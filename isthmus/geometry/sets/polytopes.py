@@ -14,9 +14,7 @@ from isthmus.base.matrix import Array
 from isthmus.base.validate import check, positive
 from isthmus.geometry.sets.base import ConvexSet, VertexForm, norm, own, tolerance
 from isthmus.geometry.sets.derivatives import Linearised, clamped, thresholded
-from isthmus.geometry.sets.lp import pnorm
-from isthmus.geometry.sets.minnorm import nearest
-from isthmus.geometry.sets.threshold import shrink, threshold
+from isthmus.geometry.sets.threshold import nearest, pnorm, shrink, threshold
 from isthmus.geometry.sets.widths import Width, exactly, max_normal
 
 

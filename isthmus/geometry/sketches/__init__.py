@@ -9,15 +9,13 @@
 
 from isthmus.geometry.sketches.base import Context, Encoder, Random, Size, Sketch, resolve
 from isthmus.geometry.sketches.compose import PerLeaf, Progressive, Residual
-from isthmus.geometry.sketches.count_sketch import CountSketch
 from isthmus.geometry.sketches.dense import GaussianSketch, RademacherSketch
+from isthmus.geometry.sketches.hashed import CountSketch, SparseJL, TensorSketch
 from isthmus.geometry.sketches.identity import Identity
 from isthmus.geometry.sketches.kronecker import Kronecker
 from isthmus.geometry.sketches.public import KroneckerSubspace, PublicSubspace
 from isthmus.geometry.sketches.selection import Blocks, Coordinates, Nice
-from isthmus.geometry.sketches.sparse_jl import SparseJL
 from isthmus.geometry.sketches.srht import SRHT
-from isthmus.geometry.sketches.tensor_sketch import TensorSketch
 
 __all__ = [
     "SRHT",

@@ -8,7 +8,7 @@ import torch
 from lift_reference import D, least_gauge, member, sets, target, two_stage
 
 from isthmus.geometry.lifts import ProjectAndLift, project_and_lift, solve_lift
-from isthmus.geometry.lifts._operators import BucketOperator, DenseOperator, MatrixFree, operator
+from isthmus.geometry.lifts._path import BucketOperator, DenseOperator, MatrixFree, operator
 from isthmus.geometry.sets import Box, ConvexHull, FromLMO, L1Ball, L2Ball, LowRank, NuclearBall, Simplex, Whole
 from isthmus.geometry.sketches import SRHT, Coordinates, CountSketch, GaussianSketch, Identity, SparseJL
 
@@ -181,7 +181,7 @@ def test_matrix_free_solve_equals_the_dense_one(monkeypatch: pytest.MonkeyPatch)
     start = member(constraint, rng)
     v = target(constraint, sketch, start, "outside", rng)
     dense = solve_lift(constraint, sketch, v, start)
-    monkeypatch.setattr("isthmus.geometry.lifts._operators.DENSE_BYTES", 0)
+    monkeypatch.setattr("isthmus.geometry.lifts._path.DENSE_BYTES", 0)
     free = solve_lift(constraint, sketch, v, start)
     assert free.converged
     np.testing.assert_allclose(free.point, dense.point, atol=1e-5)

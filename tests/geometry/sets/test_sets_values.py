@@ -26,7 +26,7 @@ from isthmus.geometry.sets import (
     widths,
 )
 from isthmus.geometry.sets.base import UnsupportedOperation
-from isthmus.geometry.sets.lp import pnorm
+from isthmus.geometry.sets.threshold import pnorm
 from isthmus.geometry.sets.widths import chi_mean, max_abs_normal, max_chi, max_normal, weighted_norm
 
 VERTICES = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -17,7 +17,7 @@ from isthmus.geometry.sketches import (
     SparseJL,
     base,
     dense,
-    sparse_jl,
+    hashed,
 )
 
 D = 10_000_019
@@ -39,7 +39,7 @@ def test_sparse_rows_at_ten_million():
 
 @pytest.mark.parametrize("encoder", [SparseJL(60, s=4), GaussianSketch(60, scaling="jl")])
 def test_coarse_norm_of_many_rows_is_still_above(encoder, monkeypatch):
-    monkeypatch.setattr(sparse_jl, "EIGEN_LIMIT", 10)
+    monkeypatch.setattr(hashed, "EIGEN_LIMIT", 10)
     monkeypatch.setattr(dense, "EIGEN_LIMIT", 10)
     sketch = encoder.draw(500)
     true = float(torch.linalg.svdvals(sketch.dense())[0])

@@ -11,7 +11,7 @@ from isthmus.base.space import Space
 from isthmus.geometry.sketches import Kronecker, base
 from isthmus.geometry.sketches import orthonormal as module
 from isthmus.geometry.sketches.orthonormal import orthonormal, random_rows
-from isthmus.geometry.sketches.principal import completed, leaf_pieces, side_directions, top_directions, top_right
+from isthmus.geometry.sketches.public import completed, leaf_pieces, side_directions, top_directions, top_right
 from isthmus.gradients import Dense, Lazy, Outer, Stack
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from isthmus.base import storage
 from isthmus.base.space import Space
-from isthmus.geometry.sketches import PublicSubspace, Residual, base, principal
+from isthmus.geometry.sketches import PublicSubspace, Residual, base
+from isthmus.geometry.sketches import public as learning
 from isthmus.geometry.sketches.subspace import (
     FactoredMap,
     JoinedMap,
@@ -73,8 +74,8 @@ class Rounds:
 
 @pytest.fixture(autouse=True)
 def _small_leaves_are_factored(monkeypatch):
-    monkeypatch.setattr(principal, "FACTORED_FROM", 20)
-    monkeypatch.setattr(principal, "WORTH", 0)
+    monkeypatch.setattr(learning, "FACTORED_FROM", 20)
+    monkeypatch.setattr(learning, "WORTH", 0)
 
 
 def learned(k=3, dtype=torch.float64, public=None):
@@ -399,11 +400,11 @@ def test_a_private_round_of_a_network_with_factored_layers(clip):
 
 
 def test_small_leaves_keep_the_whole_basis(monkeypatch):
-    monkeypatch.setattr(principal, "FACTORED_FROM", 1 << 15)
+    monkeypatch.setattr(learning, "FACTORED_FROM", 1 << 15)
     sketch, state = learned()
     assert isinstance(sketch, SubspaceMap) and set(state) == {"basis", "norm", "t"}
     factored = PublicSubspace(3)
-    monkeypatch.setattr(principal, "FACTORED_FROM", 20)
+    monkeypatch.setattr(learning, "FACTORED_FROM", 20)
     other = factored.bind(Rounds(network(PUBLIC, 100)), None)[0].dense()
     torch.testing.assert_close(sketch.dense().T @ sketch.dense(), other.T @ other)
 
@@ -423,7 +424,7 @@ def test_a_basis_of_nearly_dependent_rows_is_orthonormal_in_place(dtype, chunk, 
 
 
 def test_factors_that_are_larger_than_the_basis_are_not_kept(monkeypatch):
-    monkeypatch.setattr(principal, "WORTH", 2)
+    monkeypatch.setattr(learning, "WORTH", 2)
     public = Outer(normal(30, 40), normal(30, 2, seed=1))
     sketch = PublicSubspace(3).bind(Rounds(public, Space.of({"w": (2, 40)})), None)[0]
     assert isinstance(sketch, SubspaceMap)
@@ -435,7 +436,7 @@ def test_sides_of_layers_with_positions_are_those_of_their_products(positions):
     generator = torch.Generator().manual_seed(positions)
     a, b = (torch.randn(6, positions, size, generator=generator, dtype=torch.float64) for size in (7, 5))
     rows = Outer(a, b, ones=True)
-    left, right = principal.side_directions(rows, (5, 8), (3, 4))
+    left, right = learning.side_directions(rows, (5, 8), (3, 4))
     cube = rows.dense().reshape(-1, 5, 8)
     for found, moment in ((left, cube @ cube.mT), (right, cube.mT @ cube)):
         top = torch.linalg.eigh(moment.sum(0))[1][:, -found.shape[1] :]

@@ -11,7 +11,7 @@ import torch
 from isthmus.base import randomness
 from isthmus.base.space import Space
 from isthmus.geometry.lifts import pinv
-from isthmus.geometry.sketches import CountSketch, count_sketch, way_back
+from isthmus.geometry.sketches import CountSketch, hashed, way_back
 from isthmus.geometry.sketches.bijections import SHORT, Buckets, next_prime
 
 LARGEST = 32_749  # the largest prime below 2^15
@@ -36,7 +36,7 @@ def slow_table(key: int, d: int, m: int) -> list[int]:
 )
 def test_tables_of_several_keys_follow_the_formulas(d: int, m: int) -> None:
     keys = [randomness.key("tables", k) for k in range(3)] + [0, 2**64 - 1]
-    tables = count_sketch.signed_tables(keys, d, m)
+    tables = hashed.signed_tables(keys, d, m)
     assert tables.shape == (len(keys), d) and tables.dtype == np.uint16
     for key, table in zip(keys, tables, strict=True):
         assert table.tolist() == slow_table(key, d, m)
@@ -65,8 +65,8 @@ def test_maps_of_a_loop_are_those_that_are_drawn(refresh: int, m: object) -> Non
 
 def test_a_family_with_keys_of_its_own_keeps_its_maps() -> None:
     class Other(CountSketch):
-        def build(self, space: Space, key: int, t: int) -> count_sketch.BalancedMap:
-            return count_sketch.BalancedMap(space, 4, key + 1)
+        def build(self, space: Space, key: int, t: int) -> hashed.BalancedMap:
+            return hashed.BalancedMap(space, 4, key + 1)
 
     space = Space.flat(12)
     bound = Other(3).bind(SimpleNamespace(space=space, seed=0, t=2), None)[0]

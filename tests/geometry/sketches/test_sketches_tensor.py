@@ -8,7 +8,7 @@ import torch
 
 from isthmus.base.space import Space
 from isthmus.geometry.sketches import CountSketch, TensorSketch, base
-from isthmus.geometry.sketches.tensor_sketch import _counts, _layout
+from isthmus.geometry.sketches.hashed import _counts, _layout
 
 SPACE = Space.of({"hidden": (5, 8), "bias": (7,), "tall": (9, 1), "out": (1, 6)})
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
